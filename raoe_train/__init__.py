@@ -1,0 +1,20 @@
+"""Train RAOE sentence encoders: recipes over sentence-transformers, losses over raoe_kernels."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raoe_train.cli import run
+    from raoe_train.collator import ScoreLabelCollator
+
+__all__ = ["ScoreLabelCollator", "run"]
+# Imported on first use: sentence-transformers takes seconds.
+_HOME = {"ScoreLabelCollator": "raoe_train.collator", "run": "raoe_train.cli"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'raoe_train' has no attribute {name!r}")

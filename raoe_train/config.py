@@ -1,0 +1,357 @@
+"""One dataclass per job, and how a recipe becomes one.
+
+A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes``. It may say ``extends: NAME``.
+On top of it come overrides (from the command line or from Python), as nested mappings or as dotted keys. Unknown keys
+are errors that suggest the nearest known one, and every value is brought to the type that its dataclass declares, so
+that ``5e-5``, which YAML reads as a string, is a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPES = Path(__file__).with_name("recipes")
+
+
+def _field(default: Any, help: str) -> Any:
+    if isinstance(default, (list, dict)) or (isinstance(default, type) and dataclasses.is_dataclass(default)):
+        factory = default if isinstance(default, type) else lambda: type(default)(default)
+        return dataclasses.field(default_factory=factory, metadata={"help": help})
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass
+class ScratchConfig:
+    """A small BERT with random weights and a WordPiece tokenizer trained on the training sentences."""
+
+    vocab_size: int = _field(4000, "most entries of the WordPiece vocabulary")
+    hidden_size: int = _field(128, "width")
+    layers: int = _field(2, "transformer layers")
+    heads: int = _field(4, "attention heads")
+    intermediate_size: int = _field(256, "width of the feed-forward part")
+    dropout: float = _field(0.1, "dropout of hidden states and attention")
+    seed: int = _field(42, "seed of the random weights")
+
+
+@dataclass
+class ModelConfig:
+    """Which encoder, and how its tokens become one vector."""
+
+    name: str = _field("bert-base-uncased", "Hugging Face encoder or SentenceTransformer, by name or path; 'scratch' makes one")
+    pooling: str | None = _field(None, "mean, cls, max or last; by default what the model was saved with, else cls for ModernBERT, else mean")
+    prompt: str | None = _field(None, "put before every sentence, saved with the model")
+    max_seq_length: int | None = _field(None, "longer sentences are cut to this many tokens")
+    trust_remote_code: bool = _field(False, "run code that comes with the model")
+    revision: str | None = _field(None, "branch, tag or commit on the hub")
+    device: str | None = _field(None, "torch device; by default the best there is")
+    random_weights: bool = _field(False, "keep architecture and tokenizer, draw new weights (training.seed)")
+    dropout: float | None = _field(None, "override the encoder's dropout probabilities")
+    scratch: ScratchConfig = _field(ScratchConfig, "the encoder that name 'scratch' makes")
+
+
+@dataclass
+class DataConfig:
+    """Where sentence pairs come from."""
+
+    train: list[str] = _field([], "sources of training pairs (FILE, FILE#split, builtin#train, hub name); a batch comes from one of them")
+    dev: str | None = _field(None, "source of development pairs; the model with the best Spearman there is kept")
+    input: str | None = _field(None, "source to score or to encode")
+    dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
+    columns: dict[str, str] = _field({}, "our column name: its name in the file")
+    labels: dict[str, int] | None = _field(None, "label word: class number (larger = less related)")
+    score_scale: list[float] = _field([], "lowest and highest score of data.train; two numbers, or two for each source")
+    on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
+    max_rows: int | None = _field(None, "use at most this many rows of each training source, drawn with training.seed")
+
+
+@dataclass
+class LossConfig:
+    """The objective. A default of None means: the loss class's own."""
+
+    name: str = _field("raoe", "raoe, rank_margin, gated_angular, cosent, angle or mse")
+    scale: float = _field(20.0, "tau: cosines (or angles) are multiplied by it")
+    margin: float | None = _field(None, "rank margin I (raoe, rank_margin); 2 by default")
+    ties: str | None = _field(None, "how equal scores rank: average, min, max, dense, ordinal (raoe, rank_margin)")
+    gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")
+    rank_weight: float | None = _field(None, "weight of the rank part (raoe); 1 by default")
+    angle_weight: float | None = _field(None, "weight of the angular part (raoe); 1 by default")
+    mini_batch_size: int | None = _field(None, "encode this many pairs at a time (gradient caching), same gradient")
+    gather_across_devices: bool = _field(False, "rank over the batches of all processes together")
+    matryoshka_dims: list[int] = _field([], "also train the first so many dimensions")
+
+
+@dataclass
+class EvaluationConfig:
+    """What to evaluate when training has ended."""
+
+    tasks: list[str] = _field([], "STS tasks, looked up in data.dir")
+    batch_size: int = _field(64, "sentences at a time")
+
+
+@dataclass
+class TrainConfig:
+    """Train an encoder on scored pairs."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    data: DataConfig = _field(DataConfig, "")
+    loss: LossConfig = _field(LossConfig, "")
+    training: dict[str, Any] = _field({}, "batch_size, epochs, seed, patience, or any SentenceTransformerTrainingArguments field")
+    evaluation: EvaluationConfig = _field(EvaluationConfig, "")
+    output: str | None = _field(None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png")
+    overwrite: bool = _field(False, "replace what another recipe left in output")
+
+
+@dataclass
+class ScoreConfig:
+    """Add S = (S1 + S2) / 2 from teacher encoders to sentence pairs."""
+
+    data: DataConfig = _field(DataConfig, "")
+    teachers: list[str] = _field([], "encoders by name or path; by default the paper's two")
+    teacher: dict[str, Any] = _field({}, "options of one teacher: {NAME: {prompt: ..., task: ..., trust_remote_code: ...}}")
+    batch_size: int = _field(64, "sentences at a time")
+    device: str | None = _field(None, "torch device")
+    output: str | None = _field(None, "file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
+class EvaluateConfig:
+    """Spearman and Pearson of an encoder on STS tasks."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    data: DataConfig = _field(DataConfig, "")
+    tasks: list[str] = _field([], "task names, looked up in data.dir, or sources")
+    batch_size: int = _field(64, "sentences at a time")
+    output: str | None = _field(None, "JSON file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
+class EncodeConfig:
+    """Embeddings of the sentences of a file."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    data: DataConfig = _field(DataConfig, "")
+    batch_size: int = _field(64, "sentences at a time")
+    output: str | None = _field(None, ".npy file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
+class SweepConfig:
+    """A table of training runs: variants x seeds, each evaluated on the same tasks."""
+
+    recipe: str = _field("", "training recipe that every run starts from")
+    settings: dict[str, Any] = _field({}, "changes to that recipe, for every run")
+    variants: dict[str, Any] = _field({}, "name: changes; 'stages', 'seeds', 'grid' and 'recipe' are special keys")
+    seeds: list[int] = _field([42], "training.seed of the runs of a variant")
+    tasks: list[str] = _field([], "STS tasks, before and after, looked up in settings.data.dir")
+    data_dir: str | None = _field(None, "short for settings.data.dir; {data_dir} in any setting stands for it")
+    model: str | None = _field(None, "short for settings.model.name")
+    only: list[str] = _field([], "run these variants (shell patterns)")
+    keep_models: bool = _field(False, "keep the weights of finished runs")
+    output: str | None = _field(None, "directory for results.jsonl, report.md and the plots")
+    overwrite: bool = _field(False, "redo runs whose settings changed")
+
+
+JOBS: dict[str, type] = {
+    "train": TrainConfig,
+    "score": ScoreConfig,
+    "evaluate": EvaluateConfig,
+    "encode": EncodeConfig,
+    "sweep": SweepConfig,
+}
+# Keys under which other names of the same thing are stored.
+TRAINING_NAMES = {
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "epochs",
+}
+
+
+def load(job: str, recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
+    """The configuration of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
+
+    Raises:
+        ValueError: unknown job, key or recipe, or a value of the wrong type.
+        FileNotFoundError: a recipe given as a path that is not there.
+    """
+    if job not in JOBS:
+        raise ValueError(f"unknown job {job!r}{_nearest(job, JOBS)}; jobs: {', '.join(JOBS)}")
+    values = read_recipe(recipe) if recipe is not None else {}
+    return build(JOBS[job], merge(values, nest(overrides or {})))
+
+
+def read_recipe(recipe: str | Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping that a recipe stands for, its ``extends`` chain merged in."""
+    import yaml
+
+    path = recipe_path(recipe, beside=_seen[-1].parent if _seen else None)
+    if path in _seen:
+        raise ValueError(f"recipe {path} extends itself")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
+    parent = values.pop("extends", None)
+    values = nest(values)
+    return merge(read_recipe(parent, (*_seen, path)), values) if parent is not None else values
+
+
+def recipe_path(recipe: str | Path, beside: Path | None = None) -> Path:
+    """The file of a recipe given as a path or by a shipped name."""
+    name = str(recipe)
+    shipped = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+    if name in shipped:
+        return shipped[name]
+    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+        for path in (Path(name), *([beside / name] if beside else [])):
+            if path.is_file():
+                return path.resolve()
+        raise FileNotFoundError(f"no such file: {name}")
+    raise ValueError(f"no recipe is called {name!r}{_nearest(name, shipped)}; shipped: {', '.join(shipped)}")
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested mappings: ``{"loss.name": "mse"}`` is ``{"loss": {"name": "mse"}}``."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        value = nest(value) if isinstance(value, Mapping) else value
+        # A key with a path in it (a teacher's name) is one key, dots and all.
+        parts = [key] if not isinstance(key, str) or "/" in key else key.split(".")
+        for part in reversed(parts):
+            value = {part: value}
+        nested = merge(nested, value)
+    return nested
+
+
+def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with `changes` on top, mappings merged key by key."""
+    merged = dict(values)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def build(cls: type, values: Any, where: str = "") -> Any:
+    """A `cls` from a mapping of values, each brought to the declared type."""
+    if dataclasses.is_dataclass(values) and isinstance(values, cls):
+        return values
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys to values, got {values!r}")
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise ValueError(f"unknown key {where}{key}{_nearest(where + str(key), [name for name, *_ in keys(cls, where)])}")
+        arguments[key] = _convert(hints[key], value, where + key)
+    config = cls(**arguments)
+    if "training" in hints:
+        config.training = {TRAINING_NAMES.get(k, k): _plain(v) for k, v in config.training.items()}
+    return config
+
+
+def keys(cls: type, where: str = "") -> Iterator[tuple[str, Any, Any, str]]:
+    """(dotted key, type, default, help) of every key of a configuration."""
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from keys(hints[field.name], f"{where}{field.name}.")
+        else:
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+            yield where + field.name, hints[field.name], default, field.metadata["help"]
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The resolved configuration as plain values, as written to ``recipe.yaml``."""
+    return dataclasses.asdict(config)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            return None
+        return _convert(options[0], value, key)
+    if hint is Any:
+        return _plain(value)
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), {} if value is None else value, key + ".")
+    origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if origin is list:
+        items = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        return [_convert(arguments[0], item, key) for item in items]
+    if origin is dict:
+        if isinstance(value, (list, str)):  # from the command line: name=value ...
+            pairs = [value] if isinstance(value, str) else value
+            if not all(isinstance(pair, str) and "=" in pair for pair in pairs):
+                raise ValueError(f"{key} takes NAME=VALUE, got {value!r}")
+            value = dict(pair.split("=", 1) for pair in pairs)
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{key} must be a mapping, got {value!r}")
+        return {str(k): _convert(arguments[1], v, f"{key}.{k}") for k, v in (value or {}).items()}
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return _scalar(origin, value, key)
+
+
+def _scalar(kind: type, value: Any, key: str) -> Any:
+    problem = ValueError(f"{key} must be {_article(kind)}, got {value!r}")
+    if kind is str:
+        if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+            return str(value)
+        raise problem
+    if kind is bool:
+        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in words:
+            return words[str(value).lower()]
+        raise problem
+    if isinstance(value, bool) or value is None:
+        raise problem
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise problem from None
+    if kind is int:
+        if not number.is_integer():
+            raise problem
+        return int(value) if not isinstance(value, str) or re.fullmatch(r"[-+]?\d+", value) else int(number)
+    return number
+
+
+def _plain(value: Any) -> Any:
+    """An untyped value: words for numbers, truth and nothing become those; lists of one stay lists."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(value.lower())
+    for pattern, kind in ((r"[-+]?\d+", int), (r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", float)):
+        if re.fullmatch(pattern, value):
+            return kind(value)
+    return value
+
+
+def _article(kind: type) -> str:
+    return {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
