@@ -1,0 +1,34 @@
+"""Fused, differentiable ops for training sentence embeddings with ranking and angular losses."""
+
+from __future__ import annotations
+
+import torch as _torch
+
+from raoe_kernels import cosine as _cosine
+from raoe_kernels import pairwise as _pairwise
+from raoe_kernels._dispatch import use_backend
+from raoe_kernels.cosine import pairwise_cosine
+from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, raoe_loss, rank_margin_loss
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "backends",
+    "cosent_loss",
+    "gated_angular_loss",
+    "pairwise_cosine",
+    "raoe_loss",
+    "rank_margin_loss",
+    "use_backend",
+]
+
+
+def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, bool | str]]:
+    """Per public function and backend name: True if it can run on `device`, else the reason why not.
+
+    device defaults to "cuda" where torch sees one, and to "cpu" elsewhere.
+    """
+    if device is None:
+        device = "cuda" if _torch.cuda.is_available() else "cpu"
+    device = _torch.device(device)
+    return {function: op.available(device) for op in (_pairwise.OP, _cosine.OP) for function in op.functions}

@@ -1,0 +1,107 @@
+"""Which backend takes a call, and why another one does not.
+
+Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
+RAOE_KERNELS_BACKEND (read here and nowhere else), then the first available of AUTO for the device. A backend that
+was asked for by name never falls back: it serves or it raises RuntimeError with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+from raoe_kernels import _validate
+
+NAMES = ("reference", "scan", "triton", "native")
+AUTO = {"cuda": ("native", "triton", "scan"), "cpu": ("native", "scan")}
+ENVIRONMENT = "RAOE_KERNELS_BACKEND"
+
+_block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One op's implementation: the module that holds its functions, and who says why it cannot serve a device."""
+
+    module: str
+    missing: Callable[[torch.device], str | None] = lambda device: None
+
+
+@dataclass
+class Op:
+    """An op's backends by name; `functions` are the public names that run on it."""
+
+    key: str
+    functions: tuple[str, ...]
+    backends: Mapping[str, Backend]
+    _chosen: dict[tuple[str, str], ModuleType] = field(default_factory=dict, repr=False)
+
+    def available(self, device: torch.device) -> dict[str, bool | str]:
+        """Per backend name: True, or why it is not there for `device`."""
+        return {name: self._missing(name, device) or True for name in NAMES}
+
+    def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
+        """The module that serves a call on `device`."""
+        name = self._wish(backend)
+        module = self._chosen.get((name, device.type))
+        if module is None:
+            module = self._chosen[name, device.type] = self._resolve(name, device)
+        return module
+
+    def _missing(self, name: str, device: torch.device) -> str | None:
+        entry = self.backends.get(name)
+        return f"{self.key} has no {name} backend" if entry is None else entry.missing(device)
+
+    def _wish(self, backend: str) -> str:
+        if backend != "auto":
+            return _validate.one_of("backend", backend, ("auto", *NAMES))
+        for wish in (_block.get(), os.environ.get(ENVIRONMENT) or None):
+            if wish is not None and wish != "auto":
+                _validate.one_of(ENVIRONMENT, wish, ("auto", *NAMES))
+                # A block is about everything inside it: an op that never had such a backend is exempt.
+                return wish if wish in self.backends else "auto"
+        return "auto"
+
+    def _resolve(self, name: str, device: torch.device) -> ModuleType:
+        if name == "auto":
+            order = AUTO.get(device.type, ("scan",))
+            name = next(n for n in order if self._missing(n, device) is None)
+        reason = self._missing(name, device)
+        if reason is not None:
+            raise RuntimeError(f"backend {name!r} cannot run {self.key} on {device}: {reason}")
+        return import_module(self.backends[name].module)
+
+
+@contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Run every op inside the block on `backend` ("auto", "reference", "scan", "triton", "native").
+
+    Ops that have no backend of that name at all choose as if there were no block; an op that has it but cannot run it
+    here raises RuntimeError with the reason. An explicit `backend=` argument wins over the block.
+    """
+    token = _block.set(_validate.one_of("backend", backend, ("auto", *NAMES)))
+    try:
+        yield
+    finally:
+        _block.reset(token)
+
+
+def triton_missing(device: torch.device) -> str | None:
+    """Why Triton kernels cannot run on `device`, None if they can (on a CPU: only in Triton's interpreter)."""
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        return "triton is not installed (it comes with torch's CUDA builds)"
+    if device.type == "cuda":
+        return None
+    if device.type == "cpu":
+        interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+        return None if interpreted else "Triton kernels need a CUDA device (or TRITON_INTERPRET=1, for tests)"
+    return f"Triton kernels are not written for {device.type} devices"

@@ -1,0 +1,36 @@
+"""Finds the compiled modules on first use and keeps the reason where one cannot be had."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+
+
+@cache
+def _load(kind: str) -> ModuleType | str:
+    """The compiled module for "cpu" or "cuda", or why there is none."""
+    try:
+        return import_module(f"raoe_kernels._native_{kind}")
+    except ImportError as error:
+        return str(error)
+
+
+def missing(device: torch.device) -> str | None:
+    """Why the compiled kernels cannot run on `device`, None if they can."""
+    if device.type not in ("cpu", "cuda"):
+        return f"no compiled kernels are written for {device.type} devices"
+    if device.type == "cuda" and torch.version.hip:
+        return "the compiled kernels are CUDA, this torch is built for ROCm"
+    module = _load(device.type)
+    return module if isinstance(module, str) else None
+
+
+def module(device: torch.device) -> ModuleType:
+    """The compiled module for `device`, which `missing` has passed."""
+    loaded = _load(device.type)
+    if isinstance(loaded, str):
+        raise RuntimeError(loaded)
+    return loaded

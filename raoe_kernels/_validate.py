@@ -1,0 +1,71 @@
+"""Argument errors shared by the ops: each names the argument and shows what it got."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_UNORDERED = (torch.uint64,)  # torch cannot sort it and it does not fit int64
+
+
+def describe(value: object) -> str:
+    """One value as an error message shows it: tensors by dtype, shape and device, the rest by repr."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype} tensor of shape {tuple(value.shape)} on {value.device}"
+    return f"{value!r} ({type(value).__name__})"
+
+
+def float_tensor(name: str, value: object, ndim: int) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {describe(value)}")
+    if not value.is_floating_point() or value.dtype.itemsize < 2:
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {describe(value)}")
+    if value.ndim != ndim:
+        raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {describe(value)}")
+
+
+def per_pair(name: str, value: object, similarity: Tensor) -> None:
+    """A tensor that goes along with similarity: as long, on the same device, not differentiated."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {describe(value)}")
+    if value.shape != similarity.shape:
+        raise ValueError(
+            f"{name} must have similarity's shape {tuple(similarity.shape)}, got {describe(value)}"
+        )
+    if value.device != similarity.device:
+        raise ValueError(f"{name} must be on similarity's device {similarity.device}, got {describe(value)}")
+    if value.requires_grad:
+        raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}; detach it")
+
+
+def real_tensor(name: str, value: Tensor) -> None:
+    if value.is_complex() or value.dtype in _UNORDERED or value.is_quantized:
+        raise TypeError(f"{name} must hold real numbers (floats or integers up to int64), got {describe(value)}")
+
+
+def integer_tensor(name: str, value: Tensor) -> None:
+    if value.is_floating_point() or value.is_complex() or value.dtype in _UNORDERED or value.is_quantized:
+        raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
+
+
+def number(name: str, value: object, *, low: float = -math.inf, strict: bool = False) -> float:
+    """A finite Python (or numpy) number, at least `low`, above it when strict."""
+    if isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a Python number, got {describe(value)}; a tensor would cost a device sync")
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    result = float(value)
+    if not math.isfinite(result) or result < low or (strict and result == low):
+        bound = "" if low == -math.inf else f" {'>' if strict else '>='} {low:g}"
+        raise ValueError(f"{name} must be a finite number{bound}, got {describe(value)}")
+    return result
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {describe(value)}")
+    return value

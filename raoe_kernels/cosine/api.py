@@ -1,0 +1,37 @@
+"""The public pairwise cosine: what a call means, and its argument errors."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from raoe_kernels import _validate
+from raoe_kernels.cosine.autograd import cosine
+
+
+def pairwise_cosine(a: Tensor, b: Tensor, *, eps: float = 1e-8, backend: str = "auto") -> Tensor:
+    """Cosine similarity of a[i] with b[i] for every row i.
+
+    As torch.nn.functional.cosine_similarity(a, b, dim=1, eps=eps), except where a row's norm is at most eps: the
+    similarity is 0 there and both rows' gradients are exactly 0 (torch's are of the order of 1 / eps).
+
+    Args:
+        a, b: (B, D) float16, bfloat16, float32 or float64, of one dtype, shape and device.
+        eps: norm up to which a row counts as zero, >= 0.
+        backend: "auto", "reference", "scan" (plain torch), "triton" or "native".
+
+    Returns:
+        (B,) similarity, float64 for float64 rows and float32 otherwise: the ranking losses that read it need digits
+        that half precision does not have. Gradients have the rows' dtype.
+
+    Raises:
+        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
+        derivative was asked for, which there is none of.
+    """
+    _validate.float_tensor("a", a, 2)
+    _validate.float_tensor("b", b, 2)
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(
+            "a and b must have the same shape, dtype and device, "
+            f"got {_validate.describe(a)} and {_validate.describe(b)}"
+        )
+    return cosine(a, b, _validate.number("eps", eps, low=0), backend)

@@ -1,0 +1,116 @@
+"""pairwise_cosine as a differentiable function, eager and under torch.compile.
+
+A backend is two functions: `forward(a, b, eps) -> (c, 1 / |a|, 1 / |b|)`, each (B,) in float64 for float64 rows and in
+float32 otherwise, all three 0 where a row counts as zero; and
+`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b)) -> gradients of a and b, None where not needed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._native import missing as native_missing
+
+OP = Op(
+    "cosine",
+    ("pairwise_cosine",),
+    {
+        "reference": Backend("raoe_kernels.cosine.reference"),
+        "scan": Backend("raoe_kernels.cosine.scan"),
+        "triton": Backend("raoe_kernels.cosine.triton_kernels", triton_missing),
+        "native": Backend("raoe_kernels.cosine.native", native_missing),
+    },
+)
+
+
+def cosine(a: Tensor, b: Tensor, eps: float, backend: str) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.cosine(a, b, eps, backend)[0]
+    module = OP.select(a.device, backend)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Cosine.apply(a, b, eps, module)
+    return _forward(a, b, eps, module)[0]
+
+
+def _forward(a: Tensor, b: Tensor, eps: float, module: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return module.forward(a, b, eps) if a.numel() else _empty(a)
+
+
+def _empty(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Three (B,) results; rows of no columns are zero rows."""
+    dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
+    c, inverse_a, inverse_b = (a.new_zeros(a.shape[0], dtype=dtype) for _ in range(3))
+    return c, inverse_a, inverse_b
+
+
+def _backward(grad: Tensor, saved: tuple[Tensor, ...], needs: tuple[bool, bool], module: Any):
+    a = saved[0]
+    if a.numel():
+        return module.backward(grad.to(saved[2].dtype).contiguous(), *saved, needs)
+    return tuple(torch.zeros_like(a) if need else None for need in needs)
+
+
+class _Cosine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, eps: float, module: Any) -> Tensor:
+        result = _forward(a, b, eps, module)
+        ctx.save_for_backward(a, b, *result)
+        ctx.module = module
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("pairwise_cosine has no second derivative: it was differentiated with create_graph=True")
+        return *_backward(grad, ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.module), None, None
+
+
+# The same as opaque operators, for torch.compile.
+torch.library.define(
+    "raoe_kernels::cosine", "(Tensor a, Tensor b, float eps, str backend) -> (Tensor c, Tensor ia, Tensor ib)"
+)
+torch.library.define(
+    "raoe_kernels::cosine_backward",
+    "(Tensor grad, Tensor a, Tensor b, Tensor c, Tensor ia, Tensor ib, bool[2] needs, str backend)"
+    " -> (Tensor a, Tensor b)",
+)
+
+
+@torch.library.impl("raoe_kernels::cosine", "CompositeExplicitAutograd")
+def _operator(a, b, eps, backend):
+    return _forward(a, b, eps, OP.select(a.device, backend))
+
+
+@torch.library.register_fake("raoe_kernels::cosine")
+def _fake(a, b, eps, backend):
+    return _empty(a)
+
+
+@torch.library.impl("raoe_kernels::cosine_backward", "CompositeExplicitAutograd")
+def _operator_backward(grad, a, b, c, ia, ib, needs, backend):
+    grads = _backward(grad, (a, b, c, ia, ib), tuple(needs), OP.select(a.device, backend))
+    return tuple(a.new_empty(0) if g is None else g for g in grads)
+
+
+@torch.library.register_fake("raoe_kernels::cosine_backward")
+def _fake_backward(grad, a, b, c, ia, ib, needs, backend):
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) if n else x.new_empty(0)
+                 for x, n in zip((a, b), needs, strict=True))
+
+
+def _save(ctx, inputs, output):
+    a, b, _, ctx.backend = inputs
+    ctx.save_for_backward(a, b, *output)
+
+
+def _differentiate(ctx, grad, _, __):
+    needs = ctx.needs_input_grad[:2]
+    grads = torch.ops.raoe_kernels.cosine_backward(grad, *ctx.saved_tensors, needs, ctx.backend)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None
+
+
+torch.library.register_autograd("raoe_kernels::cosine", _differentiate, setup_context=_save)

@@ -1,0 +1,150 @@
+"""The public pairwise losses: what a call means, and its argument errors.
+
+Source of all but CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence Embeddings
+from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels import _validate
+from raoe_kernels.pairwise import params as _params
+from raoe_kernels.pairwise.autograd import pairwise_loss
+
+GATES = ("label+score", "score", "label")
+
+
+def rank_margin_loss(
+    similarity: Tensor,
+    scores: Tensor,
+    *,
+    margin: float = 2,
+    tau: float = 20.0,
+    ties: str = "average",
+    backend: str = "auto",
+) -> Tensor:
+    """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(tau (c_i - c_j))).
+
+    Args:
+        similarity: (B,) float16, bfloat16, float32 or float64; c, usually the cosine of each sentence pair. Any
+            finite values are legal.
+        scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf sort
+            as expected. They are targets and must not require grad.
+        margin: rank distance I >= 0 that two pairs must exceed to be compared; ranks are within the batch.
+        tau: scale of the exponents, > 0 (the inverse of a temperature).
+        ties: how equal scores are ranked, in scipy.stats.rankdata's words: "average", "min", "max", "dense" or
+            "ordinal". Equal scores are compared only under "ordinal" (order of appearance).
+        backend: "auto", "reference", "scan", "triton" or "native".
+
+    Returns:
+        Scalar loss, float64 for float64 similarity and float32 otherwise; exactly 0 if no two pairs are compared.
+        The gradient has similarity's dtype. A NaN in similarity or scores makes the loss and all of the gradient NaN.
+
+    Raises:
+        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
+        derivative was asked for, which there is none of.
+    """
+    params = _params.make(rank=True, margin=margin, tau=tau, ties=ties)
+    _check_similarity(similarity)
+    return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
+
+
+def cosent_loss(similarity: Tensor, scores: Tensor, *, tau: float = 20.0, backend: str = "auto") -> Tensor:
+    """CoSENT (Su, 2022): log(1 + sum over s_i < s_j of exp(tau (c_i - c_j))), the rank-margin loss without a margin.
+
+    Arguments, result and errors as in `rank_margin_loss`.
+    """
+    params = _params.make(rank=True, tau=tau)
+    _check_similarity(similarity)
+    return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
+
+
+def gated_angular_loss(
+    similarity: Tensor,
+    scores: Tensor | None,
+    labels: Tensor | None,
+    *,
+    tau: float = 20.0,
+    gate: str = "label+score",
+    backend: str = "auto",
+) -> Tensor:
+    """RAOE's gated angular objective (Eq. 3): log(1 + sum over the gate of exp(tau (theta_j - theta_i))).
+
+    theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
+
+    Args:
+        similarity: (B,) floats, the cosine of each sentence pair.
+        scores: (B,) real numbers as in `rank_margin_loss`.
+        labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
+            2 contradiction). Any values, any number of them.
+        tau: scale of the exponents, > 0.
+        gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, the paper's), "score" (s_i < s_j) or
+            "label" (l_i > l_j). What a gate does not use is ignored and may be None.
+        backend: as in `rank_margin_loss`, and so are the result and the errors.
+    """
+    params = _params.make(angle=True, tau=tau)
+    _check_similarity(similarity)
+    scores, labels = _gated(similarity, scores, labels, gate)
+    return pairwise_loss(similarity, scores, labels, params, backend)[0]
+
+
+def raoe_loss(
+    similarity: Tensor,
+    scores: Tensor,
+    labels: Tensor | None,
+    *,
+    margin: float = 2,
+    tau: float = 20.0,
+    rank_weight: float = 1.0,
+    angle_weight: float = 1.0,
+    ties: str = "average",
+    gate: str = "label+score",
+    return_parts: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """RAOE's objective (Eq. 1): rank_weight x `rank_margin_loss` + angle_weight x `gated_angular_loss`, at one sort.
+
+    Args as in those two. return_parts=True gives (rank part, angle part), weighted and both differentiable, instead
+    of their sum.
+    """
+    options = dict(tau=tau, rank_weight=rank_weight, angle_weight=angle_weight)
+    params = _params.make(rank=True, angle=True, margin=margin, ties=ties, parts=bool(return_parts), **options)
+    _check_similarity(similarity)
+    ranked = _scores(scores, similarity)
+    gated, labels = _gated(similarity, scores, labels, gate)
+    if gate == "label":  # the two objectives sort by different keys
+        rank = pairwise_loss(similarity, ranked, None, params._replace(angle=False, parts=False), backend)[0]
+        angle = pairwise_loss(similarity, gated, None, params._replace(rank=False, parts=False), backend)[0]
+        return (rank, angle) if return_parts else rank + angle
+    losses = pairwise_loss(similarity, ranked, labels, params, backend)
+    return (losses[0], losses[1]) if return_parts else losses[0]
+
+
+def _check_similarity(similarity: Tensor) -> None:
+    _validate.float_tensor("similarity", similarity, 1)
+
+
+def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
+    """Scores as float32, float64 or int64, whichever holds them exactly."""
+    _validate.per_pair("scores", scores, similarity)
+    _validate.real_tensor("scores", scores)
+    if scores.dtype in (torch.float32, torch.float64, torch.int64):
+        return scores
+    return scores.to(torch.float32 if scores.is_floating_point() else torch.int64)
+
+
+def _gated(
+    similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
+) -> tuple[Tensor, Tensor | None]:
+    """What the angular objective sorts by, and the labels that restrict it if any."""
+    _validate.one_of("gate", gate, GATES)
+    if gate == "score":
+        return _scores(scores, similarity), None
+    _validate.per_pair("labels", labels, similarity)
+    _validate.integer_tensor("labels", labels)
+    labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
+    if gate == "label":
+        return ~labels, None  # l_i > l_j is ~l_i < ~l_j, and ~ cannot overflow
+    return _scores(scores, similarity), labels

@@ -1,0 +1,136 @@
+"""One differentiable function for all pairwise losses, eager and under torch.compile.
+
+A backend is one function, `forward(similarity, scores, labels, params, need_grad) -> (losses (rows,), grads (rows, B)
+or None)`, in float64 for float64 similarity and in float32 otherwise. The loss is a function of similarity alone, so
+its gradient is made in the forward pass, and backward, the same for every backend, scales it.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._native import missing as native_missing
+from raoe_kernels.pairwise.params import PairwiseParams
+
+OP = Op(
+    "pairwise",
+    ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
+    {
+        "reference": Backend("raoe_kernels.pairwise.reference"),
+        "scan": Backend("raoe_kernels.pairwise.scan"),
+        "triton": Backend("raoe_kernels.pairwise.triton_kernels", triton_missing),
+        "native": Backend("raoe_kernels.pairwise.native", native_missing),
+    },
+)
+
+
+def pairwise_loss(
+    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, backend: str
+) -> tuple[Tensor, ...]:
+    """The loss, or its two parts, as scalars."""
+    need_grad = similarity.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        losses, _ = torch.ops.raoe_kernels.pairwise(similarity, scores, labels, *params, need_grad, backend)
+        return losses.unbind()
+    module = OP.select(similarity.device, backend)
+    if need_grad:
+        result = _PairwiseLoss.apply(similarity, scores, labels, params, module)
+        return result if params.parts else (result,)
+    losses, _ = _run(similarity, scores, labels, params, need_grad, module)
+    return losses.unbind()
+
+
+def _run(
+    similarity: Tensor,
+    scores: Tensor,
+    labels: Tensor | None,
+    params: PairwiseParams,
+    need_grad: bool,
+    module: ModuleType,
+) -> tuple[Tensor, Tensor | None]:
+    if similarity.shape[0] == 0:
+        return _empty(similarity, params, need_grad)
+    return module.forward(
+        similarity.contiguous(),
+        scores.contiguous(),
+        None if labels is None else labels.contiguous(),
+        params,
+        need_grad,
+    )
+
+
+def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
+    """No pair at all: losses of exactly 0, and also the shapes and dtypes that any call returns."""
+    dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
+    losses = similarity.new_zeros(params.rows, dtype=dtype)
+    grads = similarity.new_zeros(params.rows, similarity.shape[0], dtype=dtype) if need_grad else None
+    return losses, grads
+
+
+def _scaled(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """Sum over the parts of (gradient of the part) x (gradient that comes from above it)."""
+    grad = grads[0] * upstream[0]
+    if len(upstream) == 2:
+        grad = torch.addcmul(grad, grads[1], upstream[1])
+    return grad if grad.dtype == dtype else grad.to(dtype)
+
+
+class _PairwiseLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, module):
+        losses, grads = _run(similarity, scores, labels, params, True, module)
+        ctx.save_for_backward(grads)
+        ctx.dtype = similarity.dtype
+        return losses.unbind() if params.parts else losses[0]
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "the pairwise losses have no second derivative: they were differentiated with create_graph=True "
+                '(backend="reference" in your own autograd graph has one)'
+            )
+        (grads,) = ctx.saved_tensors
+        return _scaled(grads, upstream, ctx.dtype), None, None, None, None
+
+
+# The same call as an opaque operator, for torch.compile: eager calls would pay its dispatch without a gain.
+_SCHEMA = (
+    "(Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float tau, int threshold, str ties, "
+    "float rank_weight, float angle_weight, bool parts, bool need_grad, str backend) -> (Tensor losses, Tensor grads)"
+)
+torch.library.define("raoe_kernels::pairwise", _SCHEMA)
+
+
+@torch.library.impl("raoe_kernels::pairwise", "CompositeExplicitAutograd")
+def _operator(similarity, scores, labels, *rest):
+    *params, need_grad, backend = rest
+    module = OP.select(similarity.device, backend)
+    losses, grads = _run(similarity, scores, labels, PairwiseParams(*params), need_grad, module)
+    return losses, losses.new_empty(0) if grads is None else grads
+
+
+@torch.library.register_fake("raoe_kernels::pairwise")
+def _fake(similarity, scores, labels, *rest):
+    *params, need_grad, _ = rest
+    losses, grads = _empty(similarity, PairwiseParams(*params), need_grad)
+    return losses, losses.new_empty(0) if grads is None else grads
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(output[1])
+    ctx.dtype = inputs[0].dtype
+    ctx.count = len(inputs)
+
+
+def _backward(ctx, upstream, _):
+    (grads,) = ctx.saved_tensors
+    return _scaled(grads, upstream.unbind(), ctx.dtype), *[None] * (ctx.count - 1)
+
+
+torch.library.register_autograd("raoe_kernels::pairwise", _backward, setup_context=_save)

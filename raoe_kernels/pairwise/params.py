@@ -1,0 +1,62 @@
+"""What a pairwise loss is asked to do, as every backend receives it."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from raoe_kernels import _validate
+
+TIES = ("average", "min", "max", "dense", "ordinal")
+
+class PairwiseParams(NamedTuple):
+    """The constants of one call. Tuples of these are hashable and cheap to build.
+
+    rank, angle      which objectives are wanted
+    tau              scale of the exponents, > 0
+    threshold        (i, j) is a rank pair when 2 r_j - 2 r_i >= threshold: twice the ranks are integers under every
+                     tie rule, so r_j - r_i > margin is exactly this with threshold = floor(2 margin) + 1
+    ties             one of TIES
+    rank_weight, angle_weight   factors of the two parts
+    parts            True: two results, (rank part, angle part); False: their sum
+    """
+
+    rank: bool
+    angle: bool
+    tau: float
+    threshold: int
+    ties: str
+    rank_weight: float
+    angle_weight: float
+    parts: bool
+
+    @property
+    def rows(self) -> int:
+        """How many losses, and rows of gradients, the call has."""
+        return 2 if self.parts else 1
+
+
+def make(
+    *,
+    rank: bool = False,
+    angle: bool = False,
+    tau: object = 20.0,
+    margin: object = 0,
+    ties: object = "average",
+    rank_weight: object = 1.0,
+    angle_weight: object = 1.0,
+    parts: bool = False,
+) -> PairwiseParams:
+    """Check the constants and bring them into the form the backends use."""
+    doubled = 2 * _validate.number("margin", margin, low=0)
+    return PairwiseParams(
+        rank,
+        angle,
+        _validate.number("tau", tau, low=0, strict=True),
+        # Ranks end below 2^62, so a larger threshold means the same: no pair.
+        min(math.floor(doubled) + 1, 1 << 62),
+        _validate.one_of("ties", ties, TIES),
+        _validate.number("rank_weight", rank_weight),
+        _validate.number("angle_weight", angle_weight),
+        parts,
+    )

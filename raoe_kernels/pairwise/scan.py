@@ -1,0 +1,203 @@
+"""The same losses by one sort and log-cumulative-sums in plain torch: no B x B matrix, any device torch has.
+
+With the pairs sorted by score, the partners i of a given j are a prefix of the order (this folder's README has the
+derivation), so with x_i + y_j the exponent of the pair (i, j):
+
+    P_j = logsumexp of x over j's prefix        log Z = logsumexp_j (P_j + y_j)       L = log(1 + Z)
+    Q_i = logsumexp of y over i's partners      dL/dx_i = exp(x_i + Q_i - L)          dL/dy_j = exp(y_j + P_j - L)
+
+Every step is a tensor operation of fixed shape, and no value of a device tensor is read on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels.pairwise.params import PairwiseParams
+from raoe_kernels.pairwise.reference import CLIP
+
+MASKED_CLASSES = 16  # up to here one masked cumulative sum a label value is the cheapest way
+LEVELS_AT_ONCE = 4  # beyond, how many bits of the label are worked on together: bounds the memory
+
+
+def forward(
+    similarity: Tensor,
+    scores: Tensor,
+    labels: Tensor | None,
+    params: PairwiseParams,
+    need_grad: bool,
+    classes: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Losses (rows,) and their gradients (rows, B).
+
+    classes bounds the number of distinct labels for a caller who knows it. Otherwise it is read from labels on a CPU
+    and taken to be B elsewhere, where reading it would stop the device.
+    """
+    scores, order = torch.sort(scores, stable=True)  # NaN comes last
+    c = (similarity if similarity.dtype == torch.float64 else similarity.float())[order]
+    changes = scores[1:] != scores[:-1]
+    first, last = _runs(changes)
+    parts = []
+    if params.rank:
+        x = params.tau * (c - c.max())
+        ranks = _doubled_ranks(changes, first, last, params.ties)
+        end = torch.searchsorted(ranks, ranks - params.threshold, right=True)
+        start = torch.searchsorted(ranks, ranks + params.threshold)
+        loss, dx, dy = _log_one_plus(x, -x, _before(x, end), _from(-x, start), need_grad)
+        parts.append((params.rank_weight, loss, dx - dy if need_grad else None))
+    if params.angle:
+        theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
+        y = params.tau * (theta - theta.min())
+        if labels is None:
+            partners = _before(-y, first), _from(y, last + 1)
+        else:
+            partners = _gated(-y, y, changes, first, last, labels[order], classes)
+        loss, dx, dy = _log_one_plus(-y, y, *partners, need_grad)
+        parts.append((params.angle_weight, loss, _through_angle(c, dx - dy) if need_grad else None))
+    return _assemble(parts, scores, order, params, need_grad)
+
+
+def _runs(changes: Tensor) -> tuple[Tensor, Tensor]:
+    """First and last position of the run of equal scores that each position lies in."""
+    size = len(changes) + 1
+    position = torch.arange(size, device=changes.device)
+    first = torch.cat([position[:1], torch.where(changes, position[1:], 0)]).cummax(0).values
+    last = torch.cat([torch.where(changes, position[:-1], size - 1), position[-1:]]).flip(0).cummin(0).values.flip(0)
+    return first, last
+
+
+def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> Tensor:
+    """Twice the rank at each position of the sorted order: never decreasing, an integer under every rule."""
+    if ties == "average":
+        return first + last
+    if ties == "min":
+        return 2 * first
+    if ties == "max":
+        return 2 * last
+    if ties == "ordinal":
+        return 2 * torch.arange(len(first), device=first.device)
+    return 2 * torch.cat([changes.new_zeros(1), changes]).cumsum(0)  # dense
+
+
+def _before(x: Tensor, end: Tensor) -> Tensor:
+    """logsumexp of x[..., :end], -inf where end = 0."""
+    sums = x.logcumsumexp(-1).gather(-1, (end - 1).clamp(min=0))
+    return sums.masked_fill(end == 0, -torch.inf)
+
+
+def _from(y: Tensor, start: Tensor) -> Tensor:
+    """logsumexp of y[..., start:], -inf where nothing is left."""
+    size = y.shape[-1]
+    return _before(y.flip(-1), size - start)
+
+
+def _log_one_plus(
+    x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """L = log(1 + Z) from P = below and Q = above, and its derivatives by x and by y."""
+    joined = y + below
+    log_z = joined.logsumexp(0)
+    loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
+    if not need_grad:
+        return loss, None, None
+    return loss, (x + above - loss).exp(), (joined - loss).exp()
+
+
+def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
+    """d(-theta)/dc = 1 / sqrt(1 - c^2), and 0 where the clip is active; (1 - c)(1 + c) keeps its digits near +-1."""
+    inside = (c > -1 + CLIP) & (c < 1 - CLIP)
+    slope = ((1 - c) * (1 + c)).rsqrt()
+    # NaN similarities are not inside, but must not become 0.
+    return torch.where(inside | c.isnan(), by_minus_theta * slope, by_minus_theta * 0)
+
+
+def _assemble(
+    parts: list[tuple[float, Tensor, Tensor | None]],
+    scores: Tensor,
+    order: Tensor,
+    params: PairwiseParams,
+    need_grad: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Weights, the NaN rule for scores, the gradient back in the caller's order."""
+    poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
+    losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
+    if not params.parts:
+        losses = losses.sum(0, keepdim=True)
+    if not need_grad:
+        return losses, None
+    slopes = torch.stack([params.tau * weight * slope + poison for weight, _, slope in parts if slope is not None])
+    if not params.parts:
+        slopes = slopes.sum(0, keepdim=True)
+    return losses, torch.empty_like(slopes).index_copy_(1, order, slopes)
+
+
+def _gated(
+    x: Tensor, y: Tensor, changes: Tensor, first: Tensor, last: Tensor, labels: Tensor, classes: int | None
+) -> tuple[Tensor, Tensor]:
+    """P over i before j's run with a larger label, Q over j behind i's run with a smaller one."""
+    ids, count = _dense_ids(labels)
+    if classes is None:
+        classes = int(count) if labels.device.type == "cpu" else len(labels)
+    if classes <= MASKED_CLASSES:
+        boundary = torch.arange(classes - 1, device=ids.device)[:, None]
+        larger = ids > boundary  # row k splits the labels into 0..k and k+1..
+        below = _before(x.masked_fill(~larger, -torch.inf), first.expand(larger.shape))
+        above = _from(y.masked_fill(larger, -torch.inf), (last + 1).expand(larger.shape))
+        none = x.new_full((1, len(x)), -torch.inf)  # the largest label has nothing above it, the smallest below
+        return _row(torch.cat([below, none]), ids), _row(torch.cat([none, above]), ids)
+    below, above = torch.full_like(x, -torch.inf), torch.full_like(y, -torch.inf)
+    levels = max(classes - 1, 1).bit_length()
+    for low in range(0, levels, LEVELS_AT_ONCE):
+        bits = torch.arange(low, min(low + LEVELS_AT_ONCE, levels), device=ids.device)[:, None]
+        p, q = _levels(x, y, changes, ids, bits)
+        below = torch.logaddexp(below, p.logsumexp(0))
+        above = torch.logaddexp(above, q.logsumexp(0))
+    return below, above
+
+
+def _dense_ids(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels numbered 0, 1, … in their order, and how many there are (a device scalar)."""
+    values, order = labels.sort()
+    ids = torch.cat([order.new_zeros(1), (values[1:] != values[:-1]).cumsum(0)])
+    return torch.empty_like(ids).scatter_(0, order, ids), ids[-1] + 1
+
+
+def _row(table: Tensor, ids: Tensor) -> Tensor:
+    return table.gather(0, ids[None])[0]
+
+
+def _levels(x: Tensor, y: Tensor, changes: Tensor, ids: Tensor, bits: Tensor) -> tuple[Tensor, Tensor]:
+    """For each bit the share of P and Q from partners whose labels first differ there, from the top.
+
+    l_i > l_j exactly when at some bit l_i has 1, l_j has 0, and all higher bits agree. So for every bit the pairs are
+    grouped by the higher bits, and within a group, still in the order of the scores, ones are summed for zeros to read.
+    """
+    group, order = (ids >> (bits + 1)).sort(dim=1, stable=True)
+    one = (ids[order] >> bits) & 1 == 1
+    run = torch.cat([changes.new_zeros(1), changes]).cumsum(0)[order]
+    p = _exclusive(x[order].masked_fill(~one, -torch.inf), group, run)
+    q = _exclusive(y[order].masked_fill(one, -torch.inf).flip(1), group.flip(1), run.flip(1)).flip(1)
+    p, q = p.masked_fill(one, -torch.inf), q.masked_fill(~one, -torch.inf)
+    return torch.empty_like(p).scatter_(1, order, p), torch.empty_like(q).scatter_(1, order, q)
+
+
+def _exclusive(values: Tensor, group: Tensor, run: Tensor) -> Tensor:
+    """At each place of a row: logsumexp of the earlier values of its group that lie in earlier runs."""
+    size = values.shape[1]
+    none = values.new_full((values.shape[0], 1), -torch.inf)
+    sums = torch.cat([none, values[:, :-1]], 1).masked_fill(_starts(group), -torch.inf)
+    reach = 1
+    while reach < size:  # doubling: sums[p] covers `reach` places, cut at the start of p's group
+        same = group[:, reach:] == group[:, :-reach]
+        longer = torch.logaddexp(sums[:, reach:], sums[:, :-reach].masked_fill(~same, -torch.inf))
+        sums = torch.cat([sums[:, :reach], longer], 1)
+        reach *= 2
+    place = torch.arange(size, device=values.device)
+    run_start = torch.where(_starts(group) | _starts(run), place, 0).cummax(1).values
+    return sums.gather(1, run_start)
+
+
+def _starts(keys: Tensor) -> Tensor:
+    """True where a row's key differs from the one before it, and at its beginning."""
+    return torch.cat([torch.ones_like(keys[:, :1], dtype=torch.bool), keys[:, 1:] != keys[:, :-1]], 1)
