@@ -1,0 +1,241 @@
+"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each row starts on.
+
+TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are quoted.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+SUFFIXES = tuple(KINDS)
+
+Row = tuple[int, dict[str, Any] | str]
+"""A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with it."""
+
+
+def data_kind(path: str | os.PathLike[str]) -> str | None:
+    """"tsv", "csv", "jsonl" or "parquet" by the name's suffix (before .gz, where there is one), else None."""
+    name = Path(path).name.lower().removesuffix(".gz")
+    return KINDS.get(Path(name).suffix)
+
+
+def existing_file(name: str | os.PathLike[str]) -> Path:
+    """`name` as a path to a data file that is there; FileNotFoundError or ValueError if it is not."""
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
+    if path.is_dir():
+        raise IsADirectoryError(f"{str(path)!r} is a folder, not a data file")
+    if data_kind(path) is None:
+        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+    return path
+
+
+def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[Row]:
+    """The rows of a data file in order.
+
+    A row that cannot be read comes as (line, problem) with `problem` a str, so that the caller decides whether it ends
+    the job. A file broken as a whole (damaged .gz, no header) raises ValueError.
+
+    With header=False (TSV and CSV only) the keys are the fields' positions as text: "0", "1", ...
+    """
+    path = existing_file(path)
+    kind = data_kind(path)
+    if kind in ("jsonl", "parquet") and not header:
+        raise ValueError(f"{path}: positions of columns are for TSV and CSV files, not for {kind}")
+    if kind == "parquet":
+        yield from _parquet(path)
+    elif kind == "jsonl":
+        yield from _jsonl(path)
+    else:
+        yield from _table(path, _tsv_records(path) if kind == "tsv" else _csv_records(path), header)
+
+
+def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
+    """(number, line without its end) of a UTF-8 text file, plain or .gz; None for a line that is not UTF-8.
+
+    Only a line feed ends a line: U+2028, form feeds and the like are characters of a sentence.
+    """
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(file, 1):
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                try:
+                    yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                except UnicodeDecodeError:
+                    yield number, None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path}, after line {number}: the file is damaged ({error})") from error
+
+
+def _open(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.lower().endswith(".gz") else open(path, "rb")
+
+
+def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
+    for number, line in text_lines(path):
+        yield number, "not UTF-8" if line is None else line.split("\t") if line else []
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
+    def lines() -> Iterator[str]:
+        for number, line in text_lines(path):
+            if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
+                raise ValueError(f"{path}, line {number}: not UTF-8")
+            yield line + "\n"
+
+    reader = csv.reader(lines(), strict=True)
+    while True:
+        start = reader.line_num + 1
+        try:
+            yield start, next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield start, str(error)
+
+
+def _table(path: Path, records: Iterator[tuple[int, list[str] | str]], header: bool) -> Iterator[Row]:
+    names: list[str] | None = None
+    for number, record in records:
+        if isinstance(record, str):
+            if header and names is None:
+                raise ValueError(f"{path}, line {number}: the header is {record}")
+            yield number, record
+        elif not record:
+            yield number, "blank line"
+        elif not header:
+            yield number, {str(position): field for position, field in enumerate(record)}
+        elif names is None:
+            names = record
+            if len(set(names)) != len(names):
+                raise ValueError(f"{path}, line {number}: the header names a column twice: {names}")
+        elif len(record) != len(names):
+            yield number, f"{len(record)} fields where the header names {len(names)}"
+        else:
+            yield number, dict(zip(names, record, strict=True))
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    for number, line in text_lines(path):
+        if line is None:
+            yield number, "not UTF-8"
+        elif not line.strip():
+            yield number, "blank line"
+        else:
+            try:
+                fields = json.loads(line)
+            except ValueError as error:
+                yield number, f"not JSON ({error})"
+                continue
+            yield number, fields if isinstance(fields, dict) else f"a JSON {type(fields).__name__}, not an object"
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    source: Any = path
+    if path.name.lower().endswith(".gz"):
+        with gzip.open(path, "rb") as file:
+            source = io.BytesIO(file.read())
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(source) as table:
+            for batch in table.iter_batches():
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield number, fields
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}, after row {number}: {error}") from error
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place when the block ends well and is removed when it does not.
+
+    So a killed job leaves the old file or the new one, never half of one.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # in front: the suffix still names the format
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write `content` as indented JSON in one step; NaN and infinities are errors."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot hold a value."""
+    path = Path(path)
+    kind = data_kind(path)
+    if kind is None:
+        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+    if kind == "parquet" and path.name.lower().endswith(".gz"):
+        raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
+    with replacing(path) as temporary:
+        if kind == "parquet":
+            _write_parquet(temporary, columns, rows)
+            return
+        with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+            if kind == "jsonl":
+                for row in rows:
+                    file.write(json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n")
+            elif kind == "csv":
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(columns)
+                writer.writerows([cell(row.get(name), "csv") for name in columns] for row in rows)
+            else:
+                file.write("\t".join(columns) + "\n")
+                file.writelines("\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows)
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[IO[bytes]]:
+    with open(path, "wb") as file:
+        if path.name.lower().endswith(".gz"):
+            # no name and no time in the header: the same rows give the same bytes
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
+                yield cast(IO[bytes], compressed)
+        else:
+            yield file
+
+
+def cell(value: Any, kind: str) -> str:
+    """A value as text of a TSV or CSV field; ValueError if it cannot be one. Floats keep every digit."""
+    if value is None:
+        return ""
+    if isinstance(value, (list, dict)):
+        raise ValueError(f"a {kind} file cannot hold {value!r}; write .jsonl instead")
+    text = str(value)
+    if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
+        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead")
+    return text
+
+
+def _write_parquet(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    listed = list(rows)  # one table: a column's type comes from all of its values
+    table = pyarrow.table({name: [row.get(name) for row in listed] for name in columns})
+    pyarrow.parquet.write_table(table, path)

@@ -1,0 +1,189 @@
+"""Sentence pairs with similarity scores and NLI labels: one schema, checked on reading."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from raoe_train.data.fields import (
+    Columns,
+    RowProblem,
+    parse_label,
+    parse_score,
+    parse_sentence,
+    resolve_label_map,
+)
+from raoe_train.data.sources import Source, open_source
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
+
+OPTIONAL = ("score", "label", "subset")
+
+
+@dataclass(frozen=True)
+class PairData:
+    """Sentence pairs, column by column; every column that is there has one entry a pair.
+
+    Attributes:
+        sentence1, sentence2: the texts. For NLI, premise and hypothesis.
+        score: similarity of each pair on the file's own scale (a rank needs none), or None.
+        label: NLI class of each pair, 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise, or None.
+        subset: part of a benchmark that each pair is from, or None.
+        counts: {"read": rows read, "kept": pairs, "other_split": rows of splits not asked for,
+            "dropped": {reason: rows}}; read = kept + other_split + all dropped.
+    """
+
+    sentence1: list[str]
+    sentence2: list[str]
+    score: list[float] | None = None
+    label: list[int] | None = None
+    subset: list[str] | None = None
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("sentence2", *OPTIONAL):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.sentence1):
+                raise ValueError(f"{name} has {len(values)} entries for {len(self.sentence1)} pairs")
+
+    def __len__(self) -> int:
+        return len(self.sentence1)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The columns that are there, by name, in the order sentence1, sentence2, score, label, subset."""
+        named = {name: getattr(self, name) for name in ("sentence1", "sentence2", *OPTIONAL)}
+        return {name: values for name, values in named.items() if values is not None}
+
+    def to_dataset(self) -> Dataset:
+        """A `datasets.Dataset` with columns sentence1, sentence2 and, where there, score (float64) and label (int64)."""
+        from datasets import Dataset
+
+        return Dataset.from_dict({name: values for name, values in self.columns().items() if name != "subset"})
+
+
+def read_pairs(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    labels: Mapping[str | int, int] | None = None,
+    score_scale: Sequence[float] | None = None,
+    on_error: str = "raise",
+    require: Sequence[str] = (),
+) -> PairData:
+    """Read sentence pairs.
+
+    Args:
+        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, also .gz); "builtin#train", "builtin#dev" or
+            "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or hub:OWNER/NAME[:CONFIG][#split].
+            Several sources are read one after the other; they must have the same columns.
+        columns: {our name: the source's column} where it is not found by its own name; None in place of a column says to
+            leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV file without a header line.
+        labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 -> themselves.
+        score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
+        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
+        require: columns that must be there, of "score", "label", "subset".
+
+    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted, always.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is missing or
+            found twice, or no pair left.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    if unknown := sorted(set(require) - set(OPTIONAL)):
+        raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
+    score_scale = score_scale or None
+    if score_scale is not None and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
+        raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
+    names: list[str | os.PathLike[str]] = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    if not names:
+        raise ValueError("source names nothing to read")
+    label_map = resolve_label_map(labels)
+    return _concatenate(
+        [_read_one(open_source(name, columns), label_map, score_scale, on_error, require) for name in names], names
+    )
+
+
+def _read_one(
+    source: Source,
+    label_map: Mapping[str, int],
+    score_scale: Sequence[float] | None,
+    on_error: str,
+    require: Sequence[str],
+) -> PairData:
+    kept: dict[str, list[Any]] = {}
+    dropped: Counter[str] = Counter()
+    examples: list[str] = []
+    read = 0
+    for line, fields in source.rows:
+        read += 1
+        try:
+            pair = _parse(fields, source.columns, label_map, score_scale, require)
+        except RowProblem as problem:
+            where = f"{source.name}, {source.unit} {line}: {problem}"
+            if problem.malformed and on_error == "raise":
+                raise ValueError(where) from None
+            dropped[problem.reason] += 1
+            if len(examples) < 3:
+                examples.append(where)
+            continue
+        for name, value in pair.items():
+            kept.setdefault(name, []).append(value)
+    pairs = len(kept.get("sentence1", ()))
+    if not pairs:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
+        raise ValueError(f"{source.name}: no pair left of {read} rows: {reasons}" + "".join(f"\n  {e}" for e in examples))
+    if dropped:
+        logger.warning("%s: %d of %d rows left out: %s", source.name, dropped.total(), read, dict(dropped))
+    counts = {
+        "read": read + source.other_split[0],
+        "kept": pairs,
+        "other_split": source.other_split[0],
+        "dropped": dict(dropped),
+    }
+    return PairData(**kept, counts=counts)
+
+
+def _parse(
+    fields: dict[str, Any] | str,
+    columns: Columns,
+    label_map: Mapping[str, int],
+    score_scale: Sequence[float] | None,
+    require: Sequence[str],
+) -> dict[str, Any]:
+    if isinstance(fields, str):
+        raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
+    found = columns.find(fields, require)
+    pair: dict[str, Any] = {name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")}
+    if "score" in found:
+        pair["score"] = parse_score(fields.get(found["score"]), score_scale, found["score"])
+    if "label" in found:
+        pair["label"] = parse_label(fields.get(found["label"]), label_map, found["label"])
+    if "subset" in found:
+        pair["subset"] = str(fields.get(found["subset"]))
+    return pair
+
+
+def _concatenate(parts: list[PairData], names: Sequence[Any]) -> PairData:
+    if len(parts) == 1:
+        return parts[0]
+    shared = [set(part.columns()) - {"subset"} for part in parts]
+    for name, columns in zip(names, shared, strict=True):
+        if columns != shared[0]:
+            raise ValueError(f"{names[0]} has columns {sorted(shared[0])}, but {name} has {sorted(columns)}")
+    everywhere = [name for name in parts[0].columns() if all(name in part.columns() for part in parts)]
+    dropped: Counter[str] = Counter()
+    for part in parts:
+        dropped.update(part.counts["dropped"])
+    counts: dict[str, Any] = {key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")}
+    joined = {name: [value for part in parts for value in part.columns()[name]] for name in everywhere}
+    return PairData(**joined, counts={**counts, "dropped": dict(dropped)})

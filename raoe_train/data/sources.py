@@ -1,0 +1,112 @@
+"""Where rows come from: a file, the built-in corpus, or a dataset on a hub."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raoe_train.data.fields import NAMES, Columns
+from raoe_train.data.files import Row, data_kind, existing_file, read_rows
+
+BUILTIN = "builtin"
+
+
+@dataclass
+class Source:
+    """Rows with their numbers.
+
+    Attributes:
+        name: what to call it in messages.
+        unit: what the numbers count: "line" or "row".
+        columns: finds our columns among its own.
+        rows: the rows of the split asked for, to be iterated once; a str in place of fields says what is wrong with a row.
+        other_split: rows of other splits passed over so far, in a list of one.
+    """
+
+    name: str
+    unit: str
+    columns: Columns
+    rows: Iterator[Row]
+    other_split: list[int] = field(default_factory=lambda: [0])
+
+
+def is_file(name: str | os.PathLike[str]) -> bool:
+    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or hub:)."""
+    if isinstance(name, os.PathLike):
+        return True
+    if name.startswith("hub:") or name.partition("#")[0] == BUILTIN:
+        return False
+    separators = [os.sep, os.altsep or os.sep, "#"]
+    return data_kind(name) is not None or any(mark in name for mark in separators)
+
+
+def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | int | None] | None = None) -> Source:
+    """The rows that a source's name stands for.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, format or split; the split only shows while the rows are read.
+    """
+    columns = Columns(mapping)
+    if is_file(name):
+        text = os.fspath(name)
+        # a file whose own name has a # in it is taken as it is
+        base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
+        path = existing_file(base)
+        rows = read_rows(path, header=not columns.positions)
+        return _split_of(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows, split)
+    base, _, split = str(name).partition("#")
+    if base == BUILTIN:
+        from raoe_train.data.corpus import builtin_rows
+
+        return Source(str(name), "row", Columns(), enumerate(builtin_rows(split), 1))
+    return Source(str(name), "row", columns, enumerate(_hub_rows(base.removeprefix("hub:"), split), 1))
+
+
+def _split_of(name: str, unit: str, columns: Columns, rows: Iterable[Row], split: str) -> Source:
+    source = Source(name, unit, columns, iter(rows))
+    if split:
+        source.rows = _only(source, iter(rows), split)
+    return source
+
+
+def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
+    column = str(source.columns.mapping.get("split") or NAMES["split"][0])
+    splits: Counter[str] = Counter()
+    for line, fields in rows:
+        if isinstance(fields, str):  # nobody can tell which split it is from, so it is the caller's to judge
+            yield line, fields
+            continue
+        if column not in fields:
+            raise ValueError(
+                f"{source.name}, {source.unit} {line}: no column {column!r} to find #{split} in; "
+                f"there are: {', '.join(map(repr, fields))}"
+            )
+        splits[str(fields[column])] += 1
+        if fields[column] == split:
+            yield line, fields
+        else:
+            source.other_split[0] += 1
+    if split not in splits:
+        there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
+        raise ValueError(f"{source.name}: no split {split!r}; there are: {there}")
+
+
+def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
+    from datasets import ClassLabel, DatasetDict, load_dataset
+
+    path, _, config = name.partition(":")
+    loaded = load_dataset(path, config or None)
+    if isinstance(loaded, DatasetDict):
+        if not split and len(loaded) == 1:
+            split = next(iter(loaded))
+        if split not in loaded:
+            raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
+        loaded = loaded[split]
+    classes = {column: kind for column, kind in loaded.features.items() if isinstance(kind, ClassLabel)}
+    for row in loaded:
+        # by name, so that a dataset with its own order of classes is not misread
+        named = {column: kind.int2str(row[column]) for column, kind in classes.items() if row[column] not in (None, -1)}
+        yield {**row, **named}
