@@ -4,9 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../types.h"
+
 namespace raoe {
 
-enum class Float : int { f16 = 0, bf16 = 1, f32 = 2, f64 = 3 };          // dtype of similarity
 enum class Key : int { f32 = 0, f64 = 1, i64 = 2 };                      // dtype of scores
 enum class Ties : int { average = 0, min = 1, max = 2, dense = 3, ordinal = 4 };
 
@@ -16,16 +17,24 @@ struct PairwiseArgs {
   const void* scores;           // (n)
   const std::int64_t* labels;   // (n), or null: the angular objective then compares s_i < s_j alone
   std::int64_t n;               // >= 1
-  Float similarity_type;
+  Float similarity_type;        // the CPU driver takes f32 and f64 only
   Key score_type;
   Ties ties;
   bool rank, angle;             // which objectives are wanted
   bool parts;                   // two rows of results instead of their sum
   double tau;
-  std::int64_t threshold;       // 2 r_j - 2 r_i >= threshold makes (i, j) a rank pair
+  std::int64_t threshold;       // 2 r_j - 2 r_i >= threshold makes (i, j) a rank pair; >= 1
   double rank_weight, angle_weight;
   void* losses;                 // (rows)
   void* grads;                  // (rows, n) in the caller's order, or null: no gradient work
 };
+
+// pairwise_cpu.cpp. Uses up to `threads` threads where that pays; the result does not depend on how many.
+// Throws std::bad_alloc, and std::invalid_argument beyond 2^28 pairs.
+void pairwise_cpu(const PairwiseArgs& args, int threads);
+
+// pairwise_cuda.cu. Everything happens on `stream`; nothing is allocated and nothing is waited for.
+std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);
+void pairwise_cuda(const PairwiseArgs& args, void* workspace, void* stream);
 
 }  // namespace raoe

@@ -1,0 +1,294 @@
+"""Compiles csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
+
+Needs a C++ compiler, Python's headers and pybind11's, and for the CUDA module nvcc: no torch, no GPU. setup.py calls it;
+`python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its op folders' *_cpu.cpp
+or *_cuda*.cu plus bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
+
+Environment: RAOE_KERNELS_BUILD = auto (build what the tools found here can), none, cpu, cuda (both modules; like cpu an
+explicit wish, so that whatever hinders it is an error). RAOE_KERNELS_CUDA_ARCHS = "80,90,100". RAOE_KERNELS_WERROR = 1.
+RAOE_KERNELS_CACHE = where compiled objects are kept. MAX_JOBS. CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KINDS = ("cpu", "cuda")
+MODES = ("auto", "none", *KINDS)
+# sm_80 code also runs on sm_86 and sm_89; newer GPUs than the last compile its PTX when they first load it.
+CUDA_ARCHS = (80, 90, 100)
+KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since their last use
+# Kernels may assume that nobody reads errno or floating-point exceptions; nothing else of -ffast-math, ever.
+HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+WARNINGS = ["-Wall", "-Wextra"]
+
+
+class BuildError(Exception):
+    """A module cannot be built; the message says what is missing or what failed."""
+
+
+def mode(environ: Mapping[str, str]) -> str:
+    wish = environ.get("RAOE_KERNELS_BUILD") or "auto"
+    if wish not in MODES:
+        raise BuildError(f"RAOE_KERNELS_BUILD must be one of {', '.join(MODES)}, got {wish!r}")
+    return wish
+
+
+def obstacles(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Per module, why it will not be built here, or None. Looks for tools, compiles nothing."""
+    wish = mode(environ)
+    found: dict[str, str | None] = {}
+    for kind in KINDS:
+        found[kind] = None
+        if wish == "none" or (wish == "cpu" and kind == "cuda"):
+            found[kind] = f"it was built with RAOE_KERNELS_BUILD={wish}"
+            continue
+        try:
+            _binding_includes()
+            host_compiler(environ)
+            if kind == "cuda":
+                nvcc(environ)
+        except BuildError as error:
+            found[kind] = str(error)
+    return found
+
+
+def host_compiler(environ: Mapping[str, str]) -> list[str]:
+    if sys.platform not in ("linux", "darwin"):
+        raise BuildError(f"the compiled modules are built on Linux and macOS only, this is {sys.platform}")
+    if environ.get("CXX"):
+        command = shlex.split(environ["CXX"])
+        if shutil.which(command[0], path=environ.get("PATH")) is None:
+            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
+        return command
+    for name in ("g++", "c++", "clang++"):
+        path = shutil.which(name, path=environ.get("PATH"))
+        if path:
+            return [path]
+    raise BuildError("there is no C++ compiler: none of g++, c++, clang++ is on PATH and CXX is not set")
+
+
+def nvcc(environ: Mapping[str, str]) -> str:
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH")
+    if home:
+        path = shutil.which("nvcc", path=str(Path(home, "bin")))
+        if path is None:
+            raise BuildError(f"there is no CUDA compiler: CUDA_HOME={home} holds no bin/nvcc")
+        return path
+    path = shutil.which("nvcc", path=environ.get("PATH"))
+    if path is None:
+        raise BuildError("there is no CUDA compiler: nvcc is not on PATH and CUDA_HOME is not set")
+    return path
+
+
+def _binding_includes() -> list[str]:
+    include = sysconfig.get_paths()["include"]
+    if not Path(include, "Python.h").exists():
+        raise BuildError(f"Python's headers are not installed (no Python.h in {include})")
+    try:
+        import pybind11
+    except ImportError:
+        raise BuildError("pybind11 is not installed in the environment that builds") from None
+    return ["-isystem", include, "-isystem", pybind11.get_include()]
+
+
+def _sources(kind: str) -> tuple[Path, list[Path]]:
+    pattern = "*/*_cpu*.cpp" if kind == "cpu" else "*/*_cuda*.cu"
+    return ROOT / "csrc" / f"bindings_{kind}.cpp", sorted((ROOT / "csrc").glob(pattern))
+
+
+def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
+    """Architectures that this nvcc knows of those wished for, and its flags; PTX of the newest for what comes later."""
+    known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
+    wish = environ.get("RAOE_KERNELS_CUDA_ARCHS")
+    try:
+        archs = sorted({int(arch) for arch in re.split(r"[\s,;]+", wish.strip())}) if wish else list(CUDA_ARCHS)
+    except ValueError:
+        raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
+    unknown = [arch for arch in archs if arch not in known]
+    if wish and unknown:
+        raise BuildError(f"{compiler} does not know RAOE_KERNELS_CUDA_ARCHS {unknown}, only {sorted(known)}")
+    archs = [arch for arch in archs if arch in known] or [max(known)]
+    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"{shlex.join(command)} failed: {error}") from None
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    # pip shows this only with -v; the reason that stays readable is the one in the build info.
+    print(shlex.join(command), result.stdout, result.stderr, sep="\n", end="", flush=True)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
+        first = lines[0] if lines else f"exit status {result.returncode}"
+        raise BuildError(f"compiling failed: {shlex.join(command[:1])} … {Path(command[-1]).name}: {first.strip()}")
+
+
+def _jobs(environ: Mapping[str, str]) -> int:
+    if environ.get("MAX_JOBS"):
+        return max(1, int(environ["MAX_JOBS"]))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return cores
+    return max(1, min(cores, pages >> 31))  # one compilation of CUB takes up to 2 GiB
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    """Where objects are kept between builds; pip's isolated environments and their folders come and go."""
+    base = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home(), ".cache")
+    folder = Path(environ.get("RAOE_KERNELS_CACHE") or Path(base, "raoe_kernels"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="raoe_kernels_"))
+    for path in folder.glob("*.o"):
+        if time.time() - path.stat().st_mtime > KEEP_OBJECTS:
+            path.unlink(missing_ok=True)
+    return folder
+
+
+def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
+    """The compiled source, from the cache when nothing that goes into it has changed.
+
+    identity is what tells two compilations apart besides the files: flags and versions, not paths, which pip varies.
+    """
+    digest = hashlib.sha256("\0".join(identity).encode())
+    for path in [source, *sorted((ROOT / "csrc").rglob("*.h"))]:
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    target = cache / f"{source.stem}-{digest.hexdigest()[:24]}.o"
+    if target.exists():
+        os.utime(target)
+        return target
+    partial = target.with_suffix(f".{os.getpid()}.part.o")
+    _run([*command, "-o", str(partial), "-c", str(source)])
+    partial.replace(target)
+    return target
+
+
+class _Module:
+    """One compiled module on its way: compilations that run, then a link."""
+
+    def __init__(self, kind: str, environ: Mapping[str, str], cache: Path, pool: ThreadPoolExecutor) -> None:
+        self.kind, self.environ = kind, environ
+        self.started = time.monotonic()
+        compiler = host_compiler(environ)
+        werror = environ.get("RAOE_KERNELS_WERROR", "0") not in ("", "0")
+        flags = [*HOST_FLAGS, *WARNINGS, *(["-Werror"] if werror else []), *shlex.split(environ.get("CXXFLAGS", ""))]
+        self.info: dict[str, object] = {"compiler": _output([*compiler, "--version"]).splitlines()[0], "flags": flags}
+        identity = [*compiler, str(self.info["compiler"]), *flags, platform.machine()]
+        self.linker = [*compiler, *flags]
+        binding, sources = _sources(kind)
+        kernel, kernel_identity = [*compiler, *flags], identity
+        if kind == "cuda":
+            cuda = nvcc(environ)
+            archs, arch_flags = _arch_flags(cuda, environ)
+            cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else [])]
+            if environ.get("CXX"):
+                cuda_flags += ["-ccbin", compiler[0]]
+            passed = ["-fPIC", "-fvisibility=hidden", *WARNINGS, *(["-Werror"] if werror else [])]
+            release = _output([cuda, "--version"])
+            self.info |= {"nvcc": (re.findall(r"V[\d.]+", release) or [release])[-1], "archs": archs}
+            self.info |= {"ptx": archs[-1], "cuda_flags": cuda_flags}
+            kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(passed)]
+            more = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+            kernel_identity = [*identity, release, *cuda_flags, *passed, *more]
+            # nvcc knows where its own toolkit keeps the static runtime, without which a driver would be needed to import.
+            self.linker = [cuda, "-cudart", "static", *(["-ccbin", compiler[0]] if environ.get("CXX") else [])]
+        self.objects: list[Future[Path]] = [
+            pool.submit(_object, cache, source, kernel, kernel_identity) for source in sources
+        ]
+        import pybind11
+
+        python = [str(sysconfig.get_config_var("EXT_SUFFIX")), platform.python_version(), pybind11.__version__]
+        bind = [*compiler, *flags, *_binding_includes()]
+        self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, *python]))
+
+    def link(self, target: Path) -> dict[str, object]:
+        objects = [str(future.result()) for future in self.objects]
+        extra = ["-Xlinker", "-undefined", "-Xlinker", "dynamic_lookup"] if sys.platform == "darwin" else []
+        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+        _run([*self.linker, "-shared", *extra, *shlex.split(self.environ.get("LDFLAGS", "")), "-o", str(partial), *objects])
+        partial.replace(target)  # a running process may have the old one mapped
+        return {"built": True, **self.info, "seconds": round(time.monotonic() - self.started, 1)}
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, "-dirty" where the compiled sources differ from it; None outside a checkout."""
+    try:
+        if Path(_output(["git", "-C", str(ROOT), "rev-parse", "--show-toplevel"])).resolve() != ROOT:
+            return None
+        dirty = _output(["git", "-C", str(ROOT), "status", "--porcelain", "--", "csrc"])
+        return _output(["git", "-C", str(ROOT), "rev-parse", "HEAD"]) + ("-dirty" if dirty else "")
+    except BuildError:
+        return None
+
+
+def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
+    """Put the modules and _build_info.json into the folder `package`, and take away what this build does not make."""
+    wish, missing = mode(environ), obstacles(environ)
+    modules: dict[str, dict[str, object]] = {}
+    running: dict[str, _Module] = {}
+    cache = _cache(environ)
+    package.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(_jobs(environ)) as pool:
+        for kind in reversed(KINDS):  # nvcc takes longest and goes first
+            try:
+                if missing[kind] is not None:
+                    raise BuildError(missing[kind])
+                running[kind] = _Module(kind, environ, cache, pool)
+            except BuildError as error:
+                modules[kind] = {"built": False, "reason": str(error)}
+        for kind in KINDS:
+            target = package / f"_native_{kind}{sysconfig.get_config_var('EXT_SUFFIX')}"
+            target.unlink(missing_ok=True)
+            if kind in running:
+                try:
+                    modules[kind] = running[kind].link(target)
+                except BuildError as error:
+                    modules[kind] = {"built": False, "reason": str(error)}
+    for kind in KINDS if wish == "cuda" else KINDS[:1] if wish == "cpu" else ():
+        if not modules[kind]["built"]:
+            raise BuildError(f"RAOE_KERNELS_BUILD={wish} cannot be met: {modules[kind]['reason']}")
+    info = {
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "platform": sysconfig.get_platform(),
+        "requested": wish,
+        "modules": {kind: modules[kind] for kind in KINDS},
+    }
+    (package / "_build_info.json").write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    for kind in KINDS:
+        print(f"raoe_kernels._native_{kind}:", modules[kind].get("reason") or "built", flush=True)
+    return info
+
+
+if __name__ == "__main__":
+    try:
+        build(ROOT / "raoe_kernels", os.environ)
+    except BuildError as error:
+        sys.exit(f"error: {error}")

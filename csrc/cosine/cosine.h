@@ -1,0 +1,42 @@
+// Cosine similarity of each row of a with the same row of b, as the compiled drivers receive it.
+#pragma once
+
+#include <cstdint>
+
+#include "../types.h"
+
+namespace raoe {
+
+// Rows have unit inner stride; stride_a and stride_b count elements between the starts of rows.
+// Results are float, or double where the rows are f64.
+struct CosineArgs {
+  const void* a;                // (rows, columns)
+  const void* b;                // (rows, columns)
+  std::int64_t rows, columns, stride_a, stride_b;
+  Float type;                   // the CPU driver takes f32 and f64 only
+  double eps;                   // a norm <= eps makes all three results of the row 0
+  void* c;                      // (rows)
+  void* inverse_a;              // (rows), 1 / |a|
+  void* inverse_b;              // (rows), 1 / |b|
+};
+
+struct CosineGradArgs {
+  const void* grad;             // (rows), of c's type
+  const void* a;
+  const void* b;
+  std::int64_t rows, columns, stride_a, stride_b;
+  Float type;
+  const void* c;                // what the forward pass returned
+  const void* inverse_a;
+  const void* inverse_b;
+  void* grad_a;                 // (rows, columns) contiguous, of the rows' type; or null: not wanted
+  void* grad_b;
+};
+
+void cosine_cpu(const CosineArgs& args, int threads);
+void cosine_grad_cpu(const CosineGradArgs& args, int threads);
+
+void cosine_cuda(const CosineArgs& args, void* stream);
+void cosine_grad_cuda(const CosineGradArgs& args, void* stream);
+
+}  // namespace raoe

@@ -1,0 +1,115 @@
+// The formulas of the pairwise losses, for host and device alike.
+//
+// Positions are those of the pairs sorted by score. A run is a maximal range of equal scores: `first` and `last` are the
+// positions of its ends and `index` counts the runs before it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "pairwise.h"
+
+namespace raoe {
+
+// ---- Scores as unsigned integers in the same order; -0.0 and 0.0 are one key. ----
+
+template <class To, class From>
+RAOE_HD To bits_of(From value) {
+  static_assert(sizeof(To) == sizeof(From), "a bit pattern keeps its size");
+  To result;
+  memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+RAOE_HD bool is_nan(float x) { return x != x; }
+RAOE_HD bool is_nan(double x) { return x != x; }
+RAOE_HD bool is_nan(std::int64_t) { return false; }
+
+// The sign decides the direction. Adding 0 turns -0.0 into 0.0; where a NaN goes does not matter, callers look for it.
+RAOE_HD std::uint32_t orderable(float score) {
+  const std::int32_t bits = bits_of<std::int32_t>(score + 0.0f);
+  return static_cast<std::uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
+}
+RAOE_HD std::uint64_t orderable(double score) {
+  const std::int64_t bits = bits_of<std::int64_t>(score + 0.0);
+  return static_cast<std::uint64_t>(bits ^ ((bits >> 63) | INT64_MIN));
+}
+RAOE_HD std::uint64_t orderable(std::int64_t score) { return static_cast<std::uint64_t>(score ^ INT64_MIN); }
+
+// ---- Ranks. Twice a rank is an integer under every rule, counted from 0; it never decreases along the order. ----
+
+RAOE_HD std::int64_t doubled_rank(Ties ties, std::int64_t position, std::int64_t first, std::int64_t last,
+                                  std::int64_t index) {
+  switch (ties) {
+    case Ties::average: return first + last;
+    case Ties::min: return 2 * first;
+    case Ties::max: return 2 * last;
+    case Ties::dense: return 2 * index;
+    default: return 2 * position;  // ordinal
+  }
+}
+
+// How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends. For every
+// rule but dense. Runs before the one that holds position m = floor(bound / 2) end at m - 1 or earlier, so their doubled
+// rank is at most 2 (m - 1); runs behind it start at m + 1 or later, so theirs is at least 2 (m + 1) > bound. Only m's
+// own run has to be looked at. The caller gets m from `prefix_probe`, and the run of m from its tables.
+RAOE_HD std::int64_t prefix_probe(std::int64_t bound) { return bound >> 1; }  // bound < 0: nothing is before, no probe
+RAOE_HD std::int64_t prefix_end(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
+  const std::int64_t m = prefix_probe(bound);
+  if (ties == Ties::ordinal) return m + 1;
+  return doubled_rank(ties, m, first, last, 0) <= bound ? last + 1 : first;
+}
+
+// The first position with a doubled rank >= bound: where the suffix of an i with rank bound - threshold starts. For
+// every rule but dense, by the same argument with m = ceil(bound / 2); from m >= n on, nothing is left.
+RAOE_HD std::int64_t suffix_probe(std::int64_t bound) { return (bound + 1) >> 1; }
+RAOE_HD std::int64_t suffix_start(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
+  const std::int64_t m = suffix_probe(bound);
+  if (ties == Ties::ordinal) return m;
+  return doubled_rank(ties, m, first, last, 0) >= bound ? first : last + 1;
+}
+// Dense ranks count runs: the prefix is the runs 0 .. floor(bound / 2), the suffix the runs from ceil(bound / 2) on.
+
+// ---- The angle. ----
+
+template <class T>
+RAOE_HD T clip_bound() {
+  // In T's own arithmetic, so that every backend clips the same values.
+  return T(1) - T(1e-6);
+}
+
+// Neither clipped nor NaN.
+template <class T>
+RAOE_HD bool inside_clip(T c) {
+  return c > -clip_bound<T>() && c < clip_bound<T>();
+}
+
+template <class T>
+RAOE_HD T clip(T c) {
+  const T bound = clip_bound<T>();
+  return c < -bound ? -bound : (c > bound ? bound : c);  // NaN passes
+}
+
+template <class T>
+RAOE_HD T angle(T c) {
+  using std::acos;
+  return acos(clip(c));
+}
+
+// d(-theta)/dc = 1 / sqrt(1 - c^2), 0 where the clip is active. (1 - c)(1 + c) keeps its digits near +-1.
+template <class T>
+RAOE_HD T angle_slope(T c) {
+  using std::sqrt;
+  return inside_clip(c) ? T(1) / sqrt((T(1) - c) * (T(1) + c)) : T(0);
+}
+
+// log(1 + Z) from log Z; exactly 0 at -inf.
+template <class T>
+RAOE_HD T softplus(T log_z) {
+  using std::exp;
+  using std::log1p;
+  return log_z > T(0) ? log_z + log1p(exp(-log_z)) : log1p(exp(log_z));
+}
+
+}  // namespace raoe
