@@ -65,7 +65,7 @@ class DataConfig:
     dev: str | None = _field(None, "source of development pairs; the model with the best Spearman there is kept")
     input: str | None = _field(None, "source to score or to encode")
     dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
-    columns: dict[str, str] = _field({}, "our column name: its name in the file")
+    columns: dict[str, Any] = _field({}, "our column name: its name in the file")
     labels: dict[str, int] | None = _field(None, "label word: class number (larger = less related)")
     score_scale: list[float] = _field([], "lowest and highest score of data.train; two numbers, or two for each source")
     on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")

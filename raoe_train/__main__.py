@@ -1,0 +1,8 @@
+"""``python -m raoe_train`` is ``raoe-train``."""
+
+import sys
+
+from raoe_train.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

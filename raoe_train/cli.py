@@ -1,0 +1,117 @@
+"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python, ``run``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import JOBS, RECIPES, keys, load
+
+# The function of each job; it takes the job's configuration. Imported when asked for.
+FUNCTIONS = {
+    "train": "raoe_train.training:train",
+    "score": "raoe_train.scoring:score",
+    "evaluate": "raoe_train.evaluation:evaluate",
+    "encode": "raoe_train.evaluation:encode",
+    "sweep": "raoe_train.sweep:sweep",
+}
+PLANNED = ("generate", "mine", "report", "export", "check")
+
+
+def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
+    """Do a job and return what it wrote.
+
+    Args:
+        job: train, score, evaluate, encode or sweep.
+        recipe: a YAML path or the name of a shipped recipe.
+        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted (``**{"training.epochs": 1}``).
+
+    Raises:
+        ValueError: an unknown job, recipe or key, or a value that cannot be.
+        FileNotFoundError: a file that is not there.
+    """
+    if job in PLANNED:
+        raise ValueError(f"job {job!r} is not available yet; there are: {', '.join(JOBS)}")
+    config = load(job, recipe, overrides)
+    module, name = FUNCTIONS[job].split(":")
+    return getattr(importlib.import_module(module), name)(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit status is 0 only if the job did all it was asked."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if words else 2
+    job, rest = words[0], words[1:]
+    if job in JOBS and any(word in ("-h", "--help") for word in rest):
+        print(_job_help(job))
+        return 0
+    debug = "--traceback" in rest
+    rest = [word for word in rest if word != "--traceback"]
+    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
+    try:
+        result = run(job, recipe, **parse_options(rest))
+    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+        if debug:
+            raise
+        print(f"raoe-train: {_explain(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("raoe-train: interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 1 if isinstance(result, dict) and result.get("failed") else 0
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """``--key value …`` as a mapping: no value is True, several or repeated ones are a list."""
+    options: dict[str, Any] = {}
+    key = None
+    given: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            given.setdefault(key.replace("-", "_"), []).extend([value] if equals else [])
+            key = key.replace("-", "_")
+        elif key is None:
+            raise ValueError(f"expected --section.key, got {word!r}")
+        else:
+            given[key].append(word)
+    for key, values in given.items():
+        options[key] = True if not values else values[0] if len(values) == 1 else values
+    return options
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("raoe_"):
+        return f"{error.name} is not installed; pip install 'raoe[train]' brings what raoe-train needs"
+    return str(error) or type(error).__name__
+
+
+def _help() -> str:
+    lines = [
+        "usage: raoe-train JOB [RECIPE] [--section.key value …]",
+        "",
+        "JOB is one of:",
+        *(f"  {job:<9} {config.__doc__}" for job, config in JOBS.items()),
+        f"not available yet: {', '.join(PLANNED)}",
+        "",
+        f"RECIPE is a YAML file, or one of: {', '.join(sorted(path.stem for path in RECIPES.glob('*.yaml')))}",
+        "",
+        "raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.",
+    ]
+    return "\n".join(lines)
+
+
+def _job_help(job: str) -> str:
+    lines = [f"usage: raoe-train {job} [RECIPE] [--section.key value …]", "", str(JOBS[job].__doc__), ""]
+    for key, _, default, text in keys(JOBS[job]):
+        lines.append(f"  --{key:<28} {text} [{default if default not in ([], {}) else '-'}]")
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""Batches of sentence pairs with a score and an NLI label each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+
+
+@dataclass
+class ScoreLabelCollator(SentenceTransformerDataCollator):
+    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
+    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two that are there.
+
+    Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related).
+    A dataset with neither or other label columns is collated as sentence-transformers does it.
+
+    Pass it prompts as the trainer's own collator gets them::
+
+        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
+
+    Raises:
+        ValueError: a label that is no known word or whole number, or a score that is no number.
+    """
+
+    label_names: Mapping[str, int] = field(default_factory=lambda: dict(NLI_LABELS))
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        columns = features[0] if features else {}
+        if "score" not in columns or isinstance(columns.get("label"), (list, torch.Tensor)):
+            return super().__call__(features)
+        labels = {"score": torch.tensor([_score(row["score"]) for row in features])}
+        if "label" in columns:
+            labels["label"] = torch.tensor([self._label(row["label"]) for row in features])
+        rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
+        batch = super().__call__(rest)
+        batch["label"] = labels
+        return batch
+
+    def _label(self, value: Any) -> int:
+        if isinstance(value, str):
+            if value not in self.label_names:
+                raise ValueError(f"label {value!r} is none of {', '.join(self.label_names)}")
+            return self.label_names[value]
+        if value is None or int(value) != value:
+            raise ValueError(f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}")
+        return int(value)
+
+
+def _score(value: Any) -> float:
+    if value is None or isinstance(value, str):
+        raise ValueError(f"a score must be a number, got {value!r}")
+    return float(value)

@@ -1,0 +1,387 @@
+"""``raoe-train train``: a recipe run on SentenceTransformerTrainer, resumable, leaving one directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import logging
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import TRAINING_NAMES, TrainConfig, to_dict
+
+logger = logging.getLogger(__name__)
+
+# What other names for training arguments mean, and keys of `training` that are ours.
+SHORT_NAMES = {short: long for long, short in TRAINING_NAMES.items()}
+OWN_KEYS = ("patience",)
+# loss.name: (class in raoe_train.losses, keys of LossConfig that it takes)
+LOSSES = {
+    "raoe": ("RAOELoss", ("margin", "ties", "gate", "rank_weight", "angle_weight")),
+    "rank_margin": ("RankMarginLoss", ("margin", "ties")),
+    "gated_angular": ("GatedAngularLoss", ("gate",)),
+    "cosent": ("CoSENTLoss", ()),
+    "angle": ("AnglELoss", ()),
+    "mse": (None, ()),
+}
+DEV_METRIC = "eval_dev_spearman_cosine"
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Train an encoder and save it, with recipe.yaml, metrics.json, log.jsonl and run.png, in ``config.output``.
+
+    Run again with the same configuration it goes on where it stopped; a finished run is returned at once.
+
+    Returns:
+        What metrics.json holds: {"before": dev metrics of the starting encoder, "after": of the saved one, "tasks": …}.
+
+    Raises:
+        ValueError: a setting that cannot be, or an output that holds another run's files.
+        FileNotFoundError: data or a model that is not there.
+    """
+    _check(config)
+    output = Path(config.output or "")
+    finished = claim_output(output, config)
+    if finished is not None:
+        print(f"{output} is finished; nothing to do")
+        return finished
+
+    import torch
+    from transformers import set_seed
+    from transformers.trainer_callback import EarlyStoppingCallback
+
+    from raoe_train.collator import ScoreLabelCollator
+    from raoe_train.encoder import SCRATCH, load_encoder
+    from sentence_transformers import SentenceTransformerTrainer
+
+    started = time.time()
+    seed = int(config.training.get("seed", 42))
+    set_seed(seed)
+    datasets, texts = _read_training_data(config, seed)
+    initial = output / "initial"
+    model_config = config.model
+    if config.model.name == SCRATCH and (initial / "modules.json").is_file():
+        model_config = dataclasses.replace(config.model, name=str(initial))
+    model = load_encoder(model_config, sentences=texts, seed=seed)
+    if model_config.name == SCRATCH:
+        model.save_pretrained(str(initial), create_model_card=False)
+    evaluator = _dev_evaluator(config)
+    args = _arguments(config, output, has_dev=evaluator is not None)
+    collator = ScoreLabelCollator(
+        preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
+    )
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=args,
+        train_dataset=datasets,
+        loss=_loss(config, model),
+        evaluator=evaluator,
+        data_collator=None if config.loss.name == "mse" else collator,
+        callbacks=[_log_writer(output / "log.jsonl")],
+    )
+    if config.training.get("patience") is not None:
+        trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
+    before = _dev_metrics(evaluator, model)
+    if before:
+        print(f"dev Spearman before training: {100 * before['spearman']:.2f}")
+    trainer.train(resume_from_checkpoint=_last_checkpoint(Path(args.output_dir)))
+    metrics: dict[str, Any] = {
+        "before": before,
+        "after": _dev_metrics(evaluator, model),
+        "steps": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "best_step": trainer.state.best_global_step,
+        "seconds": round(time.time() - started, 1),
+        "pairs": {name: len(dataset) for name, dataset in datasets.items()},
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+    if not trainer.is_world_process_zero():
+        return metrics
+    model.save_pretrained(str(output))
+    if config.evaluation.tasks:
+        from raoe_train.evaluation import evaluate_encoder
+
+        metrics["tasks"] = evaluate_encoder(
+            model, config.evaluation.tasks, config.data.dir, config.evaluation.batch_size
+        )
+    _plot(trainer.state.log_history, output / "run.png")
+    _write_json(output / "metrics.json", metrics)
+    shutil.rmtree(args.output_dir, ignore_errors=True)  # the run is finished: nothing to resume
+    if metrics["after"]:
+        print(f"dev Spearman after training:  {100 * metrics['after']['spearman']:.2f}")
+    print(f"saved to {output}")
+    return metrics
+
+
+def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """Make `output` this run's directory; its metrics if it holds this very run, finished.
+
+    ValueError where another recipe's run, or anything else, is in the way and ``config.overwrite`` is not set.
+    """
+    import yaml
+
+    recipe = output / "recipe.yaml"
+    ours = _identity(to_dict(config))
+    if recipe.is_file():
+        theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
+        if theirs == ours:
+            done = output / "metrics.json"
+            return json.loads(done.read_text(encoding="utf-8")) if done.is_file() else None
+        if not config.overwrite:
+            changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+            raise ValueError(
+                f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
+                "choose another output, or --overwrite it"
+            )
+    elif output.is_dir() and any(output.iterdir()) and not config.overwrite:
+        raise ValueError(f"{output} is not empty and holds no run of ours; choose another output, or --overwrite")
+    for name in ("checkpoints", "initial"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
+        (output / name).unlink(missing_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = output / "recipe.yaml.part"
+    temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    temporary.replace(recipe)
+    return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides about numbers."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"python": sys.version.split()[0]}
+    for package in ("raoe", "torch", "transformers", "sentence-transformers"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _identity(values: dict[str, Any]) -> dict[str, Any]:
+    # What does not change the result: where it goes, what it may replace, what is measured afterwards.
+    values = {key: value for key, value in values.items() if key not in ("output", "overwrite")}
+    flat: dict[str, Any] = {}
+    for section, value in values.items():
+        flat.update({f"{section}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {section: value})
+    return {key: value for key, value in flat.items() if key != "model.device"}
+
+
+def _check(config: TrainConfig) -> None:
+    if not config.output:
+        raise ValueError("--output is missing: the directory to write to")
+    if not config.data.train:
+        raise ValueError("--data.train is missing: the pairs to train on")
+    if config.loss.name not in LOSSES:
+        raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}, got {config.loss.name!r}")
+    taken = LOSSES[config.loss.name][1]
+    for key in ("margin", "ties", "gate", "rank_weight", "angle_weight"):
+        if getattr(config.loss, key) is not None and key not in taken:
+            raise ValueError(f"loss.{key} means nothing to loss.name={config.loss.name}; leave it out (null)")
+    if config.loss.name == "mse" and (config.loss.mini_batch_size or config.loss.gather_across_devices):
+        raise ValueError("loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs")
+    if config.training.get("patience") is not None and not config.data.dev:
+        raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    scale = config.data.score_scale
+    if scale and len(scale) not in (2, 2 * len(config.data.train)):
+        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
+
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    known = {field.name for field in dataclasses.fields(SentenceTransformerTrainingArguments) if field.init}
+    for key in config.training:
+        if key not in known and key not in SHORT_NAMES and key not in OWN_KEYS:
+            close = difflib.get_close_matches(key, [*known, *SHORT_NAMES, *OWN_KEYS], n=1, cutoff=0.5)
+            hint = f" (did you mean training.{close[0]}?)" if close else ""
+            raise ValueError(f"unknown key training.{key}{hint}")
+        if key == "output_dir":
+            raise ValueError("training.output_dir is output/checkpoints; set output")
+
+
+def _needs_label(config: TrainConfig) -> bool:
+    return config.loss.name in ("raoe", "gated_angular") and config.loss.gate != "score"
+
+
+def _read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
+    """(DatasetDict of one dataset a source, all sentences)."""
+    from datasets import DatasetDict
+
+    from raoe_train.data import read_pairs
+
+    data, scale = config.data, config.data.score_scale
+    require = ("score", "label") if _needs_label(config) else ("score",)
+    datasets: dict[str, Any] = {}
+    texts: list[str] = []
+    for number, source in enumerate(data.train):
+        lowest_highest = (scale[2 * number : 2 * number + 2] or scale[:2]) if scale else None
+        pairs = read_pairs(
+            source,
+            columns=data.columns or None,
+            labels=data.labels,
+            score_scale=lowest_highest,
+            on_error=data.on_error,
+            require=require,
+        )
+        dataset = pairs.to_dataset().select_columns(["sentence1", "sentence2", *require])
+        if data.max_rows is not None and len(dataset) > data.max_rows:
+            dataset = dataset.shuffle(seed=seed).select(range(data.max_rows)).flatten_indices()
+        if config.loss.name == "mse":
+            dataset = _to_unit_scores(dataset, lowest_highest, source)
+        name = Path(source).name
+        datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
+        texts += [*dataset["sentence1"], *dataset["sentence2"]]
+        print(f"{source}: {len(dataset)} pairs{_counts(pairs)}")
+    return DatasetDict(datasets), texts
+
+
+def _counts(pairs: Any) -> str:
+    dropped = (getattr(pairs, "counts", None) or {}).get("dropped") or {}
+    return "".join(f", {number} dropped ({reason})" for reason, number in dropped.items())
+
+
+def _to_unit_scores(dataset: Any, scale: list[float] | None, source: str) -> Any:
+    scores = dataset["score"]
+    if scale is None:
+        if min(scores) < -1 or max(scores) > 1:
+            raise ValueError(
+                f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to {max(scores)}; "
+                "declare data.score_scale LOWEST HIGHEST"
+            )
+        return dataset
+    lowest, highest = scale
+    unit = [(score - lowest) / (highest - lowest) for score in scores]
+    return dataset.remove_columns("score").add_column("score", unit)
+
+
+def _loss(config: TrainConfig, model: Any) -> Any:
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
+
+    import raoe_train.losses as losses
+
+    chosen, (name, keys) = config.loss, LOSSES[config.loss.name]
+    if name is None:
+        loss = CosineSimilarityLoss(model)
+    else:
+        settings = {key: getattr(chosen, key) for key in keys if getattr(chosen, key) is not None}
+        loss = getattr(losses, name)(
+            model,
+            scale=chosen.scale,
+            mini_batch_size=chosen.mini_batch_size,
+            gather_across_devices=chosen.gather_across_devices,
+            **settings,
+        )
+    return MatryoshkaLoss(model, loss, chosen.matryoshka_dims) if chosen.matryoshka_dims else loss
+
+
+def _arguments(config: TrainConfig, output: Path, *, has_dev: bool) -> Any:
+    import torch
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    given = {SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS}
+    when = given.get("eval_strategy", "epoch" if has_dev else "no")
+    settings: dict[str, Any] = {
+        "seed": 42,
+        "logging_steps": 10,
+        "report_to": "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+        "eval_strategy": when,
+        # A checkpoint for each evaluation, so that the best model is one that was kept.
+        "save_strategy": when if when != "no" else "epoch",
+        "save_steps": given.get("eval_steps", 500),
+        "save_total_limit": 2,
+        "load_best_model_at_end": has_dev and when != "no",
+        "metric_for_best_model": DEV_METRIC if has_dev else None,
+        "greater_is_better": True if has_dev else None,
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        "use_cpu": config.model.device == "cpu",
+        "prompts": config.model.prompt,
+        "restore_callback_states_from_checkpoint": config.training.get("patience") is not None,
+        **given,
+    }
+    if settings.get("gradient_accumulation_steps", 1) > 1 and config.loss.name != "mse":
+        logger.warning(
+            "gradient accumulation does not enlarge the batch that pairs are ranked in; "
+            "loss.mini_batch_size does, at the same memory"
+        )
+    return SentenceTransformerTrainingArguments(output_dir=str(output / "checkpoints"), **settings)
+
+
+def _dev_evaluator(config: TrainConfig) -> Any:
+    if not config.data.dev:
+        return None
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+    from raoe_train.data import read_pairs
+
+    pairs = read_pairs(
+        config.data.dev, columns=config.data.columns or None, on_error=config.data.on_error, require=("score",)
+    )
+    return EmbeddingSimilarityEvaluator(
+        pairs.sentence1,
+        pairs.sentence2,
+        pairs.score,
+        batch_size=config.evaluation.batch_size,
+        main_similarity="cosine",
+        similarity_fn_names=["cosine"],
+        name="dev",
+        write_csv=False,
+    )
+
+
+def _dev_metrics(evaluator: Any, model: Any) -> dict[str, float]:
+    if evaluator is None:
+        return {}
+    found = evaluator(model)
+    return {name: float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+
+
+def _last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end (its state comes last)."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
+    for path in found:
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        print(f"going on from {path}")
+        return str(path)
+    return None
+
+
+def _log_writer(path: Path) -> Any:
+    from transformers import TrainerCallback
+
+    class LogWriter(TrainerCallback):
+        """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                path.write_text("".join(json.dumps(entry) + "\n" for entry in state.log_history), encoding="utf-8")
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(state.log_history[-1]) + "\n")
+
+    return LogWriter()
+
+
+def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
+    try:
+        from raoe_train.plots import plot_run
+
+        plot_run(log_history, path)
+    except ImportError as error:
+        logger.warning("no %s: %s", path.name, error)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
