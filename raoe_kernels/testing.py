@@ -1,0 +1,62 @@
+"""The rule by which a kernel counts as correct, for this package's tests and for those of anyone's own kernels.
+
+    err(kernel, truth) <= factor x err(plain, truth) + floor
+
+truth is a float64 reference, plain the same formula in plain PyTorch at the kernel's own dtype, err the largest absolute
+difference, and floor a few roundings. So the rule asks for what the dtype can give and no looser number is ever chosen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
+
+
+def error(actual: Tensor, truth: Tensor) -> float:
+    """Largest absolute difference in float64; infinite where one of the two is not finite and they differ."""
+    if actual.shape != truth.shape:
+        raise AssertionError(f"shape {tuple(actual.shape)} is not the reference's {tuple(truth.shape)}")
+    if truth.numel() == 0:
+        return 0.0
+    a, t = actual.detach().double().cpu(), truth.detach().double().cpu()
+    same = (a == t) | (a.isnan() & t.isnan())
+    return torch.where(same, 0.0, (a - t).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)).max().item()
+
+
+def assert_accurate(
+    name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float
+) -> None:
+    """The rule. On failure the worst element is shown three ways."""
+    ours, theirs = error(actual, truth), error(plain, truth)
+    allowed = factor * theirs + floor
+    if ours <= allowed:
+        return
+    worst = (actual.detach().double().cpu() - truth.double().cpu()).abs().nan_to_num(nan=torch.inf).argmax().item()
+    shown = [x.detach().double().flatten()[worst].item() for x in (actual, plain, truth)]
+    raise AssertionError(
+        f"{name}: error {ours:.3g} exceeds {factor:g} x {theirs:.3g} (plain torch) + {floor:.3g}; "
+        f"at element {worst}: kernel {shown[0]!r}, plain {shown[1]!r}, float64 {shown[2]!r}"
+    )
+
+
+def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor) -> None:
+    """A loss: twice plain's error plus a few roundings of the result."""
+    floor = ULPS * torch.finfo(actual.dtype).eps * truth.abs().max().item()
+    assert_accurate("loss", actual, plain, truth, factor=LOSS_FACTOR, floor=floor)
+
+
+def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
+    """A gradient: three times plain's error plus a few roundings of the largest exponent it went through.
+
+    exponent_range is tau x (max - min) of what stands in the exponents, 0 for ops without them.
+    """
+    largest = truth.abs().max().item() if truth.numel() else 0.0
+    eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(_wide(actual.dtype)).eps)
+    floor = ULPS * eps * (1 + exponent_range) * largest
+    assert_accurate("gradient", actual, plain, truth, factor=GRADIENT_FACTOR, floor=floor)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32

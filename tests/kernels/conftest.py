@@ -1,0 +1,41 @@
+"""Where the kernels' tests run: every backend on every device there is, with fresh buffers poisoned."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
+
+import raoe_kernels  # noqa: E402
+from raoe_kernels._dispatch import NAMES  # noqa: E402
+
+DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
+# Triton's interpreter and compiled Triton exclude each other in one process.
+PLACES = [(d, b) for d in DEVICES for b in NAMES if not (HAS_GPU and d == "cpu" and b == "triton")]
+
+
+@pytest.fixture(params=PLACES, ids=[f"{d}-{b}" for d, b in PLACES])
+def place(request):
+    """(device, backend name) of one run of a test; a backend that should be here and is not fails the test."""
+    device, backend = request.param
+    reason = raoe_kernels.backends(device)["raoe_loss"][backend]
+    if reason is not True:
+        if backend == "native" and os.environ.get("RAOE_KERNELS_BUILD") != "none" and device == "cpu":
+            pytest.fail(f"the native backend is missing: {reason}")
+        pytest.skip(f"{backend} on {device}: {reason}")
+    return request.param
+
+
+@pytest.fixture
+def poisoned():
+    """Every buffer that torch makes without a value starts as NaN, or as the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(3).isnan().all() and torch.ones(2).new_empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -1,0 +1,145 @@
+"""pairwise_cosine: every backend x dtype against the float64 reference, its edges, its gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from raoe_kernels import pairwise_cosine
+from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
+
+
+def rows(shape, dtype, device, seed=0):
+    seeded = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=seeded, dtype=torch.float64).to(dtype).to(device) for _ in range(2)]
+
+
+def run(a, b, backend):
+    a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+    c = pairwise_cosine(a, b, backend=backend)
+    upstream = torch.linspace(-2, 3, len(c), dtype=c.dtype, device=c.device)
+    return c.detach(), *torch.autograd.grad(c, (a, b), upstream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+def test_against_the_reference(shape, dtype, place, poisoned):
+    device, backend = place
+    ours = run(*rows(shape, dtype, device), backend)
+    plain = run(*rows(shape, dtype, "cpu"), "reference")
+    truth = run(*(x.double() for x in rows(shape, dtype, "cpu")), "reference")
+    assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert ours[1].dtype == ours[2].dtype == dtype
+    shortest = min(x.double().norm(dim=1).min().item() for x in rows(shape, dtype, "cpu"))
+    for name, factor, x, p, t in zip(
+        ("c", "grad a", "grad b"), (LOSS_FACTOR, GRADIENT_FACTOR, GRADIENT_FACTOR), ours, plain, truth, strict=True
+    ):
+        # the roundings are of the terms that cancel (all of them at D = 1): unit rows, times upstream / norm
+        floor = ULPS * torch.finfo(x.dtype).eps * (1.0 if name == "c" else max(3 / shortest, t.abs().max().item()))
+        assert_accurate(name, x, p, t, factor=factor, floor=floor)
+
+
+def test_is_torch_s_cosine_similarity(place):
+    device, backend = place
+    a, b = rows((6, 20), torch.float64, device)
+    torch.testing.assert_close(pairwise_cosine(a, b, backend=backend), F.cosine_similarity(a, b))
+
+
+def test_by_hand(place):
+    device, backend = place
+    a = torch.tensor([[3.0, 4.0], [1.0, 0.0], [2.0, 2.0]], dtype=torch.float64, device=device)
+    b = torch.tensor([[4.0, 3.0], [0.0, 5.0], [-1.0, -1.0]], dtype=torch.float64, device=device)
+    c, grad_a, _ = run(a, b, backend)
+    assert c.tolist() == pytest.approx([24 / 25, 0, -1], abs=1e-15)
+    # upstream -2, 0.5, 3: dc/da = b / (|a| |b|) - c a / |a|^2
+    by_hand = [-2 * (4 / 25 - 24 / 25 * 3 / 25), -2 * (3 / 25 - 24 / 25 * 4 / 25), 0, 0.5, 0, 0]
+    assert grad_a.flatten().tolist() == pytest.approx(by_hand, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_zero_rows_have_similarity_and_gradient_zero(dtype, place, poisoned):
+    device, backend = place
+    a, b = rows((6, 40), dtype, device)
+    a[1], b[2], a[3], b[3] = 0, 0, 0, 0
+    if dtype != torch.float16:
+        a[4] = 1e-10
+    c, grad_a, grad_b = run(a, b, backend)
+    dead = [1, 2, 3] + ([4] if dtype != torch.float16 else [])
+    alive = [i for i in range(6) if i not in dead]
+    for x in (c, grad_a, grad_b):
+        assert x[dead].eq(0).all() and x[alive].ne(0).any()
+
+
+def test_eps_is_a_bound_on_the_norm(place):
+    device, backend = place
+    a = torch.tensor([[0.3, 0.4], [0.3, 0.5]], device=device)
+    ones = torch.ones(2, 2, device=device)
+    c = pairwise_cosine(a, ones, eps=0.51, backend=backend)
+    assert c[0] == 0 and c[1] > 0.9
+
+
+def test_rows_of_a_wider_matrix_and_other_strides(place, poisoned):
+    device, backend = place
+    a, b = rows((7, 33), torch.float32, device)
+    expected = run(a, b, backend)
+    wide = torch.full((7, 80), 9.0, device=device)
+    wide[:, 5:38] = a
+    columns = b.t().contiguous()
+    wide.requires_grad_()
+    columns.requires_grad_()
+    c = pairwise_cosine(wide[:, 5:38], columns.t(), backend=backend)
+    grad_wide, grad_columns = torch.autograd.grad(c, (wide, columns), torch.linspace(-2, 3, 7, device=device))
+    torch.testing.assert_close(c, expected[0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(grad_wide[:, 5:38], expected[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grad_columns.t(), expected[2], rtol=1e-5, atol=1e-6)
+    assert grad_wide[:, :5].eq(0).all() and grad_wide[:, 38:].eq(0).all()
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
+def test_partial_gradients(needs, place):
+    device, backend = place
+    inputs = rows((4, 9), torch.float32, device)
+    both = run(*inputs, backend)[1:]
+    for x, need in zip(inputs, needs, strict=True):
+        x.requires_grad_(need)
+    c = pairwise_cosine(*inputs, backend=backend)
+    assert c.requires_grad == any(needs)
+    if any(needs):
+        c.backward(torch.linspace(-2, 3, 4, device=device))
+    for x, need, expected in zip(inputs, needs, both, strict=True):
+        assert torch.equal(x.grad, expected) if need else x.grad is None
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0)])
+def test_empty(shape, place):
+    device, backend = place
+    a, b = (torch.zeros(shape, device=device, requires_grad=True) for _ in range(2))
+    c = pairwise_cosine(a, b, backend=backend)
+    c.sum().backward()
+    assert c.shape == shape[:1] and c.eq(0).all() and a.grad.shape == shape
+
+
+def test_nan_stays_in_its_row(place):
+    device, backend = place
+    a, b = rows((3, 8), torch.float32, device)
+    a[1, 3] = torch.nan
+    c, grad_a, grad_b = run(a, b, backend)
+    for x in (c, grad_a, grad_b):
+        assert x[1].isnan().all() and x[[0, 2]].isfinite().all()
+
+
+def test_gradcheck(place):
+    device, backend = place
+    a, b = (x.requires_grad_() for x in rows((4, 6), torch.float64, device))
+    assert torch.autograd.gradcheck(lambda a, b: pairwise_cosine(a, b, backend=backend), (a, b))
+
+
+def test_double_backward_is_refused(place):
+    device, backend = place
+    a, b = (x.requires_grad_() for x in rows((4, 6), torch.float64, device))
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), a, create_graph=True)

@@ -1,0 +1,101 @@
+"""Every pairwise op x backend x dtype against the float64 reference, by the one rule of raoe_kernels.testing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.pairwise_cases import CASES, DTYPES, PARTS, Case
+
+UPSTREAM = 0.7, -2.5  # gradients from above that are not 1
+
+
+def run(case: Case, inputs, backend: str):
+    """(losses stacked, gradient of similarity under UPSTREAM)."""
+    similarity = inputs[0].clone().requires_grad_()
+    result = case.call(similarity, *inputs[1:], backend=backend)
+    losses = torch.stack(result if isinstance(result, tuple) else [result])
+    weights = losses.new_tensor(UPSTREAM[: len(losses)])
+    (losses * weights).sum().backward()
+    return losses.detach(), similarity.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("case", CASES + PARTS, ids=lambda c: c.name)
+def test_against_the_reference(case, dtype, place, poisoned):
+    device, backend = place
+    inputs = case.inputs(dtype, device)
+    kept = [x.clone() for x in inputs]
+    losses, grad = run(case, inputs, backend)
+
+    on_cpu = case.inputs(dtype)
+    truth, true_grad = run(case, (on_cpu[0].double(), *on_cpu[1:]), "reference")
+    plain, plain_grad = run(case, on_cpu, "reference")
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert grad.dtype == dtype and losses.device.type == grad.device.type == device
+    for one, plain_one, true_one in zip(losses, plain, truth, strict=True):
+        assert_loss_accurate(one, plain_one, true_one)
+    assert_gradient_accurate(grad, plain_grad, true_grad, case.exponent_range(on_cpu[0], truth))
+    assert all(torch.equal(x, y) for x, y in zip(inputs, kept, strict=True)), "inputs were modified"
+
+
+@pytest.mark.parametrize("case", CASES[:1] + PARTS[:1] + [c for c in CASES if c.name == "raoe"], ids=lambda c: c.name)
+def test_bit_equal_from_run_to_run(case, place):
+    device, backend = place
+    inputs = case.inputs(torch.float32, device)
+    first, second = run(case, inputs, backend), run(case, inputs, backend)
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_strides_and_offsets_do_not_matter(place, poisoned):
+    device, backend = place
+    case = Case("raoe", "raoe_loss", 41, levels=12)
+    similarity, scores, labels = case.inputs(torch.float32, device)
+
+    def strided(x):
+        wide = torch.zeros(2 * len(x) + 3, dtype=x.dtype, device=device)
+        view = wide[3::2][: len(x)]
+        view.copy_(x)
+        return view
+
+    expected = run(case, (similarity, scores, labels), backend)
+    leaf = torch.zeros(100, device=device)
+    leaf[7:89:2] = similarity
+    leaf.requires_grad_()
+    view = leaf[7:89:2]
+    loss = case.call(view, strided(scores), strided(labels), backend=backend)
+    (UPSTREAM[0] * loss).backward()
+    assert torch.equal(loss.detach(), expected[0][0])
+    assert torch.equal(leaf.grad[7:89:2], expected[1])
+    assert leaf.grad[8:89:2].eq(0).all()
+
+
+def test_several_tiles(place, monkeypatch, poisoned):
+    """A size beyond every backend's one-block path; Triton's limit is lowered, for its interpreter is slow."""
+    device, backend = place
+    pairs = 9001
+    if backend == "triton" and device == "cpu":
+        from raoe_kernels.pairwise import triton_kernels
+
+        monkeypatch.setattr(triton_kernels, "ONE_BLOCK", 64)
+        pairs = 601
+    for classes in (3, 20):
+        case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=pairs // 3, classes=classes)
+        inputs = case.inputs(torch.float32, device)
+        losses, grad = run(case, inputs, backend)
+        on_cpu = case.inputs(torch.float32)
+        truth, true_grad = run(case, (on_cpu[0].double(), *on_cpu[1:]), "scan")  # the reference's B^2 is too much
+        plain, plain_grad = run(case, on_cpu, "scan")
+        for one, plain_one, true_one in zip(losses, plain, truth, strict=True):
+            assert_loss_accurate(one, plain_one, true_one)
+        assert_gradient_accurate(grad, plain_grad, true_grad, case.exponent_range(on_cpu[0], truth))
+
+
+def test_gradcheck(place):
+    device, backend = place
+    for case in (Case("gradcheck", "raoe_loss", 12, {"return_parts": True}, levels=7),
+                 Case("gradcheck-rank", "rank_margin_loss", 12, {"margin": 1})):
+        similarity, scores, labels = case.inputs(torch.float64, device)
+        similarity = similarity.mul(0.9).requires_grad_()
+        assert torch.autograd.gradcheck(lambda c, i=(scores, labels), k=case: k.call(c, *i, backend=backend), similarity)

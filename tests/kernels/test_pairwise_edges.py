@@ -1,0 +1,210 @@
+"""The edges of the pairwise losses: empty, NaN, the clip, huge exponents, precision, partial gradients."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import raoe_kernels
+from raoe_kernels import gated_angular_loss, raoe_loss, rank_margin_loss
+
+NAN = math.nan
+
+
+def batch(device, c, s, l, dtype=torch.float32):
+    return (
+        torch.tensor(c, dtype=dtype, device=device, requires_grad=True),
+        torch.tensor(s, dtype=torch.float32, device=device),
+        torch.tensor(l, device=device),
+    )
+
+
+@pytest.mark.parametrize("pairs", [0, 1])
+@pytest.mark.parametrize("parts", [False, True])
+def test_too_few_pairs(pairs, parts, place, poisoned):
+    device, backend = place
+    c, s, l = batch(device, [0.5] * pairs, [1.0] * pairs, [0] * pairs)
+    result = raoe_loss(c, s, l.long(), return_parts=parts, backend=backend)
+    losses = torch.stack(result) if parts else result
+    losses.sum().backward()
+    assert losses.eq(0).all() and c.grad.shape == (pairs,) and c.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 40])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_a_nan_similarity_spoils_everything(pairs, where, place):
+    device, backend = place
+    values = [0.1 * (i % 7) for i in range(pairs)]
+    values[0 if where == "first" else -1] = NAN
+    for scores in (list(range(pairs)), [3.0] * pairs):  # with and without active pairs
+        for op, labels in ((rank_margin_loss, None), (gated_angular_loss, [i % 3 for i in range(pairs)])):
+            c, s, l = batch(device, values, scores, labels or [0] * pairs)
+            loss = op(c, s, *([l] if labels else []), backend=backend)
+            loss.backward()
+            assert loss.isnan() and c.grad.isnan().all(), op.__name__
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 40])
+def test_a_nan_score_spoils_what_uses_it(pairs, place):
+    device, backend = place
+    c, s, l = batch(device, [0.1 * (i % 7) for i in range(pairs)], [1.0 * i for i in range(pairs)], [i % 3 for i in range(pairs)])
+    s[pairs // 2] = NAN
+    for gate in ("label+score", "score"):
+        loss = gated_angular_loss(c, s, l, gate=gate, backend=backend)
+        (grad,) = torch.autograd.grad(loss, c)
+        assert loss.isnan() and grad.isnan().all()
+    by_label = gated_angular_loss(c, s, l, gate="label", backend=backend)
+    assert by_label.isfinite()
+    assert torch.equal(by_label, gated_angular_loss(c, None, l, gate="label", backend=backend))
+    clean = torch.arange(pairs, device=device).float()
+    by_score = gated_angular_loss(c, clean, None, gate="score", backend=backend)
+    assert torch.equal(by_score, gated_angular_loss(c, clean, l, gate="score", backend=backend))
+    rank, angle = raoe_loss(c, s, l, gate="label", return_parts=True, backend=backend)
+    assert rank.isnan() and angle.isfinite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_identical_and_opposite_sentences(dtype, place):
+    """c = 1 and c = -1 exactly: finite loss, gradient 0 there (the authors' code gives NaN), and not 0 elsewhere."""
+    device, backend = place
+    values = [1.0, -1.0, 0.5, 1.0, -1.0, 0.25, 1.5, -7.0]
+    c, s, l = batch(device, values, range(8), [2, 1, 0, 2, 1, 0, 2, 0], dtype)
+    loss = gated_angular_loss(c, s, l, tau=2.0, backend=backend)  # a tau whose weights float16 can hold
+    loss.backward()
+    clipped = torch.tensor([abs(v) >= 1 for v in values], device=device)
+    assert loss.isfinite() and c.grad.isfinite().all()
+    assert c.grad[clipped].eq(0).all() and c.grad[~clipped].ne(0).all()
+
+
+@pytest.mark.parametrize("distance", [2e-6, 1e-5, 1e-4, 1e-3])
+def test_the_slope_near_the_ends_keeps_its_digits(distance, place):
+    device, backend = place
+    # torch's own acos loses these digits in float32, which is why the reference is only ever the truth in float64.
+    dtype = torch.float64 if backend == "reference" else torch.float32
+    c = torch.tensor([1 - distance, 0.3], device=device, dtype=dtype, requires_grad=True)
+    loss = gated_angular_loss(c, torch.tensor([0.0, 1.0], device=device), torch.tensor([1, 0], device=device), backend=backend)
+    loss.backward()
+    x, y = c.detach().double().tolist()
+    exponent = 20 * (math.acos(y) - math.acos(x))
+    weight = 20 / (1 + math.exp(-exponent))
+    assert c.grad[0].item() == pytest.approx(weight / math.sqrt((1 - x) * (1 + x)), rel=2e-6)
+    assert loss.item() == pytest.approx(exponent, rel=1e-6)
+
+
+@pytest.mark.parametrize("tau,spread", [(1000.0, 1.0), (20.0, 5000.0), (1e-6, 1.0), (5000.0, 100.0)])
+def test_exponents_beyond_the_type(tau, spread, place):
+    """Where exp would overflow or underflow: one violated pair of size x gives a loss of x, none gives about 0."""
+    device, backend = place
+    c = torch.tensor([spread, -spread, 0.0], device=device)
+    s = torch.tensor([0.0, 1.0, 2.0], device=device)
+    x = 2 * tau * spread
+    loss = rank_margin_loss(c, s, margin=0, tau=tau, backend=backend)
+    expected = torch.tensor([x, x / 2, -x / 2, 0.0], dtype=torch.float64).logsumexp(0).item()
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    assert rank_margin_loss(c, -s, margin=0, tau=tau, backend=backend).isfinite()
+
+
+def test_scores_compare_in_their_own_dtype(place):
+    """Scores that float32 cannot tell apart are still different scores."""
+    device, backend = place
+    c = torch.tensor([0.5, 0.2], device=device)
+    for values, dtype in (([1.0, 1 + 1e-15], torch.float64), ([2**60, 2**60 + 1], torch.int64), ([-(2**63), 2**63 - 1], torch.int64)):
+        s = torch.tensor(values, dtype=dtype, device=device)
+        up = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
+        down = rank_margin_loss(c, s.flip(0), margin=0, tau=1.0, backend=backend).item()
+        assert up == pytest.approx(math.log1p(math.exp(0.3)), rel=1e-6)
+        assert down == pytest.approx(math.log1p(math.exp(-0.3)), rel=1e-6)
+
+
+def test_subnormal_scores_are_ordered(place):
+    device, backend = place
+    c = torch.tensor([0.5, 0.2, 0.1], device=device)
+    s = torch.tensor([0.0, 1e-45, -1e-45], device=device)
+    loss = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
+    assert loss == pytest.approx(math.log(1 + math.exp(0.1 - 0.5) + math.exp(0.1 - 0.2) + math.exp(0.5 - 0.2)), rel=1e-6)
+
+
+def test_infinite_similarity_never_crashes(place):
+    device, backend = place
+    for values in ([math.inf, 0.1, 0.2], [-math.inf, 0.1, math.inf], [math.inf] * 3):
+        c, s, l = batch(device, values, [0, 1, 2], [2, 1, 0])
+        raoe_loss(c, s, l, backend=backend).backward()
+
+
+def test_no_gradient_work_without_need(place):
+    device, backend = place
+    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
+    with torch.no_grad():
+        assert not raoe_loss(c, s, l, backend=backend).requires_grad
+    plain = raoe_loss(c.detach(), s, l, backend=backend)
+    assert not plain.requires_grad
+    assert torch.equal(plain, raoe_loss(c, s, l, backend=backend).detach())
+
+
+def test_one_part_alone_can_be_differentiated(place):
+    device, backend = place
+    c, s, l = batch(device, [0.1, 0.2, 0.7, 0.3], [3, 2, 1, 0], [0, 1, 2, 2])
+    for which in (0, 1):
+        parts = raoe_loss(c, s, l, margin=0, return_parts=True, backend=backend)
+        (grad,) = torch.autograd.grad(parts[which], c)
+        alone = raoe_loss(c, s, l, margin=0, backend=backend, **{("angle_weight", "rank_weight")[which]: 0.0})
+        (expected,) = torch.autograd.grad(alone, c)
+        torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_backward_twice_with_retain_graph(place):
+    device, backend = place
+    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
+    loss = raoe_loss(c, s, l, margin=0, backend=backend)
+    loss.backward(retain_graph=True)
+    once = c.grad.clone()
+    loss.backward()
+    assert torch.equal(c.grad, 2 * once) and once.ne(0).any()
+
+
+def test_double_backward_is_refused(place):
+    device, backend = place
+    c, s, l = batch(device, [0.1, 0.2, 0.7], [3, 2, 1], [0, 1, 2])
+    loss = raoe_loss(c, s, l, backend=backend)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, c, create_graph=True)
+
+
+def test_half_gradients_survive_loss_scaling(place):
+    """The gradient is kept in float32 until the upstream factor is in it: a scale of 2^-20 and back loses nothing."""
+    device, backend = place
+    c, s, l = batch(device, [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2], torch.float16)
+    tiny = torch.autograd.grad(raoe_loss(c, s, l, tau=1e-4, backend=backend) * 2.0**14, c)[0]
+    full = c.detach().float().requires_grad_()
+    expected = torch.autograd.grad(raoe_loss(full, s, l, tau=1e-4, backend=backend) * 2.0**14, full)[0]
+    torch.testing.assert_close(tiny.float(), expected, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_changes_nothing(dtype, place):
+    device, backend = place
+    c, s, l = batch(device, [0.41, 0.22, 0.73, -0.54], [3, 2, 1, 0], [0, 1, 2, 2])
+    outside = raoe_loss(c, s, l, backend=backend)
+    with torch.autocast(device, dtype=dtype):
+        inside = raoe_loss(c, s, l, backend=backend)
+    assert inside.dtype == torch.float32 and torch.equal(inside, outside)
+    assert torch.equal(torch.autograd.grad(inside, c)[0], torch.autograd.grad(outside, c)[0])
+
+
+def test_threads_do_not_change_the_bits():
+    if raoe_kernels.backends("cpu")["raoe_loss"]["native"] is not True:
+        pytest.fail("the native backend is missing")
+    generator = torch.Generator().manual_seed(3)
+    c = torch.rand(200_000, generator=generator, requires_grad=True)
+    s, l = torch.rand(200_000, generator=generator), torch.randint(3, (200_000,), generator=generator)
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        loss = raoe_loss(c, s, l, backend="native")
+        results.append((loss.detach(), torch.autograd.grad(loss, c)[0]))
+    torch.set_num_threads(before)
+    for loss, grad in results[1:]:
+        torch.testing.assert_close(loss, results[0][0], rtol=1e-6, atol=0)
+        torch.testing.assert_close(grad, results[0][1], rtol=1e-5, atol=1e-10)

@@ -1,0 +1,110 @@
+"""What must hold of the pairwise losses for any batch at all, tried on batches that hypothesis makes."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raoe_kernels import cosent_loss, gated_angular_loss, raoe_loss, rank_margin_loss
+
+relaxed = settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@st.composite
+def batches(draw):
+    """Similarities and scores from small grids, so that ties of every kind are common."""
+    pairs = draw(st.integers(1, 24))
+    grid = st.integers(-20, 20).map(lambda k: k / 20)
+    c = draw(st.lists(grid, min_size=pairs, max_size=pairs))
+    s = draw(st.lists(st.integers(-4, 4), min_size=pairs, max_size=pairs))
+    l = draw(st.lists(st.integers(-2, 2), min_size=pairs, max_size=pairs))
+    order = draw(st.permutations(range(pairs)))
+    return torch.tensor(c, dtype=torch.float64), torch.tensor(s), torch.tensor(l), torch.tensor(order)
+
+
+def value_and_gradient(function, c):
+    c = c.clone().requires_grad_()
+    loss = function(c)
+    return loss.detach(), torch.autograd.grad(loss, c)[0]
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
+
+
+@given(batch=batches(), margin=st.sampled_from([0, 0.5, 1, 3]), ties=st.sampled_from(["average", "min", "max", "dense"]))
+@relaxed
+def test_permuting_pairs_permutes_the_gradient(place, batch, margin, ties):
+    device, backend = place
+    c, s, l, order = (x.to(device) for x in batch)
+
+    def f(order):
+        return lambda c: raoe_loss(c, s[order], l[order], margin=margin, ties=ties, backend=backend)
+
+    loss, grad = value_and_gradient(f(slice(None)), c)
+    permuted, permuted_grad = value_and_gradient(f(order), c[order])
+    close(permuted, loss)
+    close(permuted_grad, grad[order])
+
+
+@given(batch=batches(), shift=st.floats(-50, 50))
+@relaxed
+def test_rank_losses_see_differences_only(place, batch, shift):
+    device, backend = place
+    c, s, _, _ = (x.to(device) for x in batch)
+    loss, grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c)
+    moved, moved_grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c + shift)
+    close(moved, loss)
+    close(moved_grad, grad)
+    assert abs(grad.sum().item()) < 1e-11
+
+
+@given(batch=batches())
+@relaxed
+def test_only_the_order_of_the_scores_counts(place, batch):
+    device, backend = place
+    c, s, l, _ = (x.to(device) for x in batch)
+    for warped in (s.double().exp(), s.double() ** 3 - 5, (s * 2**40)):
+        close(
+            raoe_loss(c, warped, l, margin=1.5, backend=backend), raoe_loss(c, s, l, margin=1.5, backend=backend)
+        )
+
+
+@given(batch=batches())
+@relaxed
+def test_cosent_is_rank_margin_without_a_margin(place, batch):
+    device, backend = place
+    c, s, l, _ = (x.to(device) for x in batch)
+    plain = cosent_loss(c, s, backend=backend)
+    for ties in ("average", "min", "max", "dense"):
+        close(rank_margin_loss(c, s, margin=0, ties=ties, backend=backend), plain)
+    # a gate that everything passes leaves the scores, and constant scores or labels leave nothing
+    close(gated_angular_loss(c, s, -s, backend=backend), gated_angular_loss(c, s, None, gate="score", backend=backend))
+    close(gated_angular_loss(c, -l, l, backend=backend), gated_angular_loss(c, None, l, gate="label", backend=backend))
+    assert gated_angular_loss(c, s, l * 0, backend=backend) == 0
+    assert rank_margin_loss(c, s * 0, margin=0, backend=backend) == 0
+
+
+@given(batch=batches())
+@relaxed
+def test_a_perfect_order_is_nearly_free_and_its_reverse_is_not(place, batch):
+    device, backend = place
+    _, s, _, _ = (x.to(device) for x in batch)
+    c = s.double() / 10
+    right = rank_margin_loss(c, s, margin=0, tau=1000.0, backend=backend)
+    wrong = rank_margin_loss(-c, s, margin=0, tau=1000.0, backend=backend)
+    assert 0 <= right < 1e-6
+    assert wrong == 0 if (s == s[0]).all() else wrong > 99
+
+
+@given(batch=batches(), margin=st.integers(0, 6))
+@relaxed
+def test_a_larger_margin_compares_fewer_pairs(place, batch, margin):
+    device, backend = place
+    c, s, _, _ = (x.to(device) for x in batch)
+    near = rank_margin_loss(c, s, margin=margin, backend=backend)
+    far = rank_margin_loss(c, s, margin=margin + 1, backend=backend)
+    assert far <= near + 1e-12
