@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     debug = "--traceback" in rest
     rest = [word for word in rest if word != "--traceback"]
+    if not sys.stderr.isatty():
+        _hide_bars()
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     try:
         result = run(job, recipe, **parse_options(rest))
@@ -87,6 +89,13 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     for key, values in given.items():
         options[key] = True if not values else values[0] if len(values) == 1 else values
     return options
+
+
+def _hide_bars() -> None:
+    """No progress bars of the libraries' where nobody watches. They read these on being imported."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def _explain(error: Exception) -> str:

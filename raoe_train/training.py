@@ -110,12 +110,23 @@ def train(config: TrainConfig) -> dict[str, Any]:
             model, config.evaluation.tasks, config.data.dir, config.evaluation.batch_size
         )
     _plot(trainer.state.log_history, output / "run.png")
-    _write_json(output / "metrics.json", metrics)
+    write_json(output / "metrics.json", metrics)
     shutil.rmtree(args.output_dir, ignore_errors=True)  # the run is finished: nothing to resume
     if metrics["after"]:
         print(f"dev Spearman after training:  {100 * metrics['after']['spearman']:.2f}")
     print(f"saved to {output}")
     return metrics
+
+
+def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:
+    """What metrics.json holds if ``config.output`` has this very run, finished."""
+    import yaml
+
+    recipe, done = Path(config.output or "", "recipe.yaml"), Path(config.output or "", "metrics.json")
+    if not (recipe.is_file() and done.is_file()):
+        return None
+    same = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) == _identity(to_dict(config))
+    return json.loads(done.read_text(encoding="utf-8")) if same else None
 
 
 def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
@@ -130,8 +141,7 @@ def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
     if recipe.is_file():
         theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
         if theirs == ours:
-            done = output / "metrics.json"
-            return json.loads(done.read_text(encoding="utf-8")) if done.is_file() else None
+            return finished_metrics(config)
         if not config.overwrite:
             changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
             raise ValueError(
@@ -161,7 +171,23 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    commit = _commit()
+    return {**found, "commit": commit} if commit else found
+
+
+def _commit() -> str | None:
+    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
+    import subprocess
+
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    try:
+        tracked = git("ls-files", "--", Path(__file__).name)
+        return git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "") if tracked else None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _identity(values: dict[str, Any]) -> dict[str, Any]:
@@ -381,7 +407,8 @@ def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
         logger.warning("no %s: %s", path.name, error)
 
 
-def _write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: Any) -> None:
+    """Write indented JSON in one step."""
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)

@@ -1,0 +1,143 @@
+"""What a sweep leaves for readers: results.jsonl, report.md and a plot for each numeric key of a grid."""
+
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raoe_train.config import SweepConfig, to_dict
+
+logger = logging.getLogger(__name__)
+
+
+def write_report(
+    output: Path, config: SweepConfig, results: list[dict[str, Any]], start: dict[str, Any], failed: list[str]
+) -> None:
+    """Write results.jsonl (one finished run a line), report.md and plots.
+
+    Args:
+        output: the sweep's directory.
+        config: the sweep, for the report's head.
+        results: finished runs: run, variant, family, seed, point and what metrics.json holds.
+        start: {encoder: scores} before training.
+        failed: names of runs that failed.
+    """
+    _write(output / "results.jsonl", "".join(json.dumps(result) + "\n" for result in results))
+    _write(output / "report.md", _report(output, config, results, start, failed))
+
+
+def _report(
+    output: Path, config: SweepConfig, results: list[dict[str, Any]], start: dict[str, Any], failed: list[str]
+) -> str:
+    names = ["dev", *config.tasks, *(["average"] if config.tasks else [])]
+    lines = [
+        f"# {output.resolve().name}",
+        "",
+        "Spearman x 100 of cosine, mean ± standard deviation over seeds (sample deviation; none for one seed).",
+        "",
+        "| " + " | ".join(["variant", "seeds", *names, "steps", "minutes"]) + " |",
+        "|" + "---|" * (len(names) + 4),
+    ]
+    for model, scores in start.items():
+        lines.append(_row([f"before: {Path(model).name}", "", *(_mean([_score({"tasks": scores}, n)]) for n in names), "", ""]))
+    for variant, rows in by_variant(results).items():
+        cells = [_mean([_score(row, name) for row in rows]) for name in names]
+        minutes = statistics.fmean(row["seconds"] for row in rows) / 60
+        steps = "/".join(str(steps) for steps in sorted({row["steps"] for row in rows}))
+        lines.append(_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}"]))
+    if failed:
+        lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
+    for plot in _plots(output, results, start):
+        lines += ["", f"![{plot.stem}]({plot.name})"]
+    made = {json.dumps(row["versions"], sort_keys=True) for row in results}
+    lines += ["", "## Made with", ""]
+    lines += [", ".join(f"{name} {version}" for name, version in json.loads(entry).items()) for entry in sorted(made)]
+    settings = {key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "only")}
+    lines += ["", "## Settings", "", "```yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def by_variant(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Results of each variant, in the order in which variants come."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        rows.setdefault(result["variant"], []).append(result)
+    return rows
+
+
+def _score(row: Mapping[str, Any], name: str) -> float | None:
+    """Spearman x 100 of one column of the table."""
+    if name == "dev":
+        found = (row.get("after") or {}).get("spearman")
+        return None if found is None else 100 * found
+    tasks = row.get("tasks") or {}
+    if name == "average":
+        return tasks.get("average")
+    return (tasks.get("tasks") or {}).get(name, {}).get("spearman")
+
+
+def _mean(values: list[float | None]) -> str:
+    found = [value for value in values if value is not None]
+    if not found or len(found) < len(values):
+        return "-"
+    mean = f"{statistics.fmean(found):.2f}"
+    return f"{mean} ± {statistics.stdev(found):.2f}" if len(found) > 1 else mean
+
+
+def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:
+    """For every numeric key of a grid: score against its value, a line for each family of variants."""
+    keys = {key for row in results for key, value in row["point"].items() if isinstance(value, (int, float))}
+    made = []
+    for key in sorted(keys):
+        lines = {family: points for family, points in _curves(results, key).items() if len(points) > 1}
+        if not lines:
+            continue
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            logger.warning("no plots: %s", error)
+            return []
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for family, points in lines.items():
+            axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=family)
+        for model, scores in start.items():
+            if scores.get("average") is not None:
+                axes.axhline(scores["average"], linestyle="--", color="grey", label=f"before: {Path(model).name}")
+        values = [value for points in lines.values() for value in points]
+        if min(values) > 0 and max(values) / min(values) >= 8:
+            axes.set_xscale("log")
+        axes.set(xlabel=key, ylabel="Spearman x 100, average over tasks (or dev)")
+        axes.legend()
+        path = output / f"{key.rpartition('.')[2]}.png"
+        FigureCanvasAgg(figure).print_png(str(path))
+        made.append(path)
+    return made
+
+
+def _curves(results: list[dict[str, Any]], key: str) -> dict[str, dict[float, float]]:
+    values: dict[str, dict[float, list[float]]] = {}
+    for row in results:
+        score = _score(row, "average")
+        score = _score(row, "dev") if score is None else score
+        if key in row["point"] and score is not None:
+            others = "".join(f", {k.rpartition('.')[2]} {v}" for k, v in row["point"].items() if k != key)
+            values.setdefault(row["family"] + others, {}).setdefault(row["point"][key], []).append(score)
+    return {line: {x: statistics.fmean(found) for x, found in points.items()} for line, points in values.items()}
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
