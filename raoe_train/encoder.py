@@ -159,14 +159,18 @@ def _scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_se
 def _train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a hash
+    # table: named beforehand, they have the same ones in every process.
+    inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=2, special_tokens=special, show_progress=False
+        vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
     )
-    tokenizer.train_from_iterator(sentences, trainer)
+    tokenizer.train_from_iterator(lines, trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
 

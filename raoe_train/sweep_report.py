@@ -55,7 +55,7 @@ def _report(
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
     for plot in _plots(output, results, start):
         lines += ["", f"![{plot.stem}]({plot.name})"]
-    made = {json.dumps(row["versions"], sort_keys=True) for row in results}
+    made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
     lines += ["", "## Made with", ""]
     lines += [", ".join(f"{name} {version}" for name, version in json.loads(entry).items()) for entry in sorted(made)]
     settings = {key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "only")}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TRAINING_NAMES, TrainConfig, to_dict
+from raoe_train.versions import versions
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "seconds": round(time.time() - started, 1),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "versions": versions(),
+        "commit": _commit(),
         "threads": torch.get_num_threads(),
     }
     if not trainer.is_world_process_zero():
@@ -159,20 +161,6 @@ def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
     temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
     temporary.replace(recipe)
     return None
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides about numbers."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": sys.version.split()[0]}
-    for package in ("raoe", "torch", "transformers", "sentence-transformers"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    commit = _commit()
-    return {**found, "commit": commit} if commit else found
 
 
 def _commit() -> str | None:
