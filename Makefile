@@ -1,0 +1,40 @@
+# `make demo` and `make test` set everything up in .venv first; nothing else needs to be installed by hand.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+INSTALLED = $(VENV)/.installed
+
+.PHONY: demo test slow lint bench build gpu sdist clean
+
+demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
+	$(RUN) -m raoe_kernels
+	$(RUN) -m raoe_train train demo --output runs/demo
+
+test: $(INSTALLED)  ## every fast test
+	$(RUN) -m pytest -q -m "not slow"
+
+slow: $(INSTALLED)  ## the tests that build, train or compile for longer
+	$(RUN) -m pytest -q -m slow
+
+lint: $(INSTALLED)
+	$(RUN) -m ruff check .
+	$(RUN) -m mypy
+
+bench: $(INSTALLED)  ## ratios against the peers, side by side
+	$(RUN) -m benchmarks all
+
+build: $(INSTALLED)  ## compile csrc again, in place
+	$(RUN) setup.py build_ext --inplace
+
+gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU tests, all benchmarks, results
+	$(PYTHON) -m benchmarks.gpu $(if $(RESULTS),--results $(RESULTS))
+
+# torch comes first and from the constraints, so that nothing else decides which build of it is taken.
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info raoe_kernels/_native_*.so raoe_kernels/_build_info.json

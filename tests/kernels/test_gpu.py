@@ -1,0 +1,103 @@
+"""What only a GPU can show: no host sync, CUDA graphs, streams. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import pairwise_cosine, raoe_loss
+from tests.kernels.conftest import HAS_GPU
+from tests.kernels.pairwise_cases import Case
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no CUDA device")]
+BACKENDS = ["scan", "triton", "native"]
+SIZES = [300, 9000]
+
+
+def batch(pairs: int, classes: int = 3):
+    return Case(f"gpu-{classes}", "raoe_loss", pairs, classes=classes).inputs(torch.float32, "cuda")
+
+
+def step(similarity, scores, labels, backend: str):
+    loss = raoe_loss(similarity, scores, labels, backend=backend)
+    return loss, torch.autograd.grad(loss, similarity)[0]
+
+
+@pytest.mark.parametrize("pairs", SIZES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_device_to_host_sync(backend, pairs):
+    similarity, scores, labels = batch(pairs)
+    similarity.requires_grad_()
+    step(similarity, scores, labels, backend)  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(similarity, scores, labels, backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("pairs", SIZES)
+@pytest.mark.parametrize("classes", [3, 40])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cuda_graph(backend, classes, pairs):
+    similarity, scores, labels = batch(pairs, classes)
+    similarity.requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(similarity, scores, labels, backend)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(similarity, scores, labels, backend)
+    with torch.no_grad():  # other values in the same places
+        similarity.copy_(similarity.flip(0))
+        scores.copy_(scores.roll(7))
+        labels.copy_(labels.roll(3))
+    graph.replay()
+    expected = step(similarity, scores, labels, backend)
+    for x, y in zip(captured, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_another_stream(backend):
+    similarity, scores, labels = batch(9000)
+    similarity.requires_grad_()
+    expected = step(similarity, scores, labels, backend)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        loss, grad = step(similarity, scores, labels, backend)
+    stream.synchronize()
+    assert torch.equal(loss, expected[0]) and torch.equal(grad, expected[1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_million_pairs_agree_with_the_cpu(backend):
+    similarity, scores, labels = Case("million", "raoe_loss", 1 << 20).inputs(torch.float32, "cpu")
+    on_gpu = [x.cuda() for x in (similarity, scores, labels)]
+    loss, grad = step(on_gpu[0].requires_grad_(), *on_gpu[1:], backend)
+    truth, true_grad = step(similarity.double().requires_grad_(), scores, labels, "scan")
+    torch.testing.assert_close(loss.cpu().double(), truth, rtol=1e-5, atol=0)
+    torch.testing.assert_close(grad.cpu().double(), true_grad, rtol=1e-3, atol=1e-5 * true_grad.abs().max().item())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cosine_has_no_sync(backend):
+    a, b = (torch.randn(100, 384, device="cuda", requires_grad=True) for _ in range(2))
+    torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), (a, b))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), (a, b))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_training_step(backend):
+    similarity, scores, labels = batch(64)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss, _ = step(similarity.bfloat16().requires_grad_(), scores, labels, backend)
+    assert loss.dtype == torch.float32 and loss.isfinite()
