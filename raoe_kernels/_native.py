@@ -8,6 +8,9 @@ from types import ModuleType
 
 import torch
 
+# The codes of csrc/types.h.
+FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
+
 
 @cache
 def _load(kind: str) -> ModuleType | str:

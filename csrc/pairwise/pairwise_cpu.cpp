@@ -1,0 +1,428 @@
+// The pairwise losses on the CPU: one sort by score, then a few passes over the pairs in that order.
+//
+//   sort   (score, index and label)            -> `order`, `tags`, and c in sorted order
+//   terms  exp(x) of both objectives           -> linear_cpu.h
+//   sums   P and Q, prefix and suffix sums
+//   combine  Z, the loss and the gradient, which is scattered back to the caller's order
+//
+// Where sums of exponentials leave the range of double, or labels are many, general_cpu.h takes over those steps.
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "general_cpu.h"
+#include "labels_cpu.h"
+#include "linear_cpu.h"
+#include "pairwise.h"
+
+namespace raoe {
+namespace {
+
+constexpr std::int64_t chunk = 1 << 14;      // pairs that one task works on
+constexpr std::int64_t pairs_a_thread = 1 << 15;  // fewer do not pay for starting one
+constexpr int index_bits = 28;               // a payload is index | label id << 28
+constexpr std::uint32_t index_mask = (1u << index_bits) - 1;
+
+template <class T>
+struct Extent {
+  T low, high;
+  bool legal;  // no NaN; for similarity no infinity either
+};
+
+template <class T>
+RAOE_INLINE Extent<T> extent_of(const T* __restrict values, std::int64_t n, bool finite) {
+  constexpr int lanes = 16;
+  T low[lanes], high[lanes];
+  int bad[lanes] = {};
+  for (int k = 0; k < lanes; ++k) low[k] = high[k] = values[0];
+  const auto look = [&](std::int64_t i, int k) RAOE_INLINE_LAMBDA {
+    const T value = values[i];
+    low[k] = value < low[k] ? value : low[k];
+    high[k] = value > high[k] ? value : high[k];
+    bad[k] |= finite ? !(value - value == T(0)) : value != value;
+  };
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    for (int k = 0; k < lanes; ++k) look(i + k, k);
+  }
+  for (; i < n; ++i) look(i, 0);
+  for (int k = 1; k < lanes; ++k) {
+    low[0] = low[k] < low[0] ? low[k] : low[0];
+    high[0] = high[k] > high[0] ? high[k] : high[0];
+    bad[0] |= bad[k];
+  }
+  return {low[0], high[0], !bad[0]};
+}
+
+template <class T>
+Extent<T> extent(const T* values, std::int64_t n, bool finite, Team& team) {
+  const std::int64_t tasks = (n + chunk - 1) / chunk;
+  std::vector<Extent<T>> parts(static_cast<std::size_t>(tasks));
+  team.each(tasks, [&](std::int64_t k) {
+    vectorised([&]() RAOE_INLINE_LAMBDA {
+      parts[static_cast<std::size_t>(k)] = extent_of(values + k * chunk, std::min(chunk, n - k * chunk), finite);
+    });
+  });
+  Extent<T> all = parts[0];
+  for (const Extent<T>& part : parts) {
+    all = {std::min(all.low, part.low), std::max(all.high, part.high), all.legal && part.legal};
+  }
+  return all;
+}
+
+// ---- Where each rank prefix ends and each suffix starts ----
+
+// One run of equal scores (of one pair under "ordinal"), stepping along the order.
+struct Run {
+  const std::uint8_t* tags;
+  std::int64_t n;
+  Ties ties;
+  std::int64_t first = 0, last = -1, index = -1;
+  void step() {
+    first = ++last;
+    ++index;
+    if (ties == Ties::ordinal) return;
+    while (last + 1 < n && !(tags[last + 1] & run_start)) ++last;
+  }
+  std::int64_t rank() const { return doubled_rank(ties, first, first, last, index); }
+};
+
+// ends[j]: the prefix of j is 0 .. ends[j] - 1. starts[i]: the suffix of i is starts[i] .. n - 1. Both are constant along
+// a run and never decrease, so two runs walk the order once.
+void find_partners(const std::uint8_t* tags, std::int64_t n, Ties ties, std::int64_t threshold, std::uint32_t* ends,
+                   std::uint32_t* starts) {
+  Run run{tags, n, ties}, partner{tags, n, ties};
+  partner.step();
+  while (run.last + 1 < n) {
+    run.step();
+    const std::int64_t bound = run.rank() - threshold;
+    while (partner.rank() <= bound) {  // threshold >= 1: stops before `run`
+      for (std::int64_t p = partner.first; p <= partner.last; ++p) starts[p] = static_cast<std::uint32_t>(run.first);
+      partner.step();
+    }
+    for (std::int64_t p = run.first; p <= run.last; ++p) ends[p] = static_cast<std::uint32_t>(partner.first);
+  }
+  for (std::int64_t p = partner.first; p < n; ++p) starts[p] = static_cast<std::uint32_t>(n);
+}
+
+// ---- One call ----
+
+struct Results {
+  double rank_loss = 0, angle_loss = 0;
+  double rank_scale = 0, angle_scale = 0;  // of the gradients before they are stored
+};
+
+// C: type of similarity and of the results. T: type that exp(x) and the unscaled gradients are kept in.
+template <class C, class T, class K>
+class Call {
+ public:
+  Call(const PairwiseArgs& args, const LabelIds& ids, const Extent<C>& c, Team& team)
+      : args_(args), ids_(ids), n_(args.n), grad_(args.grads != nullptr), team_(team), extent_(c) {}
+
+  // `log`: work with the exponents instead of their exponentials. T must be double then.
+  template <class Load>
+  void run(const Load& load, int key_bits, bool log) {
+    allocate();
+    const Item<K>* const sorted = radix_sort<K>(load, n_, key_bits, items_, items_ + n_, team_);
+    unpack_and_terms(sorted, log);
+    if (args_.rank) find_partners(tags_, n_, args_.ties, args_.threshold, ends_, starts_);
+    Results results;
+    if (log) {
+      if constexpr (std::is_same<T, double>::value) log_sums(results);
+    } else {
+      cut();
+      if (args_.rank) rank_sums();
+      if (args_.angle) angle_sums();
+      combine(results);
+    }
+    store(results);
+  }
+
+ private:
+  void allocate() {
+    Layout layout;
+    const std::int64_t rank = args_.rank ? n_ : 0, angle = args_.angle ? n_ : 0;
+    const std::size_t items = layout.add<Item<K>>(2 * n_);
+    const std::size_t order = layout.add<std::uint32_t>(n_), tags = layout.add<std::uint8_t>(n_);
+    const std::size_t ends = layout.add<std::uint32_t>(rank), starts = layout.add<std::uint32_t>(rank);
+    const std::size_t c = layout.add<C>(n_), rank_x = layout.add<T>(rank), angle_x = layout.add<T>(angle);
+    const std::size_t below = layout.add<T>(angle), above = layout.add<T>(grad_ ? angle : 0);
+    const std::size_t spill = layout.add<double>(2);
+    memory_ = Buffer(layout.bytes());
+    char* const base = memory_.as<char>();
+    items_ = reinterpret_cast<Item<K>*>(base + items);
+    order_ = reinterpret_cast<std::uint32_t*>(base + order);
+    tags_ = reinterpret_cast<std::uint8_t*>(base + tags);
+    ends_ = reinterpret_cast<std::uint32_t*>(base + ends);
+    starts_ = reinterpret_cast<std::uint32_t*>(base + starts);
+    c_ = reinterpret_cast<C*>(base + c);
+    rank_x_ = reinterpret_cast<T*>(base + rank_x);
+    angle_x_ = reinterpret_cast<T*>(base + angle_x);
+    below_ = reinterpret_cast<T*>(base + below);
+    above_ = reinterpret_cast<T*>(base + above);
+    (void)spill;
+    // The items are read before the rank sums are written, and take at least as much room: n doubles, and n + 1.
+    before_ = reinterpret_cast<double*>(items_);
+    after_memory_ = Buffer(static_cast<std::size_t>(args_.rank && grad_ ? n_ + 1 : 0) * sizeof(double));
+    after_ = after_memory_.as<double>();
+  }
+
+  void unpack_and_terms(const Item<K>* sorted, bool log) {
+    const C* const similarity = static_cast<const C*>(args_.similarity);
+    const double low = extent_.low, high = extent_.high, tau = args_.tau;
+    const double middle = 0.5 * low + 0.5 * high;
+    const double middle_angle = 0.5 * angle(static_cast<double>(clip(extent_.low))) +
+                                0.5 * angle(static_cast<double>(clip(extent_.high)));
+    const std::int64_t tasks = (n_ + chunk - 1) / chunk;
+    team_.each(tasks, [&](std::int64_t k) {
+      const std::int64_t begin = k * chunk, end = std::min(n_, begin + chunk);
+      for (std::int64_t p = begin; p < end; ++p) {
+        const std::uint32_t payload = sorted[p].payload, i = payload & index_mask;
+        const bool starts = p == 0 || sorted[p].key != sorted[p - 1].key;
+        order_[p] = i;
+        tags_[p] = static_cast<std::uint8_t>(payload >> index_bits | (starts ? run_start : 0));
+        c_[p] = similarity[i];
+      }
+      if (log) {
+        for (std::int64_t p = begin; p < end; ++p) {
+          if (args_.rank) rank_x_[p] = static_cast<T>(bounded(tau * (c_[p] - middle)));
+          if (args_.angle) {
+            angle_x_[p] = static_cast<T>(bounded(tau * (middle_angle - angle(static_cast<double>(clip(c_[p]))))));
+          }
+        }
+        return;
+      }
+      vectorised([&]() RAOE_INLINE_LAMBDA {
+        if (args_.rank) rank_terms(c_ + begin, rank_x_ + begin, end - begin, tau, middle);
+        if (args_.angle) angle_terms(c_ + begin, angle_x_ + begin, end - begin, tau, middle_angle);
+      });
+    });
+  }
+
+  // Chunks of whole runs.
+  void cut() {
+    for (std::int64_t begin = 0; begin < n_;) {
+      std::int64_t end = std::min(n_, begin + chunk);
+      while (end < n_ && !(tags_[end] & run_start)) ++end;
+      chunks_.push_back({begin, end});
+      begin = end;
+    }
+  }
+  template <class Task>
+  void each_chunk(const Task& task) {
+    team_.each(static_cast<std::int64_t>(chunks_.size()), [&](std::int64_t k) {
+      vectorised([&]() RAOE_INLINE_LAMBDA { task(static_cast<std::size_t>(k), chunks_[static_cast<std::size_t>(k)]); });
+    });
+  }
+
+  void rank_sums() {
+    const std::size_t count = chunks_.size();
+    std::vector<RankSums> totals(count), carries(count);
+    if (count > 1) {
+      each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
+        totals[k] = rank_total(rank_x_ + r.begin, r.end - r.begin);
+      });
+    }
+    for (std::size_t k = 1; k < count; ++k) carries[k].x = carries[k - 1].x + totals[k - 1].x;
+    for (std::size_t k = count - 1; k-- > 0;) carries[k].y = carries[k + 1].y + totals[k + 1].y;
+    each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
+      rank_before(rank_x_ + r.begin, r.end - r.begin, carries[k].x, before_ + r.begin);
+      if (grad_) rank_after(rank_x_ + r.begin, r.end - r.begin, carries[k].y, after_ + r.begin);
+    });
+    if (grad_) after_[n_] = 0;
+  }
+
+  void angle_sums() {
+    const std::uint32_t classes = ids_.count();
+    if (classes > max_classes) {
+      const Buffer tree((std::size_t{classes} + 1) * sizeof(PlainSum));
+      const auto id = [&](std::int64_t p) { return ids_[order_[p]]; };
+      angle_sums_by_tree(angle_x_, tags_, n_, id, classes, true, tree.as<PlainSum>(), below_, grad_ ? above_ : nullptr);
+    } else if (classes == 1) {
+      angle_sums_by_lanes<1>();
+    } else if (classes <= 4) {
+      angle_sums_by_lanes<4>();
+    } else {
+      angle_sums_by_lanes<max_classes>();
+    }
+  }
+
+  template <int lanes>
+  void angle_sums_by_lanes() {
+    const Gate<lanes> gate(args_.labels != nullptr);
+    const std::size_t count = chunks_.size();
+    std::vector<AngleSums> totals(count), carries(count);
+    if (count > 1) {
+      each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
+        angle_total(gate, angle_x_ + r.begin, tags_ + r.begin, r.end - r.begin, totals[k]);
+      });
+    }
+    for (int lane = 0; lane < lanes; ++lane) {
+      for (std::size_t k = 1; k < count; ++k) carries[k].x[lane] = carries[k - 1].x[lane] + totals[k - 1].x[lane];
+      for (std::size_t k = count - 1; k-- > 0;) carries[k].y[lane] = carries[k + 1].y[lane] + totals[k + 1].y[lane];
+    }
+    each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
+      const std::int64_t size = r.end - r.begin;
+      angle_below(gate, angle_x_ + r.begin, tags_ + r.begin, size, carries[k], below_ + r.begin);
+      if (grad_) angle_above(gate, angle_x_ + r.begin, tags_ + r.begin, size, carries[k], above_ + r.begin);
+    });
+  }
+
+  void combine(Results& results) {
+    std::vector<double> rank(chunks_.size()), angle(chunks_.size());
+    each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
+      if (args_.rank) rank[k] = rank_combine(rank_x_, r, before_, grad_ ? after_ : nullptr, ends_, starts_);
+      if (args_.angle) angle[k] = angle_combine(angle_x_, r, below_, grad_ ? above_ : nullptr, c_);
+    });
+    double rank_z = 0, angle_z = 0;
+    for (const double z : rank) rank_z += z;
+    for (const double z : angle) angle_z += z;
+    results.rank_loss = std::log1p(rank_z);
+    results.angle_loss = std::log1p(angle_z);
+    results.rank_scale = 1 / (1 + rank_z);
+    results.angle_scale = 1 / (1 + angle_z);
+  }
+
+  void log_sums(Results& results) {
+    if (args_.rank) {
+      rank_log_sums(rank_x_, n_, before_, grad_ ? after_ : nullptr);
+      if (grad_) after_[n_] = LogSum().max;
+      results.rank_loss = log_combine(
+          rank_x_, n_, [&](std::int64_t p) { return before_[ends_[p]]; },
+          [&](std::int64_t p) { return after_[starts_[p]]; }, grad_);
+      results.rank_scale = 1;
+    }
+    if (args_.angle) {
+      const std::uint32_t classes = ids_.count();
+      const Buffer tree((std::size_t{classes} + 1) * sizeof(LogSum));
+      const auto id = [&](std::int64_t p) { return ids_[order_[p]]; };
+      angle_sums_by_tree(angle_x_, tags_, n_, id, classes, args_.labels != nullptr, tree.as<LogSum>(), below_,
+                         grad_ ? above_ : nullptr);
+      results.angle_loss = log_combine(
+          angle_x_, n_, [&](std::int64_t p) { return below_[p]; }, [&](std::int64_t p) { return above_[p]; }, grad_);
+      results.angle_scale = 1;
+      for (std::int64_t p = 0; grad_ && p < n_; ++p) angle_x_[p] *= angle_slope(c_[p]);
+    }
+  }
+
+  void store(const Results& results) {
+    C* const losses = static_cast<C*>(args_.losses);
+    const double rank_loss = args_.rank ? args_.rank_weight * results.rank_loss : 0;
+    const double angle_loss = args_.angle ? args_.angle_weight * results.angle_loss : 0;
+    if (args_.parts) {
+      losses[0] = static_cast<C>(rank_loss);
+      losses[1] = static_cast<C>(angle_loss);
+    } else {
+      losses[0] = static_cast<C>(rank_loss + angle_loss);
+    }
+    if (!grad_) return;
+    C* const grads = static_cast<C*>(args_.grads);
+    const T rank_scale = static_cast<T>(args_.tau * args_.rank_weight * results.rank_scale);
+    const T angle_scale = static_cast<T>(args_.tau * args_.angle_weight * results.angle_scale);
+    team_.each((n_ + chunk - 1) / chunk, [&](std::int64_t k) {
+      const std::int64_t begin = k * chunk, end = std::min(n_, begin + chunk);
+      if (args_.rank && args_.angle && !args_.parts) {
+        for (std::int64_t p = begin; p < end; ++p) {
+          grads[order_[p]] = static_cast<C>(rank_x_[p] * rank_scale + angle_x_[p] * angle_scale);
+        }
+        return;
+      }
+      C* const angle_row = grads + (args_.parts ? n_ : 0);
+      for (std::int64_t p = begin; p < end; ++p) {
+        if (args_.rank || args_.parts) grads[order_[p]] = args_.rank ? static_cast<C>(rank_x_[p] * rank_scale) : C(0);
+        if (args_.angle || args_.parts) {
+          angle_row[order_[p]] = args_.angle ? static_cast<C>(angle_x_[p] * angle_scale) : C(0);
+        }
+      }
+    });
+  }
+
+  const PairwiseArgs& args_;
+  const LabelIds& ids_;
+  const std::int64_t n_;
+  const bool grad_;
+  Team& team_;
+  const Extent<C> extent_;
+  Buffer memory_, after_memory_;
+  Item<K>* items_;
+  std::uint32_t *order_, *ends_, *starts_;
+  std::uint8_t* tags_;
+  C* c_;
+  T *rank_x_, *angle_x_, *below_, *above_;
+  double *before_, *after_;
+  std::vector<Range> chunks_;
+};
+
+template <class C>
+void fill_nan(const PairwiseArgs& args) {
+  const std::int64_t rows = args.parts ? 2 : 1;
+  const C nan = std::numeric_limits<C>::quiet_NaN();
+  std::fill_n(static_cast<C*>(args.losses), rows, nan);
+  if (args.grads) std::fill_n(static_cast<C*>(args.grads), rows * args.n, nan);
+}
+
+template <class C, class S, class K>
+void sort_and_sum(const PairwiseArgs& args, const Extent<C>& c, std::uint64_t low, int key_bits, Team& team) {
+  const LabelIds ids(args.labels, args.n, max_classes, team);
+  const S* const scores = static_cast<const S*>(args.scores);
+  const auto sort_by = [&](auto& call, bool log, const auto& id) {
+    call.run(
+        [=](std::int64_t i) {
+          const std::uint64_t key = orderable(scores[i]) - low;
+          return Item<K>{static_cast<K>(key), static_cast<std::uint32_t>(i) | id(i) << index_bits};
+        },
+        key_bits, log);
+  };
+  const auto run = [&](auto call, bool log) {
+    const LabelIds* const labels = &ids;
+    if (args.labels && ids.count() <= max_classes) {
+      sort_by(call, log, [=](std::int64_t i) { return (*labels)[i]; });
+    } else {
+      sort_by(call, log, [](std::int64_t) { return std::uint32_t{0}; });
+    }
+  };
+  // How far exponents of pairs reach, and the number of terms in their sums: what the largest sum needs.
+  double reach = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;
+  if (args.angle) {
+    const double angles = angle(static_cast<double>(clip(c.low))) - angle(static_cast<double>(clip(c.high)));
+    reach = std::max(reach, args.tau * angles);
+  }
+  const double count = std::log(static_cast<double>(args.n));
+  if constexpr (std::is_same<C, float>::value) {
+    if (reach + count < 85) return run(Call<C, float, K>(args, ids, c, team), false);
+  }
+  run(Call<C, double, K>(args, ids, c, team), !(reach + 2 * count < 680));
+}
+
+template <class C, class S>
+void with_types(const PairwiseArgs& args, Team& team) {
+  const Extent<C> c = extent(static_cast<const C*>(args.similarity), args.n, true, team);
+  const Extent<S> scores = extent(static_cast<const S*>(args.scores), args.n, false, team);
+  if (!c.legal || !scores.legal) return fill_nan<C>(args);
+  const std::uint64_t low = orderable(scores.low), range = orderable(scores.high) - low;
+  const int key_bits = bit_length(range);
+  if (key_bits <= 32) return sort_and_sum<C, S, std::uint32_t>(args, c, low, key_bits, team);
+  if constexpr (sizeof(S) == 8) sort_and_sum<C, S, std::uint64_t>(args, c, low, key_bits, team);
+}
+
+template <class C>
+void with_scores(const PairwiseArgs& args, Team& team) {
+  switch (args.score_type) {
+    case Key::f32: return with_types<C, float>(args, team);
+    case Key::f64: return with_types<C, double>(args, team);
+    case Key::i64: return with_types<C, std::int64_t>(args, team);
+  }
+}
+
+}  // namespace
+
+void pairwise_cpu(const PairwiseArgs& args, int threads) {
+  if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("native takes at most 2^28 pairs");
+  const std::int64_t useful = std::min<std::int64_t>(threads, args.n / pairs_a_thread);
+  Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
+  if (args.similarity_type == Float::f64) return with_scores<double>(args, team);
+  if (args.similarity_type == Float::f32) return with_scores<float>(args, team);
+  throw std::invalid_argument("similarity must be float32 or float64");
+}
+
+}  // namespace raoe

@@ -1,0 +1,30 @@
+// The pieces of the CUDA driver that are compiled apart, so that two compilers can work at once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pairwise.h"
+
+namespace raoe {
+
+// pairwise_cuda_block.cu: everything in one launch of one thread block, no workspace.
+constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
+void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream);
+
+// pairwise_cuda_sort.cu: a stable sort of keys with their values; each has two buffers of n, and the sorted ones are
+// returned. temporary = null asks for the size only.
+template <class Bits>
+struct SortBuffers {
+  Bits* keys[2];
+  std::uint32_t* values[2];
+};
+std::size_t sort_temporary_bytes(std::uint32_t n, bool wide);
+void sort_by_key(SortBuffers<std::uint32_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
+                 cudaStream_t stream);
+void sort_by_key(SortBuffers<std::uint64_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
+                 cudaStream_t stream);
+
+}  // namespace raoe

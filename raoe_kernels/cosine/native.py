@@ -1,0 +1,55 @@
+"""pairwise_cosine by the compiled kernels: csrc/cosine, C++ on the CPU and CUDA on the GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._native import FLOATS, module
+
+
+def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = a.shape
+    a, b = _rows(a), _rows(b)
+    dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
+    results = c, inverse_a, inverse_b = torch.empty(3, rows, dtype=dtype, device=a.device).unbind()
+    _call("cosine", a.device)(
+        a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
+        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
+    )  # fmt: skip
+    return results
+
+
+def backward(
+    grad: Tensor, a: Tensor, b: Tensor, c: Tensor, inverse_a: Tensor, inverse_b: Tensor, needs: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    rows, columns = a.shape
+    dtype = a.dtype
+    a, b = _rows(a), _rows(b)
+    grads = [torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs]
+    grad_a, grad_b = (0 if g is None else g.data_ptr() for g in grads)
+    _call("cosine_grad", a.device)(
+        grad.data_ptr(), a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
+        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(), grad_a, grad_b,
+    )  # fmt: skip
+    return tuple(None if g is None else g.to(dtype) for g in grads)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Rows as the kernels read them: elements side by side, any distance between rows; no half types on the CPU."""
+    if x.device.type == "cpu" and x.dtype.itemsize == 2:
+        return x.float().contiguous()
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _call(name: str, device: torch.device):
+    """The compiled function of that name with what the device adds to its arguments."""
+    function = getattr(module(device), name)
+    if device.type == "cpu":
+        return lambda *arguments: function(*arguments, torch.get_num_threads())
+
+    def call(*arguments):
+        with torch.cuda.device(device):
+            function(*arguments, torch.cuda.current_stream().cuda_stream)
+
+    return call

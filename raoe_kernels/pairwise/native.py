@@ -1,0 +1,52 @@
+"""The same losses by the compiled kernels: csrc/pairwise, C++ on the CPU and CUDA on the GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._native import FLOATS, module
+from raoe_kernels.pairwise.params import TIES, PairwiseParams
+
+_KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
+_TIES = {name: code for code, name in enumerate(TIES)}
+
+
+def forward(
+    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Losses (rows,) and their gradients (rows, B); all inputs are contiguous and B >= 1."""
+    rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
+    device, size, rows = similarity.device, similarity.shape[0], 2 if parts else 1
+    on_cpu = device.type == "cpu"
+    if on_cpu and similarity.dtype.itemsize == 2:
+        similarity = similarity.float()
+    dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
+    losses = torch.empty(rows, dtype=dtype, device=device)
+    grads = torch.empty(rows, size, dtype=dtype, device=device) if need_grad else None
+    arguments = (
+        similarity.data_ptr(),
+        scores.data_ptr(),
+        0 if labels is None else labels.data_ptr(),
+        size,
+        FLOATS[similarity.dtype],
+        _KEYS[scores.dtype],
+        _TIES[ties],
+        rank,
+        angle,
+        parts,
+        tau,
+        threshold,
+        rank_weight,
+        angle_weight,
+        losses.data_ptr(),
+        0 if grads is None else grads.data_ptr(),
+    )
+    compiled = module(device)
+    if on_cpu:
+        compiled.pairwise(*arguments, torch.get_num_threads())
+        return losses, grads
+    with torch.cuda.device(device):
+        workspace = torch.empty(compiled.pairwise_workspace(*arguments), dtype=torch.uint8, device=device)
+        compiled.pairwise(*arguments, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+    return losses, grads
