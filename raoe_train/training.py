@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TRAINING_NAMES, TrainConfig, to_dict
-from raoe_train.versions import versions
+from raoe_train.provenance import versions
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
     from sentence_transformers import SentenceTransformerTrainer
 
     started = time.time()
+    taken = LOSSES[config.loss.name][1]
+    given = [key for key in LOSSES["raoe"][1] if getattr(config.loss, key) is not None and key not in taken]
+    if given:
+        print(f"loss {config.loss.name} has no {', '.join(given)}: ignored")
     seed = int(config.training.get("seed", 42))
     set_seed(seed)
     datasets, texts = _read_training_data(config, seed)
@@ -194,10 +198,6 @@ def _check(config: TrainConfig) -> None:
         raise ValueError("--data.train is missing: the pairs to train on")
     if config.loss.name not in LOSSES:
         raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}, got {config.loss.name!r}")
-    taken = LOSSES[config.loss.name][1]
-    for key in ("margin", "ties", "gate", "rank_weight", "angle_weight"):
-        if getattr(config.loss, key) is not None and key not in taken:
-            raise ValueError(f"loss.{key} means nothing to loss.name={config.loss.name}; leave it out (null)")
     if config.loss.name == "mse" and (config.loss.mini_batch_size or config.loss.gather_across_devices):
         raise ValueError("loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs")
     if config.training.get("patience") is not None and not config.data.dev:

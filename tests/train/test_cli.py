@@ -1,0 +1,95 @@
+"""The command line: options, errors in one line, exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+import raoe_train
+from raoe_train import cli
+
+
+def test_options():
+    words = ["--output", "out", "--overwrite", "--data.train", "a", "b", "--data.train", "c", "--loss.scale=-1.5"]
+    assert cli.parse_options([*words, "--data-dir", "d"]) == {
+        "output": "out",
+        "overwrite": True,
+        "data.train": ["a", "b", "c"],
+        "loss.scale": "-1.5",
+        "data_dir": "d",
+    }
+    with pytest.raises(ValueError, match="expected --section.key, got 'oops'"):
+        cli.parse_options(["oops"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown job 'trian' (did you mean train?)"),
+        (["mine"], "job 'mine' is not available yet"),
+        (["train", "demo", "--output", "x", "--trainin.epochs", "1"], "unknown key trainin"),
+        (["train", "demo", "--output", "x", "--training.epoch", "1"], "did you mean training.epochs?"),
+        (["train", "raoe-s1", "--output", "x"], "--data.train is missing"),
+        (["train", "demo", "--output"], "output must be a string"),
+        (["train", "demo", "--output", "x", "--loss.name", "mse", "--loss.mini_batch_size", "8"], "nothing to mse"),
+        (["train", "demo", "--output", "x", "--loss.name", "roae"], "loss.name must be one of raoe"),
+        (["train", "nowhere/recipe.yaml"], "no such file: nowhere/recipe.yaml"),
+    ],
+)
+def test_user_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("raoe-train: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_failed_in_part_fails(monkeypatch):
+    monkeypatch.setattr(cli, "run", lambda *_, **__: {"failed": ["one"]})
+    assert cli.main(["sweep"]) == 1
+    monkeypatch.setattr(cli, "run", lambda *_, **__: {"failed": []})
+    assert cli.main(["sweep"]) == 0
+
+
+def test_our_own_bugs_are_not_hidden(monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(cli, "run", broken)
+    with pytest.raises(KeyError):
+        cli.main(["train"])
+
+
+def test_help_lists_jobs_and_keys(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "train" in text and "raoe-s1" in text and "not available yet: generate" in text
+    assert cli.main(["train", "raoe-s1", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--loss.mini_batch_size" in text and "--model.scratch.layers" in text
+
+
+def test_run_is_the_same_from_python():
+    assert raoe_train.run is cli.run
+    with pytest.raises(ValueError, match="not available yet"):
+        raoe_train.run("generate")
+    with pytest.raises(AttributeError):
+        _ = raoe_train.nothing
+
+
+def test_importing_and_helping_is_light():
+    """No seconds of imports before an error can be shown."""
+    code = (
+        "import sys, raoe_train, raoe_train.cli\n"
+        "assert raoe_train.cli.main(['--help']) == 0\n"
+        "assert raoe_train.cli.main(['train', 'no-such-recipe']) == 2\n"
+        "assert not {'torch', 'sentence_transformers', 'transformers', 'datasets'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_module_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "unknown job" in done.stderr

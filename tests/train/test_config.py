@@ -1,0 +1,132 @@
+"""Recipes: inheritance, overrides, types, and errors that help."""
+
+import pytest
+import yaml
+
+from raoe_train.config import JOBS, RECIPES, TrainConfig, load, merge, nest, to_dict
+
+
+def test_every_shipped_recipe_loads():
+    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    assert {"raoe-s1", "raoe-s2", "demo"} <= set(names)
+    for path in RECIPES.glob("*.yaml"):
+        job = "sweep" if "variants" in (yaml.safe_load(path.read_text()) or {}) else "train"
+        assert isinstance(load(job, path.stem), JOBS[job])
+
+
+def test_stage_1_is_the_papers_appendix_b():
+    config = load("train", "raoe-s1")
+    loss = config.loss
+    assert (loss.name, loss.scale, loss.margin, loss.rank_weight, loss.angle_weight) == ("raoe", 20, 2, 1, 1)
+    training = config.training
+    assert (training["epochs"], training["batch_size"], training["learning_rate"], training["seed"]) == (5, 512, 5e-5, 42)
+    stage_2 = load("train", "raoe-s2")
+    assert (stage_2.loss.name, stage_2.loss.margin, stage_2.training["epochs"]) == ("rank_margin", 2, 10)
+    assert stage_2.training["learning_rate"] == 5e-5
+    assert load("train", "raoe-s1-modernbert-large").model.name == "answerdotai/ModernBERT-large"
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "value"),
+    [
+        ("training.learning_rate", "5e-5", 5e-5),
+        ("training.bf16", "true", True),
+        ("training.report_to", "none", None),
+        ("loss.scale", "5e-1", 0.5),
+        ("loss.margin", "16", 16.0),
+        ("loss.mini_batch_size", "32", 32),
+        ("loss.mini_batch_size", "null", None),
+        ("loss.gather_across_devices", "no", False),
+        ("loss.gather_across_devices", True, True),
+        ("data.train", "a.tsv", ["a.tsv"]),
+        ("data.train", ["a.tsv", "b.tsv"], ["a.tsv", "b.tsv"]),
+        ("data.score_scale", ["1", "5"], [1.0, 5.0]),
+        ("data.columns", ["sentence1=premise", "sentence2=h"], {"sentence1": "premise", "sentence2": "h"}),
+        ("data.columns.score", "similarity", {"score": "similarity"}),
+        ("data.labels", {"yes": "0", "no": 1}, {"yes": 0, "no": 1}),
+        ("model.name", 7, "7"),
+    ],
+)
+def test_values_take_the_declared_type(key, given, value):
+    found = to_dict(load("train", None, {key: given}))
+    for part in key.split(".")[:2]:
+        found = found[part]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"loss.nam": "mse"}, r"unknown key loss\.nam \(did you mean loss\.name\?\)"),
+        ({"los.name": "mse"}, r"unknown key los"),
+        ({"modle": {}}, r"unknown key modle"),
+        ({"loss.margin": "two"}, r"loss\.margin must be a number, got 'two'"),
+        ({"loss.mini_batch_size": "1.5"}, r"loss\.mini_batch_size must be an integer, got '1.5'"),
+        ({"loss.mini_batch_size": True}, r"loss\.mini_batch_size must be an integer, got True"),
+        ({"loss.gather_across_devices": "maybe"}, r"loss\.gather_across_devices must be true or false"),
+        ({"loss": "mse"}, r"loss must be a mapping"),
+        ({"model.name": ["a", "b"]}, r"model\.name must be a string, got \['a', 'b'\]"),
+        ({"data.columns": ["premise"]}, r"data\.columns takes NAME=VALUE"),
+    ],
+)
+def test_errors_name_the_key(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load("train", None, overrides)
+
+
+def test_unknown_job_and_recipe():
+    with pytest.raises(ValueError, match=r"unknown job 'trian' \(did you mean train\?\)"):
+        load("trian")
+    with pytest.raises(ValueError, match=r"no recipe is called 'raoe-s11' \(did you mean raoe-s1\?\)"):
+        load("train", "raoe-s11")
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*nowhere\.yaml"):
+        load("train", "nowhere.yaml")
+
+
+def test_recipes_extend_each_other_and_overrides_win(tmp_path):
+    (tmp_path / "base.yaml").write_text("extends: raoe-s1\nloss: {margin: 7}\ntraining: {batch_size: 8}\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\ntraining.warmup_steps: 0.1\nloss: {scale: 10}\n")
+    config = load("train", child, {"training": {"per_device_train_batch_size": 16}})
+    assert (config.loss.margin, config.loss.scale, config.loss.name) == (7, 10, "raoe")
+    # One key, whichever of its names is used.
+    assert config.training["batch_size"] == 16
+    assert "per_device_train_batch_size" not in config.training
+    assert config.training["warmup_steps"] == 0.1
+
+
+def test_a_recipe_cannot_extend_itself(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ValueError, match="extends itself"):
+        load("train", tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: [", "just words"])
+def test_broken_recipes_are_user_errors(tmp_path, text):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="recipe .*broken"):
+        load("train", path)
+
+
+def test_a_resolved_recipe_is_a_recipe(tmp_path):
+    config = load("train", "demo", {"loss.margin": 3, "data.labels": {"yes": 0}})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(to_dict(config)))
+    assert load("train", path) == config
+
+
+def test_configurations_share_no_state():
+    TrainConfig().data.train.append("x")
+    assert TrainConfig().data.train == []
+
+
+def test_nest_and_merge():
+    assert nest({"a.b": 1, "a": {"c.d": 2}}) == {"a": {"b": 1, "c": {"d": 2}}}
+    assert nest({"jinaai/jina-v3": {"x": 1}}) == {"jinaai/jina-v3": {"x": 1}}
+    old = {"a": {"b": 1}}
+    assert merge(old, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
+    assert old == {"a": {"b": 1}}
+    assert merge({"a": {"b": 1}}, {"a": None}) == {"a": None}
