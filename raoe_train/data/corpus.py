@@ -1,19 +1,20 @@
-"""The built-in corpus: English sentence pairs about small scenes, written by a seeded generator, so that a run needs no data.
+"""The built-in corpus: English sentence pairs about small scenes, written by a seeded generator, so that a
+run needs no data.
 
-A scene has an agent, an action and, where they apply, an object, a place and modifiers of agent and object. A pair is a
-scene and an edited copy: other words for the same thing, a more general word, a modifier or place added or left out,
-another agent, action, object or place, an opposite, a negation, or another scene altogether. Both targets follow from
-comparing the two scenes slot by slot:
+A scene has an agent, an action and, where they apply, an object, a place and modifiers of agent and object. A
+pair is a scene and an edited copy: other words for the same thing, a more general word, a modifier or place
+added or left out, another agent, action, object or place, an opposite, a negation, or another scene
+altogether. Both targets follow from comparing the two scenes slot by slot:
 
     similarity = c * sum_s w_s a_s / sum_s w_s      over the slots s that at least one of the two scenes fills
 
-with WEIGHTS w_s, the AGREEMENT a_s of what fills slot s, and c = CONTRADICTED where one sentence negates the other or a slot
-holds opposites, else 1. The NLI label takes both sentences to be about one event: entailment if every slot of the second
-repeats the first or says less; contradiction if exactly one negation or opposite is all that stands in the way of that;
-neutral otherwise.
+with WEIGHTS w_s, the AGREEMENT a_s of what fills slot s, and c = CONTRADICTED where one sentence negates the
+other or a slot holds opposites, else 1. The NLI label takes both sentences to be about one event: entailment
+if every slot of the second repeats the first or says less; contradiction if exactly one negation or opposite
+is all that stands in the way of that; neutral otherwise.
 
-Scenes are dealt to the splits by agent, action and object, the same way for every seed: no premise of one split can be
-written in another.
+Scenes are dealt to the splits by agent, action and object, the same way for every seed: no premise of one
+split can be written in another.
 """
 
 from __future__ import annotations
@@ -29,11 +30,25 @@ from raoe_train.data.pairs import PairData
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = 0, 1, 2
 
-WEIGHTS = {"action": 0.30, "agent": 0.25, "object": 0.20, "place": 0.13, "agent_modifier": 0.06, "object_modifier": 0.06}
+WEIGHTS = {
+    "action": 0.30,
+    "agent": 0.25,
+    "object": 0.20,
+    "place": 0.13,
+    "agent_modifier": 0.06,
+    "object_modifier": 0.06,
+}
 AGREEMENT = {
-    "same": 1.0, "synonym": 0.95, "general": 0.75, "specific": 0.75, "dropped": 0.4, "added": 0.4, "related": 0.3,
-    "opposite": 0.3, "different": 0.0,
-}  # fmt: skip
+    "same": 1.0,
+    "synonym": 0.95,
+    "general": 0.75,
+    "specific": 0.75,
+    "dropped": 0.4,
+    "added": 0.4,
+    "related": 0.3,
+    "opposite": 0.3,
+    "different": 0.0,
+}
 CONTRADICTED = 0.5
 SAYS_NO_MORE = ("same", "synonym", "general", "dropped")
 """What a slot of an entailed sentence can be to the slot of the sentence that entails it."""
@@ -44,7 +59,8 @@ SPLITS = {"train": 6000, "dev": 1000, "test": 1000}
 
 @dataclass(frozen=True)
 class Filler:
-    """What fills a slot: the concept ("word" or "word|synonym") and the word that stands for it, which may be its kind."""
+    """What fills a slot: the concept ("word" or "word|synonym") and the word that stands for it, which may be
+    its kind."""
 
     concept: str
     word: str
@@ -67,7 +83,10 @@ KINDS = {**AGENT_KIND, **OBJECT_KIND}
 ACTION_KINDS = {action: kinds for action, _, kinds in ACTIONS}
 OPPOSITE = {action: opposite for action, opposite, _ in ACTIONS if opposite}
 OPPOSITE |= {word: opposite for word, opposite in (*AGENT_MODIFIERS, *OBJECT_MODIFIERS) if opposite}
-MODIFIERS: dict[str, tuple[tuple[str, str | None], ...]] = {"agent": AGENT_MODIFIERS, "object": OBJECT_MODIFIERS}
+MODIFIERS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "agent": AGENT_MODIFIERS,
+    "object": OBJECT_MODIFIERS,
+}
 OMISSIBLE = ("place", "agent_modifier", "object_modifier")
 """Slots that a sentence can do without."""
 Core = tuple[str, str, str]
@@ -98,7 +117,8 @@ def core_of(scene: Scene) -> Core:
 
 
 def relation(first: Filler | None, second: Filler | None) -> str | None:
-    """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the slot."""
+    """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the
+    slot."""
     if first is None or second is None:
         return None if first is second else "added" if first is None else "dropped"
     if first.concept == second.concept:
@@ -116,7 +136,9 @@ def compare(first: Scene, second: Scene) -> tuple[float, int]:
     """(similarity in [0, 1], NLI label) of a pair of scenes, by the formula at the top."""
     relations = {slot: relation(getattr(first, slot), getattr(second, slot)) for slot in WEIGHTS}
     filled = {slot: name for slot, name in relations.items() if name is not None}
-    overlap = sum(WEIGHTS[slot] * AGREEMENT[name] for slot, name in filled.items()) / sum(WEIGHTS[slot] for slot in filled)
+    overlap = sum(WEIGHTS[slot] * AGREEMENT[name] for slot, name in filled.items()) / sum(
+        WEIGHTS[slot] for slot in filled
+    )
     contradictions = list(filled.values()).count("opposite") + (first.negated != second.negated)
     rest_entailed = all(name in SAYS_NO_MORE for name in filled.values() if name != "opposite")
     if not rest_entailed or contradictions > 1:
@@ -182,7 +204,9 @@ class _Generator:
         slot = self.rng.choice([slot for slot in WEIGHTS if getattr(scene, slot) is not None])
         filler = getattr(scene, slot)
         kind = KINDS.get(filler.concept)
-        edits: list[Filler | None] = [Filler(filler.concept, word) for word in filler.concept.split("|") if word != filler.word]
+        edits: list[Filler | None] = [
+            Filler(filler.concept, word) for word in filler.concept.split("|") if word != filler.word
+        ]
         if kind:
             edits.append(Filler(filler.concept, kind))
         if slot in OMISSIBLE:
@@ -215,7 +239,9 @@ class _Generator:
             of_kind: dict[str, tuple[str, ...]] = AGENTS if slot == "agent" else OBJECTS
             kinds = list(of_kind) if slot == "agent" else list(ACTION_KINDS[scene.action.concept])
             near = self.rng.random() < 0.5
-            choices = [name for kind in kinds for name in of_kind[kind] if not near or kind == KINDS[filler.concept]]
+            choices = [
+                name for kind in kinds for name in of_kind[kind] if not near or kind == KINDS[filler.concept]
+            ]
         return _with(scene, slot, self.filler(self.rng.choice(choices)))
 
     def pair(self, target: int) -> tuple[str, str, float, int]:
@@ -241,7 +267,8 @@ class _Generator:
 
 
 def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> PairData:
-    """`n_pairs` different pairs of one split, a third of each NLI label, in random order; the same for the same arguments.
+    """`n_pairs` different pairs of one split, a third of each NLI label, in random order; the same for the
+    same arguments.
 
     Args:
         n_pairs: how many, at least 1.
@@ -249,7 +276,8 @@ def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Pai
         split: "train", "dev" or "test".
 
     Returns:
-        PairData with score in [0, 1] and label 0 entailment, 1 neutral, 2 contradiction (see the top of the file).
+        PairData with score in [0, 1] and label 0 entailment, 1 neutral, 2 contradiction (see the top of the
+        file).
     """
     if isinstance(n_pairs, bool) or not isinstance(n_pairs, int) or n_pairs < 1:
         raise ValueError(f"n_pairs must be an int of at least 1, got {n_pairs!r}")
@@ -273,9 +301,12 @@ def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Pai
 
 
 def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]:
-    """The different sentences of the training split, in order of appearance: enough to train a tokenizer on."""
+    """The different sentences of the training split, in order of appearance: enough to train a tokenizer
+    on."""
     data = generate_corpus(n_pairs, seed)
-    return list(dict.fromkeys(text for pair in zip(data.sentence1, data.sentence2, strict=True) for text in pair))
+    return list(
+        dict.fromkeys(text for pair in zip(data.sentence1, data.sentence2, strict=True) for text in pair)
+    )
 
 
 def builtin_rows(split: str = "") -> Iterator[dict[str, Any]]:

@@ -1,12 +1,19 @@
-"""Words of the built-in corpus: every entry is a concept, written as "word", or "word|synonym", with what it is a kind of
-and what its opposite is where the corpus needs that."""
+"""Words of the built-in corpus: every entry is a concept, written as "word", or "word|synonym", with what it
+is a kind of and what its opposite is where the corpus needs that."""
 
 from __future__ import annotations
 
 AGENTS: dict[str, tuple[str, ...]] = {
     # kind of -> concepts; the kind is a word for any of them
     "person": ("man|gentleman", "woman|lady", "boy|lad", "girl|lass"),
-    "worker": ("farmer|grower", "teacher|instructor", "doctor|physician", "cook|chef", "driver|chauffeur", "clerk|cashier"),
+    "worker": (
+        "farmer|grower",
+        "teacher|instructor",
+        "doctor|physician",
+        "cook|chef",
+        "driver|chauffeur",
+        "clerk|cashier",
+    ),
     "artist": ("painter", "singer|vocalist", "dancer", "actor|performer"),
     "athlete": ("runner|jogger", "swimmer", "cyclist|biker", "climber"),
 }
@@ -26,7 +33,8 @@ OBJECTS: dict[str, tuple[str, ...]] = {
 }
 
 ACTIONS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
-    # action (-ing form, with synonym), its opposite, and the kinds of objects it goes with; no kinds: takes no object
+    # action (-ing form, with synonym), its opposite, and the kinds of objects it goes with; no kinds: takes
+    # no object
     ("playing", None, ("instrument",)),
     ("eating|devouring", None, ("fruit", "meal")),
     ("slicing|cutting", None, ("fruit", "vegetable")),
@@ -62,19 +70,51 @@ ACTIONS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
 )
 
 PLACES: tuple[str, ...] = (
-    "in the garden|in the yard", "in the kitchen", "in the park", "at the beach|at the shore", "in the street|in the road",
-    "at the market|at the bazaar", "in the forest|in the woods", "near the river|near the stream", "on the stage",
-    "in the library", "on the hill", "at the station", "in the barn|in the shed", "on the roof",
-)  # fmt: skip
+    "in the garden|in the yard",
+    "in the kitchen",
+    "in the park",
+    "at the beach|at the shore",
+    "in the street|in the road",
+    "at the market|at the bazaar",
+    "in the forest|in the woods",
+    "near the river|near the stream",
+    "on the stage",
+    "in the library",
+    "on the hill",
+    "at the station",
+    "in the barn|in the shed",
+    "on the roof",
+)
 
 AGENT_MODIFIERS: tuple[tuple[str, str | None], ...] = (
-    ("young|youthful", "old|elderly"), ("old|elderly", "young|youthful"), ("tall", "short"), ("short", "tall"),
-    ("happy|cheerful", "sad|unhappy"), ("sad|unhappy", "happy|cheerful"), ("strong", "weak|frail"), ("weak|frail", "strong"),
-    ("rich|wealthy", "poor"), ("poor", "rich|wealthy"), ("tired|weary", None), ("famous|renowned", None), ("clever|smart", None),
-)  # fmt: skip
+    ("young|youthful", "old|elderly"),
+    ("old|elderly", "young|youthful"),
+    ("tall", "short"),
+    ("short", "tall"),
+    ("happy|cheerful", "sad|unhappy"),
+    ("sad|unhappy", "happy|cheerful"),
+    ("strong", "weak|frail"),
+    ("weak|frail", "strong"),
+    ("rich|wealthy", "poor"),
+    ("poor", "rich|wealthy"),
+    ("tired|weary", None),
+    ("famous|renowned", None),
+    ("clever|smart", None),
+)
 
 OBJECT_MODIFIERS: tuple[tuple[str, str | None], ...] = (
-    ("big|large", "small|little"), ("small|little", "big|large"), ("new", "used"), ("used", "new"), ("heavy", "light"),
-    ("light", "heavy"), ("cheap|inexpensive", "expensive|costly"), ("expensive|costly", "cheap|inexpensive"),
-    ("clean", "dirty|filthy"), ("dirty|filthy", "clean"), ("red", None), ("green", None), ("blue", None), ("white", None),
-)  # fmt: skip
+    ("big|large", "small|little"),
+    ("small|little", "big|large"),
+    ("new", "used"),
+    ("used", "new"),
+    ("heavy", "light"),
+    ("light", "heavy"),
+    ("cheap|inexpensive", "expensive|costly"),
+    ("expensive|costly", "cheap|inexpensive"),
+    ("clean", "dirty|filthy"),
+    ("dirty|filthy", "clean"),
+    ("red", None),
+    ("green", None),
+    ("blue", None),
+    ("white", None),
+)

@@ -24,8 +24,8 @@ NO_GOLD_LABEL = ("-", "-1", "")
 
 
 class RowProblem(Exception):
-    """A row that cannot be used. `reason` is a short key to count by; `malformed` is False where leaving the row out is
-    what the format asks for."""
+    """A row that cannot be used. `reason` is a short key to count by; `malformed` is False where leaving the
+    row out is what the format asks for."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message)
@@ -37,8 +37,8 @@ class Columns:
     """Finds our columns among the columns of rows, by name or as mapped.
 
     Args:
-        mapping: {our name: the source's column, or None or "none" to leave it unread}. All columns ints, or digits:
-            positions from 0, and the file has no header line.
+        mapping: {our name: the source's column, or None or "none" to leave it unread}. All columns ints, or
+            digits: positions from 0, and the file has no header line.
     """
 
     def __init__(self, mapping: Mapping[str, str | int | None] | None = None) -> None:
@@ -57,7 +57,8 @@ class Columns:
         self._found: dict[tuple[str, ...], dict[str, str]] = {}
 
     def find(self, fields: Mapping[str, Any], require: Iterable[str] = ()) -> dict[str, str]:
-        """{our name: this row's column} for every column that is there; RowProblem if one is missing or there twice."""
+        """{our name: this row's column} for every column that is there; RowProblem if one is missing or there
+        twice."""
         key = tuple(fields)
         if key not in self._found:
             found = self._search(fields, ("sentence1", "sentence2", *require))
@@ -76,19 +77,23 @@ class Columns:
                 if column is None:
                     continue
                 if str(column) not in fields:
-                    raise RowProblem(f"no column {column!r} (columns maps {name} to it); there are: {_listed(fields)}")
+                    raise RowProblem(
+                        f"no column {column!r} (columns maps {name} to it); there are: {_listed(fields)}"
+                    )
                 found[name] = str(column)
                 continue
             there = [column for column in candidates if column in fields and column not in taken]
             if len(there) > 1:
-                raise RowProblem(f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=...")
+                raise RowProblem(
+                    f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=..."
+                )
             if there and not self.positions:
                 found[name] = there[0]
         for name in require:
             if name not in found:
                 raise RowProblem(
-                    f"no column for {name} (looked for {', '.join(NAMES[name])}); there are: {_listed(fields)}; "
-                    f"say which: columns {name}=..."
+                    f"no column for {name} (looked for {', '.join(NAMES[name])}); "
+                    f"there are: {_listed(fields)}; say which: columns {name}=..."
                 )
         return found
 
@@ -96,7 +101,9 @@ class Columns:
 def _column(column: str | int | None) -> str | int | None:
     # recipes and command lines carry text
     if isinstance(column, str):
-        return None if column.lower() in ("", "none", "null") else int(column) if column.isdecimal() else column
+        return (
+            None if column.lower() in ("", "none", "null") else int(column) if column.isdecimal() else column
+        )
     return column
 
 
@@ -125,12 +132,13 @@ def parse_score(value: Any, scale: Sequence[float] | None, column: str = "score"
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
     if scale is not None and not scale[0] <= score <= scale[1]:
         raise RowProblem(
-            f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}", reason="bad score"
+            f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}",
+            reason="bad score",
         )
     return score
 
 
-def resolve_label_map(labels: Mapping[str | int, int] | None) -> dict[str, int]:
+def resolve_label_map(labels: Mapping[str, int] | Mapping[int, int] | None) -> dict[str, int]:
     """The label map by lower-case word; ValueError if a class is no int of at least 0."""
     if labels is None:
         return NLI_LABELS
@@ -154,7 +162,8 @@ def parse_label(value: Any, label_map: Mapping[str, int], column: str = "label")
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, no gold label", reason="no gold label")
     raise RowProblem(
-        f"{column} is {value!r}; known are {', '.join(label_map)}. Say what it means with labels "
-        f'{{"{word}": 0, ...}}, or leave it unread with columns label=none (if it is a score: columns score={column})',
+        f"{column} is {value!r}; known are {', '.join(label_map)}. "
+        f'Say what it means with labels {{"{word}": 0, ...}}, or leave it unread with columns label=none '
+        f"(if it is a score: columns score={column})",
         reason="unknown label",
     )

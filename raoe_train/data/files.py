@@ -1,6 +1,8 @@
-"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each row starts on.
+"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each row
+starts on.
 
-TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are quoted.
+TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are
+quoted.
 """
 
 from __future__ import annotations
@@ -16,15 +18,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+KINDS = {
+    ".tsv": "tsv",
+    ".txt": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
 SUFFIXES = tuple(KINDS)
 
 Row = tuple[int, dict[str, Any] | str]
-"""A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with it."""
+"""A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with
+it."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
-    """"tsv", "csv", "jsonl" or "parquet" by the name's suffix (before .gz, where there is one), else None."""
+    """The format by the name's suffix (before .gz, where there is one): a value of KINDS, or None."""
     name = Path(path).name.lower().removesuffix(".gz")
     return KINDS.get(Path(name).suffix)
 
@@ -33,19 +43,23 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     """`name` as a path to a data file that is there; FileNotFoundError or ValueError if it is not."""
     path = Path(name).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
+        raise FileNotFoundError(
+            f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)"
+        )
     if path.is_dir():
-        raise IsADirectoryError(f"{str(path)!r} is a folder, not a data file")
+        raise ValueError(f"{str(path)!r} is a folder, not a data file")
     if data_kind(path) is None:
-        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+        raise ValueError(
+            f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz"
+        )
     return path
 
 
 def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[Row]:
     """The rows of a data file in order.
 
-    A row that cannot be read comes as (line, problem) with `problem` a str, so that the caller decides whether it ends
-    the job. A file broken as a whole (damaged .gz, no header) raises ValueError.
+    A row that cannot be read comes as (line, problem) with `problem` a str, so that the caller decides
+    whether it ends the job. A file broken as a whole (damaged .gz, no header) raises ValueError.
 
     With header=False (TSV and CSV only) the keys are the fields' positions as text: "0", "1", ...
     """
@@ -92,7 +106,9 @@ def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
 def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path):
-            if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
+            if (
+                line is None
+            ):  # the line may lie inside a quoted field, so no record of its own can stand for it
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line + "\n"
 
@@ -140,7 +156,10 @@ def _jsonl(path: Path) -> Iterator[Row]:
             except ValueError as error:
                 yield number, f"not JSON ({error})"
                 continue
-            yield number, fields if isinstance(fields, dict) else f"a JSON {type(fields).__name__}, not an object"
+            yield (
+                number,
+                fields if isinstance(fields, dict) else f"a JSON {type(fields).__name__}, not an object",
+            )
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -164,13 +183,16 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well and is removed when it does not.
+    """A temporary path beside `path` that takes its place when the block ends well and is removed when it
+    does not.
 
     So a killed job leaves the old file or the new one, never half of one.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # in front: the suffix still names the format
+    # in front, so that the suffix still names the format; always the same, so that what a kill leaves is
+    # written over
+    temporary = path.with_name(f".partial.{path.name}")
     try:
         yield temporary
         os.replace(temporary, path)
@@ -181,15 +203,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write `content` as indented JSON in one step; NaN and infinities are errors."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        temporary.write_text(
+            json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot hold a value."""
+    """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot
+    hold a value."""
     path = Path(path)
     kind = data_kind(path)
     if kind is None:
-        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+        raise ValueError(
+            f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz"
+        )
     if kind == "parquet" and path.name.lower().endswith(".gz"):
         raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
     with replacing(path) as temporary:
@@ -199,14 +226,18 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
                 for row in rows:
-                    file.write(json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n")
+                    file.write(
+                        json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n"
+                    )
             elif kind == "csv":
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
                 writer.writerows([cell(row.get(name), "csv") for name in columns] for row in rows)
             else:
                 file.write("\t".join(columns) + "\n")
-                file.writelines("\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows)
+                file.writelines(
+                    "\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows
+                )
 
 
 @contextmanager
@@ -228,7 +259,9 @@ def cell(value: Any, kind: str) -> str:
         raise ValueError(f"a {kind} file cannot hold {value!r}; write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead")
+        raise ValueError(
+            f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead"
+        )
     return text
 
 

@@ -34,7 +34,8 @@ class PairData:
     Attributes:
         sentence1, sentence2: the texts. For NLI, premise and hypothesis.
         score: similarity of each pair on the file's own scale (a rank needs none), or None.
-        label: NLI class of each pair, 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise, or None.
+        label: NLI class of each pair, 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise, or
+            None.
         subset: part of a benchmark that each pair is from, or None.
         counts: {"read": rows read, "kept": pairs, "other_split": rows of splits not asked for,
             "dropped": {reason: rows}}; read = kept + other_split + all dropped.
@@ -62,17 +63,20 @@ class PairData:
         return {name: values for name, values in named.items() if values is not None}
 
     def to_dataset(self) -> Dataset:
-        """A `datasets.Dataset` with columns sentence1, sentence2 and, where there, score (float64) and label (int64)."""
+        """A `datasets.Dataset` with columns sentence1, sentence2 and, where there, score (float64) and label
+        (int64)."""
         from datasets import Dataset
 
-        return Dataset.from_dict({name: values for name, values in self.columns().items() if name != "subset"})
+        return Dataset.from_dict(
+            {name: values for name, values in self.columns().items() if name != "subset"}
+        )
 
 
 def read_pairs(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     columns: Mapping[str, str | int | None] | None = None,
-    labels: Mapping[str | int, int] | None = None,
+    labels: Mapping[str, int] | Mapping[int, int] | None = None,
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
@@ -81,21 +85,25 @@ def read_pairs(
 
     Args:
         source: FILE or FILE#split (TSV, CSV, JSONL or parquet, also .gz); "builtin#train", "builtin#dev" or
-            "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or hub:OWNER/NAME[:CONFIG][#split].
-            Several sources are read one after the other; they must have the same columns.
-        columns: {our name: the source's column} where it is not found by its own name; None in place of a column says to
-            leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV file without a header line.
-        labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 -> themselves.
+            "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
+            hub:OWNER/NAME[:CONFIG][#split]. Several sources are read one after the other; they must have the
+            same columns.
+        columns: {our name: the source's column} where it is not found by its own name; None in place of a
+            column says to leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV
+            file without a header line.
+        labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
+            themselves.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
         require: columns that must be there, of "score", "label", "subset".
 
-    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted, always.
+    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted,
+    always.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is missing or
-            found twice, or no pair left.
+        ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
+            missing or found twice, or no pair left.
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
@@ -109,7 +117,8 @@ def read_pairs(
         raise ValueError("source names nothing to read")
     label_map = resolve_label_map(labels)
     return _concatenate(
-        [_read_one(open_source(name, columns), label_map, score_scale, on_error, require) for name in names], names
+        [_read_one(open_source(name, columns), label_map, score_scale, on_error, require) for name in names],
+        names,
     )
 
 
@@ -141,7 +150,9 @@ def _read_one(
     pairs = len(kept.get("sentence1", ()))
     if not pairs:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        raise ValueError(f"{source.name}: no pair left of {read} rows: {reasons}" + "".join(f"\n  {e}" for e in examples))
+        raise ValueError(
+            f"{source.name}: no pair left of {read} rows: {reasons}" + "".join(f"\n  {e}" for e in examples)
+        )
     if dropped:
         logger.warning("%s: %d of %d rows left out: %s", source.name, dropped.total(), read, dict(dropped))
     counts = {
@@ -163,7 +174,9 @@ def _parse(
     if isinstance(fields, str):
         raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
     found = columns.find(fields, require)
-    pair: dict[str, Any] = {name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")}
+    pair: dict[str, Any] = {
+        name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")
+    }
     if "score" in found:
         pair["score"] = parse_score(fields.get(found["score"]), score_scale, found["score"])
     if "label" in found:
@@ -184,6 +197,8 @@ def _concatenate(parts: list[PairData], names: Sequence[Any]) -> PairData:
     dropped: Counter[str] = Counter()
     for part in parts:
         dropped.update(part.counts["dropped"])
-    counts: dict[str, Any] = {key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")}
+    counts: dict[str, Any] = {
+        key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")
+    }
     joined = {name: [value for part in parts for value in part.columns()[name]] for name in everywhere}
     return PairData(**joined, counts={**counts, "dropped": dict(dropped)})

@@ -22,7 +22,8 @@ class Source:
         name: what to call it in messages.
         unit: what the numbers count: "line" or "row".
         columns: finds our columns among its own.
-        rows: the rows of the split asked for, to be iterated once; a str in place of fields says what is wrong with a row.
+        rows: the rows of the split asked for, to be iterated once; a str in place of fields says what is
+            wrong with a row.
         other_split: rows of other splits passed over so far, in a list of one.
     """
 
@@ -34,7 +35,8 @@ class Source:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or hub:)."""
+    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or
+    hub:)."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] == BUILTIN:
@@ -43,11 +45,14 @@ def is_file(name: str | os.PathLike[str]) -> bool:
     return data_kind(name) is not None or any(mark in name for mark in separators)
 
 
-def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | int | None] | None = None) -> Source:
+def open_source(
+    name: str | os.PathLike[str], mapping: Mapping[str, str | int | None] | None = None
+) -> Source:
     """The rows that a source's name stands for.
 
     Raises:
-        FileNotFoundError, ValueError: no such file, format or split; the split only shows while the rows are read.
+        FileNotFoundError, ValueError: no such file, format or split; the split only shows while the rows are
+            read.
     """
     columns = Columns(mapping)
     if is_file(name):
@@ -103,10 +108,16 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if not split and len(loaded) == 1:
             split = next(iter(loaded))
         if split not in loaded:
-            raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
+            raise ValueError(
+                f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}"
+            )
         loaded = loaded[split]
     classes = {column: kind for column, kind in loaded.features.items() if isinstance(kind, ClassLabel)}
     for row in loaded:
         # by name, so that a dataset with its own order of classes is not misread
-        named = {column: kind.int2str(row[column]) for column, kind in classes.items() if row[column] not in (None, -1)}
+        named = {
+            column: kind.int2str(row[column])
+            for column, kind in classes.items()
+            if row[column] not in (None, -1)
+        }
         yield {**row, **named}

@@ -1,0 +1,101 @@
+"""Plots of scores and of training runs, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raoe_train.data.files import replacing
+
+# Okabe and Ito's colours, told apart by colour-blind readers too
+COLOURS = ("#009E73", "#0072B2", "#D55E00", "#999999", "#CC79A7", "#E69F00")
+
+
+def plot_scores_by_label(groups: Mapping[str, np.ndarray], path: str | Path, *, bins: int = 60) -> None:
+    """The distribution of similarity scores by NLI label: the RAOE paper's Figure 1.
+
+    Args:
+        groups: {label: scores [n]}; each group's area is 1, so that groups of different size compare.
+        path: file to write; its suffix names the format.
+        bins: of the histograms, over the range of all scores.
+    """
+    figure, axes = _figure()
+    filled = {label: np.asarray(scores) for label, scores in groups.items() if len(scores)}
+    if not filled:
+        raise ValueError("groups is empty: there are no scores to draw")
+    edges = np.histogram_bin_edges(np.concatenate(list(filled.values())), bins=bins)
+    for (label, scores), colour in zip(filled.items(), _colours(len(filled)), strict=True):
+        name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
+        axes.hist(scores, edges, density=True, histtype="stepfilled", alpha=0.35, color=colour)
+        axes.hist(scores, edges, density=True, histtype="step", color=colour, label=name)
+    axes.set(xlabel="similarity score S", ylabel="density")
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """A training run: losses over steps and, on a second axis, the Spearman correlations of its evaluations,
+    x100.
+
+    Args:
+        log_history: the trainer's log entries: "step" with "loss" (and parts of it) or
+            "eval_..._spearman_cosine".
+        path: file to write; its suffix names the format.
+    """
+    figure, axes = _figure()
+    losses = {"loss": _series(log_history, "loss")}
+    parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
+    losses.update((key, _series(log_history, key)) for key in sorted(parts))
+    correlations = {
+        key: _series(log_history, key)
+        for key in sorted({key for entry in log_history for key in entry if key.endswith("spearman_cosine")})
+    }
+    colours = iter(_colours(len(losses) + len(correlations)))
+    for key, (steps, values) in losses.items():
+        axes.plot(steps, values, color=next(colours), label=key)
+    axes.set(xlabel="step", ylabel="training loss")
+    handles, names = axes.get_legend_handles_labels()
+    if correlations:
+        right = axes.twinx()
+        right.set_ylabel("Spearman x100")
+        for key, (steps, values) in correlations.items():
+            name = key.removeprefix("eval_").removesuffix("_spearman_cosine")
+            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
+        more = right.get_legend_handles_labels()
+        handles, names = handles + more[0], names + more[1]
+    axes.legend(handles, names, frameon=False)
+    _save(figure, path)
+
+
+NOT_PARTS = frozenset(
+    {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
+)
+"""Keys of a training log entry that are no parts of the loss."""
+
+
+def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry and "step" in entry]
+    steps, values = np.array(points, dtype=float).reshape(-1, 2).T
+    return steps, values
+
+
+def _colours(count: int) -> list[str]:
+    return [COLOURS[place % len(COLOURS)] for place in range(count)]
+
+
+def _figure() -> tuple[Any, Any]:
+    # the object-oriented interface with the Agg canvas leaves the user's pyplot backend alone
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=150)

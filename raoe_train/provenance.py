@@ -1,0 +1,65 @@
+"""What a result came from: versions, the state of a model's folder, and whether a result is there already."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that have a part in a result, by name."""
+    found = {"python": platform.python_version()}
+    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def fingerprint(model: str) -> str | None:
+    """Of a model in a local folder: its files' names, sizes and times, so that one trained anew is not taken
+    for the old.
+
+    None for a model that is no folder here, which its name has to stand for.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = [
+        (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files
+    ]
+    return digest(listed)
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of plain values (as JSON), in hexadecimal."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def earlier_result(
+    summary: Path, output: Path, settings: dict[str, Any], overwrite: bool
+) -> dict[str, Any] | None:
+    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in
+    the way.
+
+    ValueError if `output` is there, but not from these settings, and `overwrite` is not set.
+    """
+    if not output.exists():
+        return None
+    try:
+        found = json.loads(summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if isinstance(found, dict) and found.get("settings") == settings:
+        return found
+    if not overwrite:
+        raise ValueError(
+            f"output {output} is there already, not from these settings and inputs; overwrite replaces it"
+        )
+    return None
