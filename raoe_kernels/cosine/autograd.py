@@ -82,7 +82,8 @@ torch.library.define(
 
 @torch.library.impl("raoe_kernels::cosine", "CompositeExplicitAutograd")
 def _operator(a, b, eps, backend):
-    return _forward(a, b, eps, OP.select(a.device, backend))
+    # A backend may give views of one buffer; an operator's results must not share memory.
+    return tuple(x.clone() for x in _forward(a, b, eps, OP.select(a.device, backend)))
 
 
 @torch.library.register_fake("raoe_kernels::cosine")
