@@ -1,0 +1,1 @@
+def launch(*a): raise NotImplementedError
