@@ -1,0 +1,152 @@
+"""The built-in corpus: the same everywhere, its targets right, its splits apart."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from raoe_train.data import corpus as made
+from raoe_train.data import corpus_sentences, generate_corpus, read_pairs
+from raoe_train.data.corpus import Filler, Scene, compare, write
+
+MAN = Filler("man|gentleman", "man")
+SCENE = Scene(
+    agent=MAN,
+    action=Filler("opening", "opening"),
+    object=Filler("box|carton", "box"),
+    place=Filler("in the park", "in the park"),
+    agent_modifier=Filler("old|elderly", "old"),
+    object_modifier=None,
+)
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return {name: read_pairs(f"builtin#{name}") for name in ("train", "dev", "test")}
+
+
+@pytest.mark.parametrize(
+    ("change", "similarity", "label"),
+    [
+        # weights of the filled slots: action .30 agent .25 object .20 place .13 modifier .06, together .94
+        ({}, 1.0, 0),
+        ({"agent": Filler("man|gentleman", "gentleman")}, (0.94 - 0.25 * 0.05) / 0.94, 0),
+        ({"agent": Filler("man|gentleman", "person")}, (0.94 - 0.25 * 0.25) / 0.94, 0),
+        ({"place": None}, (0.94 - 0.13 * 0.6) / 0.94, 0),
+        ({"object_modifier": Filler("red", "red")}, (0.94 + 0.06 * 0.4) / 1.0, 1),
+        ({"agent": Filler("boy|lad", "boy")}, (0.94 - 0.25 * 0.7) / 0.94, 1),
+        ({"object": Filler("book", "book")}, (0.94 - 0.20) / 0.94, 1),
+        ({"negated": True}, 0.5, 2),
+        ({"negated": True, "place": None}, 0.5 * (0.94 - 0.13 * 0.6) / 0.94, 2),
+        ({"negated": True, "object": Filler("book", "book")}, 0.5 * (0.94 - 0.20) / 0.94, 1),
+        ({"action": Filler("closing|shutting", "shutting")}, 0.5 * (0.94 - 0.30 * 0.7) / 0.94, 2),
+        ({"agent_modifier": Filler("young|youthful", "young")}, 0.5 * (0.94 - 0.06 * 0.7) / 0.94, 2),
+        (
+            {"action": Filler("closing|shutting", "closing"), "negated": True},
+            0.5 * (0.94 - 0.30 * 0.7) / 0.94,
+            1,
+        ),
+    ],
+)
+def test_targets_by_hand(change, similarity, label):
+    assert compare(SCENE, replace(SCENE, **change)) == (pytest.approx(similarity, abs=5e-5), label)
+
+
+def test_more_specific_is_neutral():
+    assert compare(replace(SCENE, agent=Filler("man|gentleman", "person")), SCENE)[1] == 1
+    assert compare(replace(SCENE, place=None), SCENE)[1] == 1
+
+
+def test_sentences():
+    assert write(SCENE, "plain") == "An old man is opening a box in the park."
+    assert write(SCENE, "place first") == "In the park, an old man is opening a box."
+    assert write(SCENE, "there is") == "There is an old man opening a box in the park."
+    assert write(replace(SCENE, negated=True), "there is") == "An old man is not opening a box in the park."
+    used = replace(SCENE, object_modifier=Filler("used", "used"), agent_modifier=None, place=None)
+    assert write(used, "place first") == "A man is opening a used box."
+
+
+def test_opposites_are_mutual_and_take_the_same_objects():
+    for one, other in made.OPPOSITE.items():
+        assert made.OPPOSITE[other] == one
+        assert made.ACTION_KINDS.get(one) == made.ACTION_KINDS.get(other)
+    assert all(kind in made.OBJECTS for kinds in made.ACTION_KINDS.values() for kind in kinds)
+
+
+def test_no_word_stands_for_two_things():
+    """Else the target would not follow from the sentences."""
+    kinds = {*made.AGENTS, *made.OBJECTS}
+    places = {place for entry in made.PLACES for place in entry.split("|")}
+    groups = [
+        made.AGENT_KIND,
+        made.OBJECT_KIND,
+        made.ACTION_KINDS,
+        [word for word, _ in made.AGENT_MODIFIERS],
+    ]
+    groups.append([word for word, _ in made.OBJECT_MODIFIERS])
+    words = [word for group in groups for entry in group for word in entry.split("|")] + [*kinds, *places]
+    assert [word for word, count in Counter(words).items() if count > 1] == []
+
+
+def test_corpus(splits):
+    assert {name: len(data) for name, data in splits.items()} == {"train": 6000, "dev": 1000, "test": 1000}
+    for data in splits.values():
+        labels = Counter(data.label)
+        assert max(labels.values()) - min(labels.values()) <= 1
+        assert set(labels) == {0, 1, 2}
+        assert all(0 <= score <= 1 for score in data.score)
+        assert len(set(zip(data.sentence1, data.sentence2, strict=True))) == len(data)
+        assert all(first != second for first, second in zip(data.sentence1, data.sentence2, strict=True))
+        assert len(set(data.score)) > 150  # graded, not a few levels
+    mean = [
+        sum(s for s, k in zip(data.score, data.label, strict=True) if k == label) / data.label.count(label)
+        for label in (0, 1, 2)
+    ]
+    assert mean[0] > mean[1] > mean[2]  # the order of NLI data scored by teachers
+    words = {word for text in corpus_sentences() for word in re.findall(r"\w+", text.lower())}
+    assert 150 < len(words) < 500
+
+
+def test_splits_share_no_premise_and_no_pair(splits):
+    unordered = {
+        name: {frozenset(pair) for pair in zip(data.sentence1, data.sentence2, strict=True)}
+        for name, data in splits.items()
+    }
+    for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
+        assert not set(splits[one].sentence1) & set(splits[other].sentence1)
+        assert not unordered[one] & unordered[other]
+    # nor does another seed carry a split's scenes elsewhere
+    assert not set(generate_corpus(2000, seed=7).sentence1) & set(splits["test"].sentence1)
+
+
+def test_the_whole_corpus_by_name(splits):
+    assert len(read_pairs("builtin")) == 8000
+    with pytest.raises(ValueError, match="no split 'valid'; there are: train, dev, test"):
+        read_pairs("builtin#valid")
+
+
+def test_same_in_another_process():
+    code = "from raoe_train.data import *; d = generate_corpus(300, 3); print(d.columns())"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+    assert generate_corpus(300, 3).sentence1 != generate_corpus(300, 4).sentence1
+
+
+def test_arguments():
+    for wrong in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="n_pairs"):
+            generate_corpus(wrong)
+    with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'all'"):
+        generate_corpus(10, split="all")
