@@ -28,7 +28,8 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     Args:
         job: train, score, evaluate, encode or sweep.
         recipe: a YAML path or the name of a shipped recipe.
-        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted (``**{"training.epochs": 1}``).
+        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
+            (``**{"training.epochs": 1}``).
 
     Raises:
         ValueError: an unknown job, recipe or key, or a value that cannot be.
@@ -105,6 +106,7 @@ def _explain(error: Exception) -> str:
 
 
 def _help() -> str:
+    shipped = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
     lines = [
         "usage: raoe-train JOB [RECIPE] [--section.key value …]",
         "",
@@ -112,7 +114,7 @@ def _help() -> str:
         *(f"  {job:<9} {config.__doc__}" for job, config in JOBS.items()),
         f"not available yet: {', '.join(PLANNED)}",
         "",
-        f"RECIPE is a YAML file, or one of: {', '.join(sorted(path.stem for path in RECIPES.glob('*.yaml')))}",
+        f"RECIPE is a YAML file, or one of: {shipped}",
         "",
         "raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.",
     ]

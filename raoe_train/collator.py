@@ -14,15 +14,18 @@ NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
 @dataclass
 class ScoreLabelCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
-    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two that are there.
+    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot
+    take
+    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two
+    that are there.
 
     Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related).
     A dataset with neither or other label columns is collated as sentence-transformers does it.
 
     Pass it prompts as the trainer's own collator gets them::
 
-        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
+        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts,
+        router_mapping=args.router_mapping)
 
     Raises:
         ValueError: a label that is no known word or whole number, or a score that is no number.
@@ -37,7 +40,9 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         labels = {"score": torch.tensor([_score(row["score"]) for row in features])}
         if "label" in columns:
             labels["label"] = torch.tensor([self._label(row["label"]) for row in features])
-        rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
+        rest = [
+            {key: value for key, value in row.items() if key not in ("score", "label")} for row in features
+        ]
         batch = super().__call__(rest)
         batch["label"] = labels
         return batch
@@ -48,7 +53,9 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
                 raise ValueError(f"label {value!r} is none of {', '.join(self.label_names)}")
             return self.label_names[value]
         if value is None or int(value) != value:
-            raise ValueError(f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}")
+            raise ValueError(
+                f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}"
+            )
         return int(value)
 
 

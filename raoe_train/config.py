@@ -1,10 +1,12 @@
 """One dataclass per job, and how a recipe becomes one.
 
-A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes``. It may say ``extends: NAME``.
-On top of it come overrides (from the command line or from Python), as nested mappings or as dotted keys. Unknown keys
-are errors that suggest the nearest known one, and every value is brought to the type that its dataclass declares, so
-that ``5e-5``, which YAML reads as a string, is a number.
+A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes``. It may say
+``extends: NAME``. On top of it come overrides (from the command line or from Python), as nested mappings or
+as dotted keys. Unknown keys are errors that suggest the nearest known one, and every value is brought to the
+type that its dataclass declares, so that ``5e-5``, which YAML reads as a string, is a number.
 """
+
+# ruff: noqa: RUF009 - _field is dataclasses.field with less to type
 
 from __future__ import annotations
 
@@ -45,8 +47,12 @@ class ScratchConfig:
 class ModelConfig:
     """Which encoder, and how its tokens become one vector."""
 
-    name: str = _field("bert-base-uncased", "Hugging Face encoder or SentenceTransformer, by name or path; 'scratch' makes one")
-    pooling: str | None = _field(None, "mean, cls, max or last; by default what the model was saved with, else cls for ModernBERT, else mean")
+    name: str = _field(
+        "bert-base-uncased", "encoder or SentenceTransformer, by name or path; scratch makes one"
+    )
+    pooling: str | None = _field(
+        None, "mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]"
+    )
     prompt: str | None = _field(None, "put before every sentence, saved with the model")
     max_seq_length: int | None = _field(None, "longer sentences are cut to this many tokens")
     trust_remote_code: bool = _field(False, "run code that comes with the model")
@@ -61,15 +67,21 @@ class ModelConfig:
 class DataConfig:
     """Where sentence pairs come from."""
 
-    train: list[str] = _field([], "sources of training pairs (FILE, FILE#split, builtin#train, hub name); a batch comes from one of them")
-    dev: str | None = _field(None, "source of development pairs; the model with the best Spearman there is kept")
+    train: list[str] = _field(
+        [], "sources of pairs (FILE, FILE#split, builtin#train, hub name); no batch mixes them"
+    )
+    dev: str | None = _field(None, "source of development pairs; the encoder best on them is kept")
     input: str | None = _field(None, "source to score or to encode")
     dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
     columns: dict[str, Any] = _field({}, "our column name: its name in the file")
     labels: dict[str, int] | None = _field(None, "label word: class number (larger = less related)")
-    score_scale: list[float] = _field([], "lowest and highest score of data.train; two numbers, or two for each source")
+    score_scale: list[float] = _field(
+        [], "lowest and highest score in data.train; two numbers, or two a source"
+    )
     on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
-    max_rows: int | None = _field(None, "use at most this many rows of each training source, drawn with training.seed")
+    max_rows: int | None = _field(
+        None, "at most so many rows of each training source, drawn with training.seed"
+    )
 
 
 @dataclass
@@ -79,20 +91,23 @@ class LossConfig:
     name: str = _field("raoe", "raoe, rank_margin, gated_angular, cosent, angle or mse")
     scale: float = _field(20.0, "tau: cosines (or angles) are multiplied by it")
     margin: float | None = _field(None, "rank margin I (raoe, rank_margin); 2 by default")
-    ties: str | None = _field(None, "how equal scores rank: average, min, max, dense, ordinal (raoe, rank_margin)")
+    ties: str | None = _field(None, "ranks of equal scores: average, min, max, dense, ordinal")
     gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")
     rank_weight: float | None = _field(None, "weight of the rank part (raoe); 1 by default")
     angle_weight: float | None = _field(None, "weight of the angular part (raoe); 1 by default")
-    mini_batch_size: int | None = _field(None, "encode this many pairs at a time (gradient caching), same gradient")
+    mini_batch_size: int | None = _field(
+        None, "encode so many pairs at a time (gradient caching); same gradient"
+    )
     gather_across_devices: bool = _field(False, "rank over the batches of all processes together")
     matryoshka_dims: list[int] = _field([], "also train the first so many dimensions")
 
 
 @dataclass
 class EvaluationConfig:
-    """What to evaluate when training has ended."""
+    """What to evaluate before and after training."""
 
     tasks: list[str] = _field([], "STS tasks, looked up in data.dir")
+    before: bool = _field(True, "evaluate them before training, too")
     batch_size: int = _field(64, "sentences at a time")
 
 
@@ -103,7 +118,9 @@ class TrainConfig:
     model: ModelConfig = _field(ModelConfig, "")
     data: DataConfig = _field(DataConfig, "")
     loss: LossConfig = _field(LossConfig, "")
-    training: dict[str, Any] = _field({}, "batch_size, epochs, seed, patience, or any SentenceTransformerTrainingArguments field")
+    training: dict[str, Any] = _field(
+        {}, "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments"
+    )
     evaluation: EvaluationConfig = _field(EvaluationConfig, "")
     output: str | None = _field(None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png")
     overwrite: bool = _field(False, "replace what another recipe left in output")
@@ -115,7 +132,7 @@ class ScoreConfig:
 
     data: DataConfig = _field(DataConfig, "")
     teachers: list[str] = _field([], "encoders by name or path; by default the paper's two")
-    teacher: dict[str, Any] = _field({}, "options of one teacher: {NAME: {prompt: ..., task: ..., trust_remote_code: ...}}")
+    teacher: dict[str, Any] = _field({}, "options of one teacher: {NAME: {prompt: ..., task: ...}}")
     batch_size: int = _field(64, "sentences at a time")
     device: str | None = _field(None, "torch device")
     output: str | None = _field(None, "file to write")
@@ -149,13 +166,13 @@ class EncodeConfig:
 class SweepConfig:
     """A table of training runs: variants x seeds, each evaluated on the same tasks."""
 
-    recipe: str = _field("", "training recipe that every run starts from")
+    base: str = _field("", "training recipe that every run starts from")
     settings: dict[str, Any] = _field({}, "changes to that recipe, for every run")
-    variants: dict[str, Any] = _field({}, "name: changes; 'stages', 'seeds', 'grid' and 'recipe' are special keys")
+    variants: dict[str, Any] = _field({}, "name: changes; base, seeds, grid and after are special keys")
     seeds: list[int] = _field([42], "training.seed of the runs of a variant")
-    tasks: list[str] = _field([], "STS tasks, before and after, looked up in settings.data.dir")
-    data_dir: str | None = _field(None, "short for settings.data.dir; {data_dir} in any setting stands for it")
-    model: str | None = _field(None, "short for settings.model.name")
+    tasks: list[str] = _field([], "STS tasks, before and after, looked up in data_dir")
+    data_dir: str | None = _field(None, "settings.data.dir; any setting may say {data_dir}")
+    model: str | None = _field(None, "settings.model.name; any setting may say {model}")
     only: list[str] = _field([], "run these variants (shell patterns)")
     keep_models: bool = _field(False, "keep the weights of finished runs")
     output: str | None = _field(None, "directory for results.jsonl, report.md and the plots")
@@ -249,12 +266,13 @@ def build(cls: type, values: Any, where: str = "") -> Any:
     if dataclasses.is_dataclass(values) and isinstance(values, cls):
         return values
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys to values, got {values!r}")
+        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
     hints = typing.get_type_hints(cls)
     arguments = {}
     for key, value in values.items():
         if key not in hints:
-            raise ValueError(f"unknown key {where}{key}{_nearest(where + str(key), [name for name, *_ in keys(cls, where)])}")
+            known = [name for name, *_ in keys(cls, where)]
+            raise ValueError(f"unknown key {where}{key}{_nearest(where + str(key), known)}")
         arguments[key] = _convert(hints[key], value, where + key)
     config = cls(**arguments)
     if "training" in hints:
@@ -269,7 +287,8 @@ def keys(cls: type, where: str = "") -> Iterator[tuple[str, Any, Any, str]]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from keys(hints[field.name], f"{where}{field.name}.")
         else:
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
             yield where + field.name, hints[field.name], default, field.metadata["help"]
 
 
@@ -309,16 +328,16 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 def _scalar(kind: type, value: Any, key: str) -> Any:
     problem = ValueError(f"{key} must be {_article(kind)}, got {value!r}")
     if kind is str:
-        if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        if isinstance(value, (str, Path)) or (
+            isinstance(value, (int, float)) and not isinstance(value, bool)
+        ):
             return str(value)
         raise problem
     if kind is bool:
-        words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-        if isinstance(value, bool):
-            return value
-        if str(value).lower() in words:
-            return words[str(value).lower()]
-        raise problem
+        word = str(value).lower()
+        if word not in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            raise problem
+        return word in ("true", "yes", "on", "1")
     if isinstance(value, bool) or value is None:
         raise problem
     try:
@@ -349,7 +368,7 @@ def _plain(value: Any) -> Any:
 
 
 def _article(kind: type) -> str:
-    return {str: "a string", int: "an integer", float: "a number", bool: "true or false"}.get(kind, kind.__name__)
+    return {str: "a string", int: "an integer", float: "a number", bool: "true or false"}[kind]
 
 
 def _nearest(word: str, known: Any) -> str:

@@ -1,4 +1,5 @@
-"""Encoders: a Hugging Face model with pooling, a saved SentenceTransformer, or a small BERT made from scratch."""
+"""Encoders: a Hugging Face model with pooling, a saved SentenceTransformer, or a small BERT made from
+scratch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def load_encoder(config: ModelConfig, *, sentences: Iterable[str] | None = None,
     """The SentenceTransformer that `config` describes.
 
     Args:
-        config: see ModelConfig. Pooling defaults to what a SentenceTransformer was saved with; for a bare encoder to
+        config: see ModelConfig. Pooling defaults to what a SentenceTransformer was saved with; for a bare
+            encoder to
             cls for ModernBERT and mean for all others (the RAOE paper's Table 5).
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights, where ``config.random_weights`` asks for new ones.
@@ -36,7 +38,9 @@ def load_encoder(config: ModelConfig, *, sentences: Iterable[str] | None = None,
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
         modules = [_scratch_transformer(config.scratch, sentences, config.max_seq_length)]
-        model = SentenceTransformer(modules=[*modules, _pooling(modules[0], config.pooling)], device=config.device)
+        model = SentenceTransformer(
+            modules=[*modules, _pooling(modules[0], config.pooling)], device=config.device
+        )
     else:
         model = _load(config)
     if config.random_weights:
@@ -63,7 +67,9 @@ def _load(config: ModelConfig) -> Any:
         if config.pooling is not None:
             places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
             if len(places) != 1:
-                raise ValueError(f"model.pooling cannot be changed: {config.name} has {len(places)} pooling modules")
+                raise ValueError(
+                    f"model.pooling cannot be changed: {config.name} has {len(places)} pooling modules"
+                )
             # Set the attribute, do not rebuild the container: modules keep their order and names.
             model._modules[places[0]] = Pooling(
                 model._modules[places[0]].embedding_dimension, POOLING[config.pooling]
@@ -74,7 +80,9 @@ def _load(config: ModelConfig) -> Any:
     )
     if transformer.tokenizer.pad_token is None:  # decoders often have none
         transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-    return SentenceTransformer(modules=[transformer, _pooling(transformer, config.pooling)], device=config.device)
+    return SentenceTransformer(
+        modules=[transformer, _pooling(transformer, config.pooling)], device=config.device
+    )
 
 
 def _pooling(transformer: Any, pooling: str | None) -> Any:
@@ -164,9 +172,12 @@ def _train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a hash
-    # table: named beforehand, they have the same ones in every process.
-    inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
+    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a
+    # hash table: named beforehand, they have the same ones in every process.
+    inner = [
+        f"##{letter}"
+        for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})
+    ]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
     )

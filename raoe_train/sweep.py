@@ -1,4 +1,5 @@
-"""``raoe-train sweep``: a table of training runs, variants x seeds, each evaluated on the same tasks; resumable."""
+"""``raoe-train sweep``: a table of training runs, variants x seeds, each evaluated on the same tasks;
+resumable."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import SweepConfig, TrainConfig, load, merge, nest
+from raoe_train.data.files import write_json
+from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep_report import write_report
-from raoe_train.training import finished_metrics, train, write_json
+from raoe_train.training import train
 
 # Keys of a variant that are not changes to the training recipe.
-SPECIAL = ("recipe", "seeds", "grid", "after")
+SPECIAL = ("base", "seeds", "grid", "after")
 
 
 @dataclass
@@ -51,8 +54,10 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     """Do the runs that are missing and write results.jsonl, report.md and plots in ``config.output``.
 
     A variant is a mapping of changes to the training recipe (nested or dotted keys), with these special keys:
-    ``recipe`` (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each combination),
-    ``after`` (the name of a variant whose encoder of the same seed it goes on from). In any text ``{data_dir}``,
+    ``base`` (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each
+    combination),
+    ``after`` (the name of a variant whose encoder of the same seed it goes on from). In any text
+    ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings.
 
     A run that fails does not stop the others. Run again, finished runs are not redone.
@@ -93,7 +98,8 @@ def expand(config: SweepConfig) -> list[Run]:
     if not config.variants:
         raise ValueError("variants is empty: name at least one, {} if it changes nothing")
     words = {"data_dir": config.data_dir, "model": config.model, "output": config.output}
-    shared: dict[str, Any] = {"evaluation": {"tasks": config.tasks}}
+    # What they start from is evaluated once for all runs.
+    shared: dict[str, Any] = {"evaluation": {"tasks": config.tasks, "before": False}}
     if config.data_dir:
         shared["data"] = {"dir": config.data_dir}
     if config.model:
@@ -105,7 +111,9 @@ def expand(config: SweepConfig) -> list[Run]:
         if family in path:
             raise ValueError(f"variants follow each other in a circle: {' after '.join((*path, family))}")
         if family not in config.variants:
-            raise ValueError(f"variant {path[-1]!r} comes after {family!r}, which is none of {', '.join(config.variants)}")
+            raise ValueError(
+                f"variant {path[-1]!r} comes after {family!r}, which is none of {', '.join(config.variants)}"
+            )
         values = nest(config.variants[family] or {})
         special = {key: values.pop(key) for key in SPECIAL if key in values}
         parent = special.get("after")
@@ -113,18 +121,25 @@ def expand(config: SweepConfig) -> list[Run]:
             add(parent, (*path, family))
         grid = dict(_leaves(special.get("grid") or {}))
         for point in (dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*grid.values())):
-            variant = "-".join([family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())])
+            variant = "-".join(
+                [family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())]
+            )
             for seed in special.get("seeds") or config.seeds:
                 name = f"{variant}-seed{seed}"
                 before = runs.get(f"{parent}-seed{seed}") if parent is not None else None
                 if parent is not None and before is None:
-                    raise ValueError(f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone")
+                    raise ValueError(
+                        f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone"
+                    )
                 changes = merge(merge(shared, _filled(values, words)), nest(point))
-                fixed: dict[str, Any] = {"training": {"seed": seed}, "output": str(Path(str(config.output), "runs", name))}
+                fixed: dict[str, Any] = {
+                    "training": {"seed": seed},
+                    "output": str(Path(str(config.output), "runs", name)),
+                }
                 if before is not None:
                     fixed["model"] = {"name": str(before.directory)}
                 fixed["overwrite"] = config.overwrite
-                job = load("train", special.get("recipe") or config.recipe or None, merge(changes, fixed))
+                job = load("train", special.get("base") or config.base or None, merge(changes, fixed))
                 runs[name] = Run(name, variant, family, seed, job, point, before)
 
     for family in config.variants:
@@ -135,7 +150,9 @@ def expand(config: SweepConfig) -> list[Run]:
 def _chosen(runs: list[Run], only: list[str]) -> list[Run]:
     for pattern in only:
         if not any(_matches(run, pattern) for run in runs):
-            raise ValueError(f"--only {pattern}: no such run; variants: {', '.join(dict.fromkeys(r.family for r in runs))}")
+            raise ValueError(
+                f"--only {pattern}: no such run; variants: {', '.join(dict.fromkeys(r.family for r in runs))}"
+            )
     wanted = {run.name for run in runs if not only or any(_matches(run, pattern) for pattern in only)}
     for run in reversed(runs):  # what a wanted run builds on comes before it
         if run.name in wanted and run.after is not None:
@@ -172,24 +189,37 @@ def _do(run: Run, failed: list[str]) -> str | None:
 def _outdated(run: Run) -> bool:
     """Whether the run it builds on was made anew since."""
     mine, theirs = run.directory / "metrics.json", run.after and run.after.directory / "metrics.json"
-    return bool(theirs and theirs.is_file() and mine.is_file() and theirs.stat().st_mtime > mine.stat().st_mtime)
+    return bool(
+        theirs and theirs.is_file() and mine.is_file() and theirs.stat().st_mtime > mine.stat().st_mtime
+    )
 
 
 def _drop_weights(runs: list[Run]) -> None:
     """Remove the weights of finished runs that no unfinished run goes on from."""
-    needed = {run.after.name for run in runs if run.after is not None and finished_metrics(run.config) is None}
+    needed = {
+        run.after.name for run in runs if run.after is not None and finished_metrics(run.config) is None
+    }
     for run in runs:
         if run.name not in needed and finished_metrics(run.config) is not None:
             for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model.bin")]:
                 path.unlink()
-            (run.directory / "modules.json").unlink(missing_ok=True)  # no model any more, and it should not look like one
+            (run.directory / "modules.json").unlink(
+                missing_ok=True
+            )  # no model any more, and it should not look like one
 
 
 def _results(runs: list[Run]) -> Iterator[dict[str, Any]]:
     for run in runs:
         metrics = finished_metrics(run.config)
         if metrics is not None:
-            yield {"run": run.name, "variant": run.variant, "family": run.family, "seed": run.seed, "point": run.point, **metrics}
+            yield {
+                "run": run.name,
+                "variant": run.variant,
+                "family": run.family,
+                "seed": run.seed,
+                "point": run.point,
+                **metrics,
+            }
 
 
 def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
@@ -209,7 +239,9 @@ def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
         if known.get("asked") != {"model": label, "tasks": config.tasks}:
             print(f"before training: {label}", flush=True)
             encoder = load_encoder(model, seed=run.seed)
-            found = evaluate_encoder(encoder, config.tasks, run.config.data.dir, run.config.evaluation.batch_size)
+            found = evaluate_encoder(
+                encoder, config.tasks, run.config.data.dir, run.config.evaluation.batch_size
+            )
             known = {"asked": {"model": label, "tasks": config.tasks}, "scores": found}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, known)

@@ -39,13 +39,23 @@ def _report(
     lines = [
         f"# {output.resolve().name}",
         "",
-        "Spearman x 100 of cosine, mean ± standard deviation over seeds (sample deviation; none for one seed).",
+        "Spearman x 100 of cosine, mean ± (sample) standard deviation over seeds.",
         "",
         "| " + " | ".join(["variant", "seeds", *names, "steps", "minutes"]) + " |",
         "|" + "---|" * (len(names) + 4),
     ]
     for model, scores in start.items():
-        lines.append(_row([f"before: {Path(model).name}", "", *(_mean([_score({"tasks": scores}, n)]) for n in names), "", ""]))
+        lines.append(
+            _row(
+                [
+                    f"before: {Path(model).name}",
+                    "",
+                    *(_mean([_score({"after": scores}, n)]) for n in names),
+                    "",
+                    "",
+                ]
+            )
+        )
     for variant, rows in by_variant(results).items():
         cells = [_mean([_score(row, name) for row in rows]) for name in names]
         minutes = statistics.fmean(row["seconds"] for row in rows) / 60
@@ -57,9 +67,21 @@ def _report(
         lines += ["", f"![{plot.stem}]({plot.name})"]
     made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
     lines += ["", "## Made with", ""]
-    lines += [", ".join(f"{name} {version}" for name, version in json.loads(entry).items()) for entry in sorted(made)]
-    settings = {key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "only")}
-    lines += ["", "## Settings", "", "```yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip(), "```"]
+    lines += [
+        ", ".join(f"{name} {version}" for name, version in json.loads(entry).items())
+        for entry in sorted(made)
+    ]
+    settings = {
+        key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "only")
+    }
+    lines += [
+        "",
+        "## Settings",
+        "",
+        "```yaml",
+        yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip(),
+        "```",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -73,13 +95,12 @@ def by_variant(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 def _score(row: Mapping[str, Any], name: str) -> float | None:
     """Spearman x 100 of one column of the table."""
+    found = row["after"]
     if name == "dev":
-        found = (row.get("after") or {}).get("spearman")
-        return None if found is None else 100 * found
-    tasks = row.get("tasks") or {}
+        return found.get("spearman")
     if name == "average":
-        return tasks.get("average")
-    return (tasks.get("tasks") or {}).get(name, {}).get("spearman")
+        return found.get("average")
+    return found.get("tasks", {}).get(name, {}).get("spearman")
 
 
 def _mean(values: list[float | None]) -> str:
@@ -110,7 +131,9 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
             axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=family)
         for model, scores in start.items():
             if scores.get("average") is not None:
-                axes.axhline(scores["average"], linestyle="--", color="grey", label=f"before: {Path(model).name}")
+                axes.axhline(
+                    scores["average"], linestyle="--", color="grey", label=f"before: {Path(model).name}"
+                )
         values = [value for points in lines.values() for value in points]
         if min(values) > 0 and max(values) / min(values) >= 8:
             axes.set_xscale("log")
@@ -130,7 +153,9 @@ def _curves(results: list[dict[str, Any]], key: str) -> dict[str, dict[float, fl
         if key in row["point"] and score is not None:
             others = "".join(f", {k.rpartition('.')[2]} {v}" for k, v in row["point"].items() if k != key)
             values.setdefault(row["family"] + others, {}).setdefault(row["point"][key], []).append(score)
-    return {line: {x: statistics.fmean(found) for x, found in points.items()} for line, points in values.items()}
+    return {
+        line: {x: statistics.fmean(found) for x, found in points.items()} for line, points in values.items()
+    }
 
 
 def _row(cells: list[str]) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import logging
+import math
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import TRAINING_NAMES, TrainConfig, to_dict
+from raoe_train.config import TRAINING_NAMES, TrainConfig
+from raoe_train.data.files import write_json
 from raoe_train.provenance import versions
+from raoe_train.run_directory import claim_output, commit, last_checkpoint, log_writer
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +35,14 @@ DEV_METRIC = "eval_dev_spearman_cosine"
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Train an encoder and save it, with recipe.yaml, metrics.json, log.jsonl and run.png, in ``config.output``.
+    """Train an encoder and save it, with recipe.yaml, metrics.json, log.jsonl and run.png, in
+    ``config.output``.
 
     Run again with the same configuration it goes on where it stopped; a finished run is returned at once.
 
     Returns:
-        What metrics.json holds: {"before": dev metrics of the starting encoder, "after": of the saved one, "tasks": …}.
+        What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting
+        encoder, "after": the same of the saved one, "steps", "seconds", "versions", …}.
 
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
@@ -52,12 +56,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
         return finished
 
     import torch
+    from sentence_transformers import SentenceTransformerTrainer
     from transformers import set_seed
     from transformers.trainer_callback import EarlyStoppingCallback
 
     from raoe_train.collator import ScoreLabelCollator
     from raoe_train.encoder import SCRATCH, load_encoder
-    from sentence_transformers import SentenceTransformerTrainer
 
     started = time.time()
     taken = LOSSES[config.loss.name][1]
@@ -86,109 +90,36 @@ def train(config: TrainConfig) -> dict[str, Any]:
         loss=_loss(config, model),
         evaluator=evaluator,
         data_collator=None if config.loss.name == "mse" else collator,
-        callbacks=[_log_writer(output / "log.jsonl")],
+        callbacks=[log_writer(output / "log.jsonl")],
     )
     if config.training.get("patience") is not None:
         trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
     before = _dev_metrics(evaluator, model)
-    if before:
-        print(f"dev Spearman before training: {100 * before['spearman']:.2f}")
-    trainer.train(resume_from_checkpoint=_last_checkpoint(Path(args.output_dir)))
+    if config.evaluation.before:
+        before.update(_tasks(config, model))
+    print(f"raoe_kernels backends for {model.device.type}: {', '.join(_backends(model.device))}", flush=True)
+    trainer.train(resume_from_checkpoint=last_checkpoint(Path(args.output_dir)))
     metrics: dict[str, Any] = {
         "before": before,
-        "after": _dev_metrics(evaluator, model),
+        "after": {**_dev_metrics(evaluator, model), **_tasks(config, model)},
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
         "seconds": round(time.time() - started, 1),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
+        "backends": _backends(model.device),
         "versions": versions(),
-        "commit": _commit(),
+        "commit": commit(),
         "threads": torch.get_num_threads(),
     }
     if not trainer.is_world_process_zero():
         return metrics
     model.save_pretrained(str(output))
-    if config.evaluation.tasks:
-        from raoe_train.evaluation import evaluate_encoder
-
-        metrics["tasks"] = evaluate_encoder(
-            model, config.evaluation.tasks, config.data.dir, config.evaluation.batch_size
-        )
     _plot(trainer.state.log_history, output / "run.png")
     write_json(output / "metrics.json", metrics)
     shutil.rmtree(args.output_dir, ignore_errors=True)  # the run is finished: nothing to resume
-    if metrics["after"]:
-        print(f"dev Spearman after training:  {100 * metrics['after']['spearman']:.2f}")
-    print(f"saved to {output}")
+    print(f"{_summary(metrics)}\nsaved to {output}")
     return metrics
-
-
-def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:
-    """What metrics.json holds if ``config.output`` has this very run, finished."""
-    import yaml
-
-    recipe, done = Path(config.output or "", "recipe.yaml"), Path(config.output or "", "metrics.json")
-    if not (recipe.is_file() and done.is_file()):
-        return None
-    same = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) == _identity(to_dict(config))
-    return json.loads(done.read_text(encoding="utf-8")) if same else None
-
-
-def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """Make `output` this run's directory; its metrics if it holds this very run, finished.
-
-    ValueError where another recipe's run, or anything else, is in the way and ``config.overwrite`` is not set.
-    """
-    import yaml
-
-    recipe = output / "recipe.yaml"
-    ours = _identity(to_dict(config))
-    if recipe.is_file():
-        theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
-        if theirs == ours:
-            return finished_metrics(config)
-        if not config.overwrite:
-            changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-            raise ValueError(
-                f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
-                "choose another output, or --overwrite it"
-            )
-    elif output.is_dir() and any(output.iterdir()) and not config.overwrite:
-        raise ValueError(f"{output} is not empty and holds no run of ours; choose another output, or --overwrite")
-    for name in ("checkpoints", "initial"):
-        shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
-        (output / name).unlink(missing_ok=True)
-    output.mkdir(parents=True, exist_ok=True)
-    temporary = output / "recipe.yaml.part"
-    temporary.write_text(yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    temporary.replace(recipe)
-    return None
-
-
-def _commit() -> str | None:
-    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
-    import subprocess
-
-    def git(*words: str) -> str:
-        home = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
-
-    try:
-        tracked = git("ls-files", "--", Path(__file__).name)
-        return git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "") if tracked else None
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _identity(values: dict[str, Any]) -> dict[str, Any]:
-    # What does not change the result: where it goes, what it may replace, what is measured afterwards.
-    values = {key: value for key, value in values.items() if key not in ("output", "overwrite")}
-    flat: dict[str, Any] = {}
-    for section, value in values.items():
-        flat.update({f"{section}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {section: value})
-    return {key: value for key, value in flat.items() if key != "model.device"}
 
 
 def _check(config: TrainConfig) -> None:
@@ -199,12 +130,16 @@ def _check(config: TrainConfig) -> None:
     if config.loss.name not in LOSSES:
         raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}, got {config.loss.name!r}")
     if config.loss.name == "mse" and (config.loss.mini_batch_size or config.loss.gather_across_devices):
-        raise ValueError("loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs")
+        raise ValueError(
+            "loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs"
+        )
     if config.training.get("patience") is not None and not config.data.dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
     scale = config.data.score_scale
     if scale and len(scale) not in (2, 2 * len(config.data.train)):
-        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
+        raise ValueError(
+            f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}"
+        )
 
     from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -264,8 +199,8 @@ def _to_unit_scores(dataset: Any, scale: list[float] | None, source: str) -> Any
     if scale is None:
         if min(scores) < -1 or max(scores) > 1:
             raise ValueError(
-                f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to {max(scores)}; "
-                "declare data.score_scale LOWEST HIGHEST"
+                f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to "
+                f"{max(scores)}; declare data.score_scale LOWEST HIGHEST"
             )
         return dataset
     lowest, highest = scale
@@ -297,7 +232,9 @@ def _arguments(config: TrainConfig, output: Path, *, has_dev: bool) -> Any:
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
 
-    given = {SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS}
+    given = {
+        SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS
+    }
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
     settings: dict[str, Any] = {
         "seed": 42,
@@ -334,7 +271,10 @@ def _dev_evaluator(config: TrainConfig) -> Any:
     from raoe_train.data import read_pairs
 
     pairs = read_pairs(
-        config.data.dev, columns=config.data.columns or None, on_error=config.data.on_error, require=("score",)
+        config.data.dev,
+        columns=config.data.columns or None,
+        on_error=config.data.on_error,
+        require=("score",),
     )
     return EmbeddingSimilarityEvaluator(
         pairs.sentence1,
@@ -348,42 +288,40 @@ def _dev_evaluator(config: TrainConfig) -> Any:
     )
 
 
-def _dev_metrics(evaluator: Any, model: Any) -> dict[str, float]:
+def _dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
+    """Correlations x 100, as evaluate_encoder gives them; None where all cosines are equal."""
     if evaluator is None:
         return {}
     found = evaluator(model)
-    return {name: float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+    values = {name: 100 * float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def _last_checkpoint(folder: Path) -> str | None:
-    """The newest checkpoint that was written to its end (its state comes last)."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for path in found:
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        print(f"going on from {path}")
-        return str(path)
-    return None
+def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
+    if not config.evaluation.tasks:
+        return {}
+    from raoe_train.evaluation import evaluate_encoder
+
+    return evaluate_encoder(model, config.evaluation.tasks, config.data.dir, config.evaluation.batch_size)
 
 
-def _log_writer(path: Path) -> Any:
-    from transformers import TrainerCallback
+def _summary(metrics: dict[str, Any]) -> str:
+    """Spearman x 100 before and after, a line for dev and each task."""
+    rows = [("Spearman x 100", "before", "after")]
+    before, after = metrics["before"], metrics["after"]
+    found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
+    for task in after.get("tasks", {}):
+        found[task] = [of.get("tasks", {}).get(task, {}).get("spearman") for of in (before, after)]
+    for name, values in found.items():
+        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
+    return "\n".join(f"{name:<24}{first:>8}{second:>8}" for name, first, second in rows)
 
-    class LogWriter(TrainerCallback):
-        """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                path.write_text("".join(json.dumps(entry) + "\n" for entry in state.log_history), encoding="utf-8")
+def _backends(device: Any) -> list[str]:
+    """The backends that raoe_kernels has for the losses on this device."""
+    import raoe_kernels
 
-        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(state.log_history[-1]) + "\n")
-
-    return LogWriter()
+    return [name for name, why in raoe_kernels.backends(device)["raoe_loss"].items() if why is True]
 
 
 def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
@@ -393,10 +331,3 @@ def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
         plot_run(log_history, path)
     except ImportError as error:
         logger.warning("no %s: %s", path.name, error)
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write indented JSON in one step."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)

@@ -10,7 +10,17 @@ from raoe_train import cli
 
 
 def test_options():
-    words = ["--output", "out", "--overwrite", "--data.train", "a", "b", "--data.train", "c", "--loss.scale=-1.5"]
+    words = [
+        "--output",
+        "out",
+        "--overwrite",
+        "--data.train",
+        "a",
+        "b",
+        "--data.train",
+        "c",
+        "--loss.scale=-1.5",
+    ]
     assert cli.parse_options([*words, "--data-dir", "d"]) == {
         "output": "out",
         "overwrite": True,
@@ -18,7 +28,7 @@ def test_options():
         "loss.scale": "-1.5",
         "data_dir": "d",
     }
-    with pytest.raises(ValueError, match="expected --section.key, got 'oops'"):
+    with pytest.raises(ValueError, match=r"expected --section\.key, got 'oops'"):
         cli.parse_options(["oops"])
 
 
@@ -31,7 +41,10 @@ def test_options():
         (["train", "demo", "--output", "x", "--training.epoch", "1"], "did you mean training.epochs?"),
         (["train", "raoe-s1", "--output", "x"], "--data.train is missing"),
         (["train", "demo", "--output"], "output must be a string"),
-        (["train", "demo", "--output", "x", "--loss.name", "mse", "--loss.mini_batch_size", "8"], "nothing to mse"),
+        (
+            ["train", "demo", "--output", "x", "--loss.name", "mse", "--loss.mini_batch_size", "8"],
+            "nothing to mse",
+        ),
         (["train", "demo", "--output", "x", "--loss.name", "roae"], "loss.name must be one of raoe"),
         (["train", "nowhere/recipe.yaml"], "no such file: nowhere/recipe.yaml"),
     ],
@@ -90,6 +103,8 @@ def test_importing_and_helping_is_light():
 
 
 def test_module_runs_as_a_command():
-    done = subprocess.run([sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "unknown job" in done.stderr

@@ -19,7 +19,12 @@ def test_stage_1_is_the_papers_appendix_b():
     loss = config.loss
     assert (loss.name, loss.scale, loss.margin, loss.rank_weight, loss.angle_weight) == ("raoe", 20, 2, 1, 1)
     training = config.training
-    assert (training["epochs"], training["batch_size"], training["learning_rate"], training["seed"]) == (5, 512, 5e-5, 42)
+    assert (training["epochs"], training["batch_size"], training["learning_rate"], training["seed"]) == (
+        5,
+        512,
+        5e-5,
+        42,
+    )
     stage_2 = load("train", "raoe-s2")
     assert (stage_2.loss.name, stage_2.loss.margin, stage_2.training["epochs"]) == ("rank_margin", 2, 10)
     assert stage_2.training["learning_rate"] == 5e-5
@@ -107,7 +112,7 @@ def test_a_recipe_cannot_extend_itself(tmp_path):
 def test_broken_recipes_are_user_errors(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(ValueError, match="recipe .*broken"):
+    with pytest.raises(ValueError, match=r"recipe .*broken"):
         load("train", path)
 
 

@@ -9,12 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def gather_pairs(similarity: Tensor, score: Tensor, label: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(B,) tensors of every process, concatenated in the order of ranks; the inputs themselves in a single process.
+def gather_pairs(
+    similarity: Tensor, score: Tensor, label: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(B,) tensors of every process, concatenated in the order of ranks; the inputs themselves in a single
+    process.
 
-    Only `similarity` carries a gradient. Every process computes the same loss from what this returns, and each takes
-    the gradient of its own similarities times the number of processes: DistributedDataParallel, which averages, then
-    arrives at exactly the gradient of one process with the whole batch.
+    Only `similarity` carries a gradient. Every process computes the same loss from what this returns, and
+    each takes the gradient of its own similarities times the number of processes: DistributedDataParallel,
+    which averages, then arrives at exactly the gradient of one process with the whole batch.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return similarity, score, label

@@ -1,0 +1,125 @@
+"""The directory of a training run: whose it is, how far it got, what it holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import TrainConfig, to_dict
+
+
+def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:
+    """What metrics.json holds if ``config.output`` has this very run, finished."""
+    import yaml
+
+    recipe, done = Path(config.output or "", "recipe.yaml"), Path(config.output or "", "metrics.json")
+    if not (recipe.is_file() and done.is_file()):
+        return None
+    same = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) == _identity(to_dict(config))
+    return json.loads(done.read_text(encoding="utf-8")) if same else None
+
+
+def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
+    """Make `output` this run's directory; its metrics if it holds this very run, finished.
+
+    ValueError where another recipe's run, or anything else, is in the way and ``config.overwrite`` is not
+    set.
+    """
+    import yaml
+
+    recipe = output / "recipe.yaml"
+    ours = _identity(to_dict(config))
+    if recipe.is_file():
+        theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
+        if theirs == ours:
+            return finished_metrics(config)
+        if not config.overwrite:
+            changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+            raise ValueError(
+                f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
+                "choose another output, or --overwrite it"
+            )
+    elif output.is_dir() and any(output.iterdir()) and not config.overwrite:
+        raise ValueError(
+            f"{output} is not empty and holds no run of ours; choose another output, or --overwrite"
+        )
+    for name in ("checkpoints", "initial"):
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
+        (output / name).unlink(missing_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
+    temporary = output / "recipe.yaml.part"
+    temporary.write_text(
+        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+    temporary.replace(recipe)
+    return None
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The newest checkpoint that was written to its end (its state comes last)."""
+    found = sorted(
+        folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True
+    )
+    for path in found:
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        print(f"going on from {path}")
+        return str(path)
+    return None
+
+
+def log_writer(path: Path) -> Any:
+    from transformers import TrainerCallback
+
+    class LogWriter(TrainerCallback):
+        """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                path.write_text(
+                    "".join(json.dumps(entry) + "\n" for entry in state.log_history), encoding="utf-8"
+                )
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.is_world_process_zero:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(state.log_history[-1]) + "\n")
+
+    return LogWriter()
+
+
+def commit() -> str | None:
+    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
+
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(
+            ["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20
+        ).stdout
+
+    try:
+        tracked = git("ls-files", "--", Path(__file__).name)
+        return (
+            git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "")
+            if tracked
+            else None
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _identity(values: dict[str, Any]) -> dict[str, Any]:
+    # What does not change the result: where it goes, what it may replace, what is measured afterwards.
+    values = {key: value for key, value in values.items() if key not in ("output", "overwrite")}
+    flat: dict[str, Any] = {}
+    for section, value in values.items():
+        flat.update(
+            {f"{section}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {section: value}
+        )
+    return {key: value for key, value in flat.items() if key != "model.device"}
