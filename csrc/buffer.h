@@ -16,11 +16,15 @@ class Buffer {
   Buffer() = default;
   explicit Buffer(std::size_t bytes) {
     if (bytes == 0) return;
-    // Large ones in huge pages where the system has them: touching fresh 4 KiB pages would cost more than the scans.
-    const std::size_t alignment = bytes >= (std::size_t{4} << 20) ? std::size_t{2} << 20 : 64;
-    if (posix_memalign(&data_, alignment, bytes) != 0) throw std::bad_alloc();
+    if (bytes < large) {
+      data_ = std::malloc(bytes);  // glibc keeps blocks of this size for the next call
+      if (data_ == nullptr) throw std::bad_alloc();
+      return;
+    }
+    // In huge pages where the system has them: touching fresh 4 KiB pages would cost more than the scans.
+    if (posix_memalign(&data_, std::size_t{2} << 20, bytes) != 0) throw std::bad_alloc();
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    if (alignment > 64) madvise(data_, bytes, MADV_HUGEPAGE);
+    madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
   }
   Buffer(const Buffer&) = delete;
@@ -40,10 +44,11 @@ class Buffer {
   }
 
  private:
+  static constexpr std::size_t large = std::size_t{32} << 20;
   void* data_ = nullptr;
 };
 
-// Cuts one allocation into arrays: ask for all sizes first, then take the pieces in any order.
+// Cuts one allocation into arrays: ask for all of them first; what comes back is each one's offset in bytes.
 class Layout {
  public:
   template <class T>

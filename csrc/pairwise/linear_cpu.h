@@ -19,62 +19,70 @@ struct Range {
   std::int64_t begin, end;
 };
 
-// ---- exp(x) of both objectives ----
+// ---- exp(x) and exp(y) of both objectives ----
 
 template <class T, class C>
-RAOE_INLINE void rank_terms(const C* __restrict c, T* __restrict x, std::int64_t n, double tau, double middle) {
-  for (std::int64_t p = 0; p < n; ++p) x[p] = static_cast<T>(fast_exp<T>(tau * (c[p] - middle)));
+RAOE_INLINE void rank_terms(const C* __restrict c, T* __restrict x, T* __restrict y, std::int64_t n, double tau,
+                            double middle) {
+  for (std::int64_t p = 0; p < n; ++p) {
+    x[p] = static_cast<T>(fast_exp<T>(tau * (c[p] - middle)));
+    y[p] = T(1) / x[p];
+  }
 }
 
 template <class T, class C>
-RAOE_INLINE void angle_terms(const C* __restrict c, T* __restrict x, std::int64_t n, double tau, double middle) {
+RAOE_INLINE void angle_terms(const C* __restrict c, T* __restrict x, T* __restrict y, std::int64_t n, double tau,
+                             double middle) {
   for (std::int64_t p = 0; p < n; ++p) {
     x[p] = static_cast<T>(fast_exp<T>(tau * (middle - fast_acos<T>(static_cast<double>(clip(c[p]))))));
+    y[p] = T(1) / x[p];
   }
 }
 
 // ---- Running sums ----
+
+// Eight sums side by side, because floating-point additions may not be reordered into vectors for us.
+template <class Term>
+RAOE_INLINE double sum_of(std::int64_t begin, std::int64_t end, const Term& term) {
+  constexpr int lanes = 8;
+  double sums[lanes] = {};
+  std::int64_t p = begin;
+  for (; p + lanes <= end; p += lanes) {
+    for (int k = 0; k < lanes; ++k) sums[k] += term(p + k);
+  }
+  for (; p < end; ++p) sums[0] += term(p);
+  double total = 0;
+  for (int k = 0; k < lanes; ++k) total += sums[k];
+  return total;
+}
 
 struct RankSums {
   double x = 0, y = 0;
 };
 
 template <class T>
-RAOE_INLINE RankSums rank_total(const T* __restrict x, std::int64_t n) {
-  constexpr int lanes = 16;
-  double sum_x[lanes] = {}, sum_y[lanes] = {};
-  std::int64_t p = 0;
-  for (; p + lanes <= n; p += lanes) {
-    for (int k = 0; k < lanes; ++k) {
-      sum_x[k] += x[p + k];
-      sum_y[k] += T(1) / x[p + k];
-    }
-  }
-  for (; p < n; ++p) {
-    sum_x[0] += x[p];
-    sum_y[0] += T(1) / x[p];
-  }
-  RankSums total;
-  for (int k = 0; k < lanes; ++k) {
-    total.x += sum_x[k];
-    total.y += sum_y[k];
-  }
-  return total;
+RAOE_INLINE RankSums rank_total(const T* __restrict x, const T* __restrict y, std::int64_t n) {
+  return {sum_of(0, n, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return static_cast<double>(x[p]); }),
+          sum_of(0, n, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return static_cast<double>(y[p]); })};
 }
 
-// before[p] = sum of x ahead of p. after[p] = sum of y from p on.
+// before[p] = sum of x ahead of p. after[p] (null: not wanted) = sum of y from p on. Both in one loop: each is a chain
+// of additions that waits for itself, and two chains take the time of one.
 template <class T>
-RAOE_INLINE void rank_before(const T* __restrict x, std::int64_t n, double sum, double* __restrict before) {
-  for (std::int64_t p = 0; p < n; ++p) {
-    before[p] = sum;
-    sum += x[p];
+RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::int64_t n, RankSums sum,
+                            double* __restrict before, double* __restrict after) {
+  if (after == nullptr) {
+    for (std::int64_t p = 0; p < n; ++p) {
+      before[p] = sum.x;
+      sum.x += x[p];
+    }
+    return;
   }
-}
-template <class T>
-RAOE_INLINE void rank_after(const T* __restrict x, std::int64_t n, double sum, double* __restrict after) {
-  for (std::int64_t p = n; p-- > 0;) {
-    sum += T(1) / x[p];
-    after[p] = sum;
+  for (std::int64_t p = 0, q = n - 1; p < n; ++p, --q) {
+    before[p] = sum.x;
+    sum.x += x[p];
+    sum.y += y[q];
+    after[q] = sum.y;
   }
 }
 
@@ -98,15 +106,15 @@ struct AngleSums {
 };
 
 template <int lanes, class T>
-RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, const std::uint8_t* __restrict tags,
-                             std::int64_t n, AngleSums& total) {
+RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, const T* __restrict y,
+                             const std::uint8_t* __restrict tags, std::int64_t n, AngleSums& total) {
   double sum_x[lanes] = {}, sum_y[lanes] = {};
   for (std::int64_t p = 0; p < n; ++p) {
     const int label = tags[p] & label_bits;
-    const double value = x[p], inverse = T(1) / x[p];
+    const double value_x = x[p], value_y = y[p];
     for (int k = 0; k < lanes; ++k) {
-      sum_x[k] += value * gate.x[label][k];
-      sum_y[k] += inverse * gate.y[label][k];
+      sum_x[k] += value_x * gate.x[label][k];
+      sum_y[k] += value_y * gate.y[label][k];
     }
   }
   for (int k = 0; k < lanes; ++k) {
@@ -115,80 +123,62 @@ RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, con
   }
 }
 
-// below[p] = sum of x over the partners before p's run; the range holds whole runs.
+// below[p] = sum of x over the partners before p's run; above[p] (null: not wanted) = sum of y over those behind it. The
+// range holds whole runs. What a run adds becomes visible at its end, so the sums that pairs see lag behind.
 template <int lanes, class T>
-RAOE_INLINE void angle_below(const Gate<lanes>& gate, const T* __restrict x, const std::uint8_t* __restrict tags,
-                             std::int64_t n, const AngleSums& carry, T* __restrict below) {
-  double sum[lanes], seen[lanes];
-  for (int k = 0; k < lanes; ++k) seen[k] = sum[k] = carry.x[k];
-  for (std::int64_t p = 0; p < n; ++p) {
-    const int label = tags[p] & label_bits;
-    if (tags[p] & run_start) {
-      for (int k = 0; k < lanes; ++k) seen[k] = sum[k];
-    }
-    below[p] = static_cast<T>(seen[lanes == 1 ? 0 : label]);
-    const double value = x[p];
-    for (int k = 0; k < lanes; ++k) sum[k] += value * gate.x[label][k];
+RAOE_INLINE void angle_sweep(const Gate<lanes>& gate, const T* __restrict x, const T* __restrict y,
+                             const std::uint8_t* __restrict tags, std::int64_t n, const AngleSums& carry,
+                             T* __restrict below, T* __restrict above) {
+  double sum_x[lanes], seen_x[lanes], sum_y[lanes], seen_y[lanes];
+  for (int k = 0; k < lanes; ++k) {
+    seen_x[k] = sum_x[k] = carry.x[k];
+    seen_y[k] = sum_y[k] = carry.y[k];
   }
-}
-// above[p] = sum of y over the partners behind p's run.
-template <int lanes, class T>
-RAOE_INLINE void angle_above(const Gate<lanes>& gate, const T* __restrict x, const std::uint8_t* __restrict tags,
-                             std::int64_t n, const AngleSums& carry, T* __restrict above) {
-  double sum[lanes], seen[lanes];
-  for (int k = 0; k < lanes; ++k) seen[k] = sum[k] = carry.y[k];
-  for (std::int64_t p = n; p-- > 0;) {
+  for (std::int64_t p = 0, q = n - 1; p < n; ++p, --q) {
     const int label = tags[p] & label_bits;
-    above[p] = static_cast<T>(seen[lanes == 1 ? 0 : label]);
-    const double inverse = T(1) / x[p];
-    for (int k = 0; k < lanes; ++k) sum[k] += inverse * gate.y[label][k];
     if (tags[p] & run_start) {
-      for (int k = 0; k < lanes; ++k) seen[k] = sum[k];
+      for (int k = 0; k < lanes; ++k) seen_x[k] = sum_x[k];
+    }
+    below[p] = static_cast<T>(seen_x[lanes == 1 ? 0 : label]);
+    const double value_x = x[p];
+    for (int k = 0; k < lanes; ++k) sum_x[k] += value_x * gate.x[label][k];
+    if (above == nullptr) continue;
+    const int other = tags[q] & label_bits;
+    above[q] = static_cast<T>(seen_y[lanes == 1 ? 0 : other]);
+    const double value_y = y[q];
+    for (int k = 0; k < lanes; ++k) sum_y[k] += value_y * gate.y[other][k];
+    if (tags[q] & run_start) {
+      for (int k = 0; k < lanes; ++k) seen_y[k] = sum_y[k];
     }
   }
 }
 
 // ---- Z = sum of P_j exp(y_j), and x becomes exp(x) Q - exp(y) P, the gradient short of tau / (1 + Z) ----
 
-// Eight sums side by side, because floating-point additions may not be reordered into vectors for us.
-template <class Term>
-RAOE_INLINE double sum_of(std::int64_t begin, std::int64_t end, const Term& term) {
-  constexpr int lanes = 8;
-  double sums[lanes] = {};
-  std::int64_t p = begin;
-  for (; p + lanes <= end; p += lanes) {
-    for (int k = 0; k < lanes; ++k) sums[k] += term(p + k);
-  }
-  for (; p < end; ++p) sums[0] += term(p);
-  double total = 0;
-  for (int k = 0; k < lanes; ++k) total += sums[k];
-  return total;
-}
-
 template <class T>
-RAOE_INLINE double rank_combine(T* __restrict x, Range range, const double* __restrict before,
+RAOE_INLINE double rank_combine(T* __restrict x, const T* __restrict y, Range range, const double* __restrict before,
                                 const double* __restrict after, const std::uint32_t* __restrict ends,
                                 const std::uint32_t* __restrict starts) {
   if (after == nullptr) {
-    return sum_of(range.begin, range.end, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return T(1) / x[p] * before[ends[p]]; });
+    return sum_of(range.begin, range.end, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return y[p] * before[ends[p]]; });
   }
   return sum_of(range.begin, range.end, [=](std::int64_t p) RAOE_INLINE_LAMBDA {
-    const double term = T(1) / x[p] * before[ends[p]];
+    const double term = y[p] * before[ends[p]];
     x[p] = static_cast<T>(x[p] * after[starts[p]] - term);
     return term;
   });
 }
 
 template <class T, class C>
-RAOE_INLINE double angle_combine(T* __restrict x, Range range, const T* __restrict below, const T* __restrict above,
-                                 const C* __restrict c) {
+RAOE_INLINE double angle_combine(T* __restrict x, const T* __restrict y, Range range, const T* __restrict below,
+                                 const T* __restrict above, const C* __restrict c) {
   if (above == nullptr) {
     return sum_of(range.begin, range.end, [=](std::int64_t p) RAOE_INLINE_LAMBDA {
-      return static_cast<double>(T(1) / x[p]) * below[p];
+      return static_cast<double>(y[p]) * below[p];
     });
   }
   return sum_of(range.begin, range.end, [=](std::int64_t p) RAOE_INLINE_LAMBDA {
-    const double term = static_cast<double>(T(1) / x[p]) * below[p];
+    const double term = static_cast<double>(y[p]) * below[p];
     x[p] = static_cast<T>((static_cast<double>(x[p]) * above[p] - term) * angle_slope(c[p]));
     return term;
   });

@@ -84,6 +84,20 @@ struct Run {
     if (ties == Ties::ordinal) return;
     while (last + 1 < n && !(tags[last + 1] & run_start)) ++last;
   }
+  // This run and the next `block` ones are single pairs.
+  static constexpr int block = 8;
+  bool single_for_a_block() const {
+    if (first != last || last + block + 1 >= n) return false;
+    if (ties == Ties::ordinal) return true;
+    std::uint64_t next, after_next;
+    std::memcpy(&next, tags + last + 1, block);
+    std::memcpy(&after_next, tags + last + 2, block);
+    return (next & after_next & ~std::uint64_t{0} / 255 * run_start) == ~std::uint64_t{0} / 255 * run_start;
+  }
+  void skip_block() {
+    first = last += block;
+    index += block;
+  }
   std::int64_t rank() const { return doubled_rank(ties, first, first, last, index); }
 };
 
@@ -101,6 +115,16 @@ void find_partners(const std::uint8_t* tags, std::int64_t n, Ties ties, std::int
       partner.step();
     }
     for (std::int64_t p = run.first; p <= run.last; ++p) ends[p] = static_cast<std::uint32_t>(partner.first);
+    // Where scores differ, both runs are single pairs and advance in step.
+    if (partner.rank() > bound + 2) continue;
+    while (run.single_for_a_block() && partner.single_for_a_block()) {
+      for (int k = 1; k <= Run::block; ++k) {
+        ends[run.first + k] = static_cast<std::uint32_t>(partner.first + k);
+        starts[partner.first + k - 1] = static_cast<std::uint32_t>(run.first + k);
+      }
+      run.skip_block();
+      partner.skip_block();
+    }
   }
   for (std::int64_t p = partner.first; p < n; ++p) starts[p] = static_cast<std::uint32_t>(n);
 }
@@ -123,7 +147,7 @@ class Call {
   template <class Load>
   void run(const Load& load, int key_bits, bool log) {
     allocate();
-    const Item<K>* const sorted = radix_sort<K>(load, n_, key_bits, items_, items_ + n_, team_);
+    Item<K>* const sorted = radix_sort<K>(load, n_, key_bits, items_, items_ + n_, team_);
     unpack_and_terms(sorted, log);
     if (args_.rank) find_partners(tags_, n_, args_.ties, args_.threshold, ends_, starts_);
     Results results;
@@ -147,7 +171,10 @@ class Call {
     const std::size_t ends = layout.add<std::uint32_t>(rank), starts = layout.add<std::uint32_t>(rank);
     const std::size_t c = layout.add<C>(n_), rank_x = layout.add<T>(rank), angle_x = layout.add<T>(angle);
     const std::size_t below = layout.add<T>(angle), above = layout.add<T>(grad_ ? angle : 0);
-    const std::size_t spill = layout.add<double>(2);
+    // One half of the items is free after sorting: exp(y) of both goes there where it fits.
+    const bool fits = 2 * sizeof(T) <= sizeof(Item<K>);
+    const std::size_t rank_y = layout.add<T>(fits ? 0 : rank), angle_y = layout.add<T>(fits ? 0 : angle);
+    const std::size_t after = layout.add<double>(grad_ && args_.rank ? n_ + 1 : 0);
     memory_ = Buffer(layout.bytes());
     char* const base = memory_.as<char>();
     items_ = reinterpret_cast<Item<K>*>(base + items);
@@ -160,15 +187,19 @@ class Call {
     angle_x_ = reinterpret_cast<T*>(base + angle_x);
     below_ = reinterpret_cast<T*>(base + below);
     above_ = reinterpret_cast<T*>(base + above);
-    (void)spill;
-    // The items are read before the rank sums are written, and take at least as much room: n doubles, and n + 1.
-    before_ = reinterpret_cast<double*>(items_);
-    after_memory_ = Buffer(static_cast<std::size_t>(args_.rank && grad_ ? n_ + 1 : 0) * sizeof(double));
-    after_ = after_memory_.as<double>();
+    rank_y_ = reinterpret_cast<T*>(base + rank_y);
+    angle_y_ = reinterpret_cast<T*>(base + angle_y);
+    before_ = nullptr;  // see unpack_and_terms
+    after_ = reinterpret_cast<double*>(base + after);
   }
 
-  void unpack_and_terms(const Item<K>* sorted, bool log) {
-    const C* const similarity = static_cast<const C*>(args_.similarity);
+  void unpack_and_terms(Item<K>* sorted, bool log) {
+    // Its last reader is this step, so its memory takes the prefix sums, and the other half the exponentials.
+    before_ = reinterpret_cast<double*>(sorted);
+    if (2 * sizeof(T) <= sizeof(Item<K>)) {
+      rank_y_ = reinterpret_cast<T*>(sorted == items_ ? items_ + n_ : items_);
+      angle_y_ = rank_y_ + n_;
+    }
     const double low = extent_.low, high = extent_.high, tau = args_.tau;
     const double middle = 0.5 * low + 0.5 * high;
     const double middle_angle = 0.5 * angle(static_cast<double>(clip(extent_.low))) +
@@ -176,13 +207,7 @@ class Call {
     const std::int64_t tasks = (n_ + chunk - 1) / chunk;
     team_.each(tasks, [&](std::int64_t k) {
       const std::int64_t begin = k * chunk, end = std::min(n_, begin + chunk);
-      for (std::int64_t p = begin; p < end; ++p) {
-        const std::uint32_t payload = sorted[p].payload, i = payload & index_mask;
-        const bool starts = p == 0 || sorted[p].key != sorted[p - 1].key;
-        order_[p] = i;
-        tags_[p] = static_cast<std::uint8_t>(payload >> index_bits | (starts ? run_start : 0));
-        c_[p] = similarity[i];
-      }
+      unpack(sorted, begin, end, static_cast<const C*>(args_.similarity), order_, tags_, c_);
       if (log) {
         for (std::int64_t p = begin; p < end; ++p) {
           if (args_.rank) rank_x_[p] = static_cast<T>(bounded(tau * (c_[p] - middle)));
@@ -193,10 +218,26 @@ class Call {
         return;
       }
       vectorised([&]() RAOE_INLINE_LAMBDA {
-        if (args_.rank) rank_terms(c_ + begin, rank_x_ + begin, end - begin, tau, middle);
-        if (args_.angle) angle_terms(c_ + begin, angle_x_ + begin, end - begin, tau, middle_angle);
+        if (args_.rank) rank_terms(c_ + begin, rank_x_ + begin, rank_y_ + begin, end - begin, tau, middle);
+        if (args_.angle) {
+          angle_terms(c_ + begin, angle_x_ + begin, angle_y_ + begin, end - begin, tau, middle_angle);
+        }
       });
     });
+  }
+
+  static void unpack(const Item<K>* __restrict sorted, std::int64_t begin, std::int64_t end,
+                     const C* __restrict similarity, std::uint32_t* __restrict order, std::uint8_t* __restrict tags,
+                     C* __restrict c) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::uint32_t i = sorted[p].payload & index_mask;
+      order[p] = i;
+      c[p] = similarity[i];
+    }
+    for (std::int64_t p = begin; p < end; ++p) {
+      const bool starts = p == 0 || sorted[p].key != sorted[p - 1].key;
+      tags[p] = static_cast<std::uint8_t>(sorted[p].payload >> index_bits | (starts ? run_start : 0));
+    }
   }
 
   // Chunks of whole runs.
@@ -220,14 +261,14 @@ class Call {
     std::vector<RankSums> totals(count), carries(count);
     if (count > 1) {
       each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
-        totals[k] = rank_total(rank_x_ + r.begin, r.end - r.begin);
+        totals[k] = rank_total(rank_x_ + r.begin, rank_y_ + r.begin, r.end - r.begin);
       });
     }
     for (std::size_t k = 1; k < count; ++k) carries[k].x = carries[k - 1].x + totals[k - 1].x;
     for (std::size_t k = count - 1; k-- > 0;) carries[k].y = carries[k + 1].y + totals[k + 1].y;
     each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
-      rank_before(rank_x_ + r.begin, r.end - r.begin, carries[k].x, before_ + r.begin);
-      if (grad_) rank_after(rank_x_ + r.begin, r.end - r.begin, carries[k].y, after_ + r.begin);
+      rank_sweep(rank_x_ + r.begin, rank_y_ + r.begin, r.end - r.begin, carries[k], before_ + r.begin,
+                 grad_ ? after_ + r.begin : nullptr);
     });
     if (grad_) after_[n_] = 0;
   }
@@ -254,7 +295,7 @@ class Call {
     std::vector<AngleSums> totals(count), carries(count);
     if (count > 1) {
       each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
-        angle_total(gate, angle_x_ + r.begin, tags_ + r.begin, r.end - r.begin, totals[k]);
+        angle_total(gate, angle_x_ + r.begin, angle_y_ + r.begin, tags_ + r.begin, r.end - r.begin, totals[k]);
       });
     }
     for (int lane = 0; lane < lanes; ++lane) {
@@ -262,17 +303,16 @@ class Call {
       for (std::size_t k = count - 1; k-- > 0;) carries[k].y[lane] = carries[k + 1].y[lane] + totals[k + 1].y[lane];
     }
     each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
-      const std::int64_t size = r.end - r.begin;
-      angle_below(gate, angle_x_ + r.begin, tags_ + r.begin, size, carries[k], below_ + r.begin);
-      if (grad_) angle_above(gate, angle_x_ + r.begin, tags_ + r.begin, size, carries[k], above_ + r.begin);
+      angle_sweep(gate, angle_x_ + r.begin, angle_y_ + r.begin, tags_ + r.begin, r.end - r.begin, carries[k],
+                  below_ + r.begin, grad_ ? above_ + r.begin : nullptr);
     });
   }
 
   void combine(Results& results) {
     std::vector<double> rank(chunks_.size()), angle(chunks_.size());
     each_chunk([&](std::size_t k, Range r) RAOE_INLINE_LAMBDA {
-      if (args_.rank) rank[k] = rank_combine(rank_x_, r, before_, grad_ ? after_ : nullptr, ends_, starts_);
-      if (args_.angle) angle[k] = angle_combine(angle_x_, r, below_, grad_ ? above_ : nullptr, c_);
+      if (args_.rank) rank[k] = rank_combine(rank_x_, rank_y_, r, before_, grad_ ? after_ : nullptr, ends_, starts_);
+      if (args_.angle) angle[k] = angle_combine(angle_x_, angle_y_, r, below_, grad_ ? above_ : nullptr, c_);
     });
     double rank_z = 0, angle_z = 0;
     for (const double z : rank) rank_z += z;
@@ -343,12 +383,12 @@ class Call {
   const bool grad_;
   Team& team_;
   const Extent<C> extent_;
-  Buffer memory_, after_memory_;
+  Buffer memory_;
   Item<K>* items_;
   std::uint32_t *order_, *ends_, *starts_;
   std::uint8_t* tags_;
   C* c_;
-  T *rank_x_, *angle_x_, *below_, *above_;
+  T *rank_x_, *rank_y_, *angle_x_, *angle_y_, *below_, *above_;
   double *before_, *after_;
   std::vector<Range> chunks_;
 };

@@ -14,17 +14,14 @@ namespace raoe {
 constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
 void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream);
 
-// pairwise_cuda_sort.cu: a stable sort of keys with their values; each has two buffers of n, and the sorted ones are
-// returned. temporary = null asks for the size only.
-template <class Bits>
+// pairwise_cuda_sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers
+// of n; the sorted ones end up in [0].
 struct SortBuffers {
-  Bits* keys[2];
+  void* keys[2];
   std::uint32_t* values[2];
+  bool wide;
 };
 std::size_t sort_temporary_bytes(std::uint32_t n, bool wide);
-void sort_by_key(SortBuffers<std::uint32_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
-                 cudaStream_t stream);
-void sort_by_key(SortBuffers<std::uint64_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
-                 cudaStream_t stream);
+void sort_by_key(SortBuffers& buffers, std::uint32_t n, void* temporary, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace raoe

@@ -17,13 +17,13 @@ std::size_t temporary_bytes(std::uint32_t n) {
 }
 
 template <class Bits>
-void sort(SortBuffers<Bits>& buffers, std::uint32_t n, void* temporary, std::size_t bytes, cudaStream_t stream) {
-  cub::DoubleBuffer<Bits> keys(buffers.keys[0], buffers.keys[1]);
+void sort(SortBuffers& buffers, std::uint32_t n, void* temporary, std::size_t bytes, cudaStream_t stream) {
+  cub::DoubleBuffer<Bits> keys(static_cast<Bits*>(buffers.keys[0]), static_cast<Bits*>(buffers.keys[1]));
   cub::DoubleBuffer<std::uint32_t> values(buffers.values[0], buffers.values[1]);
   constexpr int bits = static_cast<int>(sizeof(Bits)) * 8;
   check_cuda(cub::DeviceRadixSort::SortPairs(temporary, bytes, keys, values, n, 0, bits, stream), "sorting the scores");
   // Which of the two buffers holds the result is decided on the host, by the number of passes.
-  buffers = {{keys.Current(), keys.Alternate()}, {values.Current(), values.Alternate()}};
+  buffers = {{keys.Current(), keys.Alternate()}, {values.Current(), values.Alternate()}, buffers.wide};
 }
 
 }  // namespace
@@ -32,14 +32,9 @@ std::size_t sort_temporary_bytes(std::uint32_t n, bool wide) {
   return wide ? temporary_bytes<std::uint64_t>(n) : temporary_bytes<std::uint32_t>(n);
 }
 
-void sort_by_key(SortBuffers<std::uint32_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
-                 cudaStream_t stream) {
-  sort(buffers, n, temporary, bytes, stream);
-}
-
-void sort_by_key(SortBuffers<std::uint64_t>& buffers, std::uint32_t n, void* temporary, std::size_t bytes,
-                 cudaStream_t stream) {
-  sort(buffers, n, temporary, bytes, stream);
+void sort_by_key(SortBuffers& buffers, std::uint32_t n, void* temporary, std::size_t bytes, cudaStream_t stream) {
+  buffers.wide ? sort<std::uint64_t>(buffers, n, temporary, bytes, stream)
+               : sort<std::uint32_t>(buffers, n, temporary, bytes, stream);
 }
 
 }  // namespace raoe

@@ -1,4 +1,4 @@
-// Stable least-significant-digit radix sort of (key, payload) items.
+// Stable radix sort of (key, payload) items, least significant digit first.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +35,10 @@ inline Digits digits_for(int bits, std::int64_t n) {
   return best;
 }
 
-// Sorts load(0), ..., load(n - 1), whose keys have at most `bits` significant bits, and returns `a` or `b`, wherever the
-// result is. `load` is called more than once for an i.
+// Sorts load(0), ..., load(n - 1) by key >> low, for keys of at most `bits` significant bits, and returns `a` or `b`,
+// wherever the result is. `load` is called more than once for an i.
 template <class K, class Load>
-Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item<K>* b, Team& team) {
-  const Digits digits = digits_for(bits, n);
+Item<K>* sort_digits(const Load& load, std::int64_t n, int low, Digits digits, Item<K>* a, Item<K>* b, Team& team) {
   const int width = digits.width, parts = team.size();
   const std::size_t buckets = std::size_t{1} << width;
   const K mask = static_cast<K>(buckets - 1);
@@ -56,7 +55,8 @@ Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item
     for (std::int64_t i = 0; i < n; ++i) {
       const K key = load(i).key;
       std::uint32_t* row = counts;
-      for (int shift = 0; shift < digits.passes * width; shift += width, row += buckets) ++row[(key >> shift) & mask];
+      int shift = low;
+      for (int pass = 0; pass < digits.passes; ++pass, shift += width, row += buckets) ++row[(key >> shift) & mask];
     }
   }
   const Item<K>* source = nullptr;  // null: the input itself
@@ -64,7 +64,7 @@ Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item
   const auto begin = [&](std::int64_t part) { return n * part / parts; };
   Item<K>*target = a, *other = b;
   for (int pass = 0; pass < digits.passes; ++pass) {
-    const int shift = pass * width;
+    const int shift = low + pass * width;
     std::uint32_t* const rows = counts + (parts == 1 ? buckets * static_cast<std::size_t>(pass) : 0);
     if (parts > 1) {
       team.each(parts, [&](std::int64_t part) {
@@ -83,9 +83,9 @@ Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item
         count = position;
         position += here;
       }
-      constant |= position - before == n;
+      constant |= position - before == static_cast<std::uint32_t>(n);
     }
-    if (constant && source) continue;
+    if (constant && source) continue;  // the digit orders nothing
     team.each(parts, [&](std::int64_t part) {
       std::uint32_t* const row = rows + buckets * static_cast<std::size_t>(part);
       const std::int64_t first = begin(part), end = begin(part + 1);
@@ -102,6 +102,35 @@ Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item
     std::swap(target, other);
   }
   return const_cast<Item<K>*>(source);
+}
+
+// Finishes what is sorted by the high bits alone. False if it would take long; the items are then in some other order.
+template <class K>
+bool insertion_sort(Item<K>* items, std::int64_t n) {
+  std::int64_t budget = n;
+  for (std::int64_t p = 1; p < n; ++p) {
+    if (!(items[p].key < items[p - 1].key)) continue;
+    const Item<K> moved = items[p];
+    std::int64_t q = p;
+    for (; q > 0 && moved.key < items[q - 1].key; --q) {
+      items[q] = items[q - 1];
+      if (--budget < 0) return false;
+    }
+    items[q] = moved;
+  }
+  return true;
+}
+
+// As above, by all of the key.
+template <class K, class Load>
+Item<K>* radix_sort(const Load& load, std::int64_t n, int bits, Item<K>* a, Item<K>* b, Team& team) {
+  // A few pairs seldom need all their digits to be told apart: two digits, and a look at the rest.
+  const int width = n <= 512 ? 8 : n <= 2048 ? 9 : n <= 4096 ? 10 : 11;
+  if (n <= (1 << 16) && bits > 2 * width) {
+    Item<K>* const sorted = sort_digits<K>(load, n, bits - 2 * width, {2, width}, a, b, team);
+    if (insertion_sort(sorted, n)) return sorted;
+  }
+  return sort_digits<K>(load, n, 0, digits_for(bits, n), a, b, team);
 }
 
 }  // namespace raoe
