@@ -1,0 +1,74 @@
+"""Builds csrc's CUDA module against the emulator in include/: the same kernels, run by a CPU. No CUDA toolkit needed.
+
+This shows that the logic of the kernels is right. It cannot show what only a GPU does: rounding of its own exp and log,
+memory ordering, occupancy, speed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+HERE = Path(__file__).resolve().parent
+CSRC = HERE.parent.parent / "csrc"
+LAUNCH = re.compile(r"([\w:]+(?:<[\w, ]+>)?)<<<(.*?)>>>\((.*?)\);")
+
+
+def translate(source: str) -> str:
+    """CUDA's own syntax as calls of the emulator."""
+    source = LAUNCH.sub(r"emulator::Launch(\2)([&] { \1(\3); });", source)
+    return re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"unsigned char* \1 = emulator::dynamic_shared();", source)
+
+
+# Small enough that the conformance suite's inputs take many tiles, and many blocks.
+SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, ITEMS = 8": "BLOCK = 32, ITEMS = 1"}
+
+
+def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> ModuleType:
+    """The module, with a function `schedule(order)` besides: the order in which emulated threads run.
+
+    changes are replaced in the headers: the constants of another tile size.
+    """
+    import pybind11
+
+    sources = []
+    for path in [*CSRC.glob("*/*.cu"), CSRC / "bindings_cuda.cpp"]:
+        copy = folder / path.relative_to(CSRC).with_suffix(".cpp")
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        text = translate(path.read_text(encoding="utf-8"))
+        if path.suffix == ".cpp":
+            text = '#include "emulator.h"\n' + text.replace(
+                "PYBIND11_MODULE(_native_cuda, module) {",
+                'PYBIND11_MODULE(_native_cuda, module) {\n  module.def("schedule", [](int o) { emulator::order = o; });',
+            )
+        copy.write_text(text, encoding="utf-8")
+        sources.append(copy)
+    missing = set(changes)
+    for header in CSRC.rglob("*.h"):
+        copy = folder / header.relative_to(CSRC)
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        text = header.read_text(encoding="utf-8")
+        for old, new in changes.items():
+            missing -= {old} if old in text else set()
+            text = text.replace(old, new)
+        copy.write_text(text, encoding="utf-8")
+    if missing:
+        raise AssertionError(f"no header says {missing}")
+    includes = [HERE / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
+    flags = ["-std=c++17", "-O1", "-fPIC", *(f"-I{path}" for path in includes)]
+    objects = []
+    for source in sources:
+        objects.append(source.with_suffix(".o"))
+        subprocess.run([compiler, *flags, "-c", str(source), "-o", str(objects[-1])], check=True)
+    library = folder / f"_native_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([compiler, "-shared", "-o", str(library), *map(str, objects)], check=True)
+    spec = importlib.util.spec_from_file_location("_native_cuda", library)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

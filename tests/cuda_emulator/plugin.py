@@ -1,0 +1,49 @@
+"""A pytest plugin that puts the emulated CUDA module in the place of the native CPU module.
+
+With it the kernels' own conformance suite tests csrc's CUDA code:
+
+    RAOE_EMULATED_TILES=small pytest -p tests.cuda_emulator.plugin tests/kernels -k cpu-native
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from tests.cuda_emulator import emulate
+
+
+class _AsCpuModule(ModuleType):
+    """The CPU module's functions, by the emulated CUDA module's."""
+
+    def __init__(self, cuda: ModuleType) -> None:
+        super().__init__("raoe_kernels._native_cpu")
+        self._cuda = cuda
+
+    def pairwise(self, *arguments) -> None:
+        *arguments, _threads = arguments
+        size = self._cuda.pairwise_workspace(*arguments)
+        workspace = torch.full((size + 256,), 255, dtype=torch.uint8)  # NaN, and the largest integers
+        start = -workspace.data_ptr() % 256
+        self._cuda.pairwise(*arguments, workspace.data_ptr() + start, 0)
+        # What lies behind the workspace is not ours.
+        assert workspace[start + size :].eq(255).all() and workspace[:start].eq(255).all()
+
+    def cosine(self, *arguments) -> None:
+        self._cuda.cosine(*arguments[:-1], 0)
+
+    def cosine_grad(self, *arguments) -> None:
+        self._cuda.cosine_grad(*arguments[:-1], 0)
+
+
+def pytest_configure(config) -> None:
+    folder = tempfile.mkdtemp(prefix="raoe_emulated_")
+    small = os.environ.get("RAOE_EMULATED_TILES") == "small"
+    cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {})
+    cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")))
+    sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)

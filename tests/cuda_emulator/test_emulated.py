@@ -1,0 +1,30 @@
+"""csrc's CUDA kernels under the conformance suite, run by a CPU: see emulate.py for what this shows and what it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("tiles", ["large", "small"])
+@pytest.mark.parametrize("order", [0, 1, 7])
+def test_kernels_conform(tiles, order):
+    """Tiles as they ship and tiny ones; threads and blocks in ascending, descending and random order."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    chosen = "cpu-native"
+    if tiles == "small" or order:
+        chosen += " and (reference or run_to_run or nan)"  # the tests whose result depends on either
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.cuda_emulator.plugin", "tests/kernels", "-k", chosen]
+    environ = {**os.environ, "RAOE_EMULATED_TILES": tiles, "RAOE_EMULATED_ORDER": str(order)}
+    result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
