@@ -1,12 +1,16 @@
 """Compiles csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
 
-Needs a C++ compiler, Python's headers and pybind11's, and for the CUDA module nvcc: no torch, no GPU. setup.py calls it;
-`python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its op folders' *_cpu.cpp
-or *_cuda*.cu plus bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
+Needs a C++ compiler, Python's headers and pybind11's, and for the CUDA module nvcc: no torch, no GPU. setup.py
+calls it; `python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its op
+folders' *_cpu*.cpp or *_cuda*.cu plus bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
 
-Environment: RAOE_KERNELS_BUILD = auto (build what the tools found here can), none, cpu, cuda (both modules; like cpu an
-explicit wish, so that whatever hinders it is an error). RAOE_KERNELS_CUDA_ARCHS = "80,90,100". RAOE_KERNELS_WERROR = 1.
-RAOE_KERNELS_CACHE = where compiled objects are kept. MAX_JOBS. CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere.
+Environment:
+    RAOE_KERNELS_BUILD        auto (the default): build what the tools found here can; none; cpu; cuda: both modules.
+                              cpu and cuda are explicit wishes: whatever hinders them is an error.
+    RAOE_KERNELS_CUDA_ARCHS   instead of "80,90,100"
+    RAOE_KERNELS_WERROR       1: a warning is an error
+    RAOE_KERNELS_CACHE        where compiled objects are kept, instead of ~/.cache/raoe_kernels
+    MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ MODES = ("auto", "none", *KINDS)
 # sm_80 code also runs on sm_86 and sm_89; newer GPUs than the last compile its PTX when they first load it.
 CUDA_ARCHS = (80, 90, 100)
 KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since their last use
-# Kernels may assume that nobody reads errno or floating-point exceptions; nothing else of -ffast-math, ever.
-HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-pthread"]
+# Nobody reads errno or floating-point exceptions; nothing else of -ffast-math is ever assumed.
+FLOATING = ["-fno-math-errno", "-fno-trapping-math"]
+HOST_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", *FLOATING]
 WARNINGS = ["-Wall", "-Wextra"]
 
 
@@ -113,11 +118,11 @@ def _sources(kind: str) -> tuple[Path, list[Path]]:
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
-    """Architectures that this nvcc knows of those wished for, and its flags; PTX of the newest for what comes later."""
+    """Those architectures that this nvcc knows, and its flags; PTX of the newest serves GPUs that come later."""
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
     wish = environ.get("RAOE_KERNELS_CUDA_ARCHS")
     try:
-        archs = sorted({int(arch) for arch in re.split(r"[\s,;]+", wish.strip())}) if wish else list(CUDA_ARCHS)
+        archs = sorted(map(int, re.split(r"[\s,;]+", wish.strip()))) if wish else list(CUDA_ARCHS)
     except ValueError:
         raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
     unknown = [arch for arch in archs if arch not in known]
@@ -142,7 +147,7 @@ def _run(command: list[str]) -> None:
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line.lower()]
         first = lines[0] if lines else f"exit status {result.returncode}"
-        raise BuildError(f"compiling failed: {shlex.join(command[:1])} … {Path(command[-1]).name}: {first.strip()}")
+        raise BuildError(f"{command[0]} … {Path(command[-1]).name} failed: {first.strip()}")
 
 
 def _jobs(environ: Mapping[str, str]) -> int:
@@ -175,7 +180,7 @@ def _cache(environ: Mapping[str, str]) -> Path:
 def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
     """The compiled source, from the cache when nothing that goes into it has changed.
 
-    identity is what tells two compilations apart besides the files: flags and versions, not paths, which pip varies.
+    identity tells two compilations apart besides the files: flags and versions, not paths, which pip varies.
     """
     digest = hashlib.sha256("\0".join(identity).encode())
     for path in [source, *sorted((ROOT / "csrc").rglob("*.h"))]:
@@ -198,33 +203,35 @@ class _Module:
         self.started = time.monotonic()
         compiler = host_compiler(environ)
         werror = environ.get("RAOE_KERNELS_WERROR", "0") not in ("", "0")
-        flags = [*HOST_FLAGS, *WARNINGS, *(["-Werror"] if werror else []), *shlex.split(environ.get("CXXFLAGS", ""))]
-        self.info: dict[str, object] = {"compiler": _output([*compiler, "--version"]).splitlines()[0], "flags": flags}
-        identity = [*compiler, str(self.info["compiler"]), *flags, platform.machine()]
+        warnings = [*WARNINGS, *(["-Werror"] if werror else [])]
+        flags = [*HOST_FLAGS, *warnings, *shlex.split(environ.get("CXXFLAGS", ""))]
+        version = _output([*compiler, "--version"]).splitlines()[0]
+        self.info: dict[str, object] = {"compiler": version, "flags": flags}
+        identity = [*compiler, version, *flags, platform.machine()]
         self.linker = [*compiler, *flags]
         binding, sources = _sources(kind)
         kernel, kernel_identity = [*compiler, *flags], identity
         if kind == "cuda":
             cuda = nvcc(environ)
             archs, arch_flags = _arch_flags(cuda, environ)
-            cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else [])]
-            if environ.get("CXX"):
-                cuda_flags += ["-ccbin", compiler[0]]
-            passed = ["-fPIC", "-fvisibility=hidden", *WARNINGS, *(["-Werror"] if werror else [])]
+            host = ["-ccbin", compiler[0]] if environ.get("CXX") else []
+            cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else []), *host]
+            passed = ["-fPIC", "-fvisibility=hidden", *warnings]
             release = _output([cuda, "--version"])
             self.info |= {"nvcc": (re.findall(r"V[\d.]+", release) or [release])[-1], "archs": archs}
             self.info |= {"ptx": archs[-1], "cuda_flags": cuda_flags}
             kernel = [cuda, *cuda_flags, "-Xcompiler", ",".join(passed)]
             more = [environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
             kernel_identity = [*identity, release, *cuda_flags, *passed, *more]
-            # nvcc knows where its own toolkit keeps the static runtime, without which a driver would be needed to import.
-            self.linker = [cuda, "-cudart", "static", *(["-ccbin", compiler[0]] if environ.get("CXX") else [])]
+            # nvcc knows where its toolkit keeps the static runtime, which is why no CUDA is needed to import.
+            self.linker = [cuda, "-cudart", "static", *host]
         self.objects: list[Future[Path]] = [
             pool.submit(_object, cache, source, kernel, kernel_identity) for source in sources
         ]
         import pybind11
 
-        python = [str(sysconfig.get_config_var("EXT_SUFFIX")), platform.python_version(), pybind11.__version__]
+        suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+        python = [suffix, platform.python_version(), pybind11.__version__]
         bind = [*compiler, *flags, *_binding_includes()]
         self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, *python]))
 
@@ -232,13 +239,14 @@ class _Module:
         objects = [str(future.result()) for future in self.objects]
         extra = ["-Xlinker", "-undefined", "-Xlinker", "dynamic_lookup"] if sys.platform == "darwin" else []
         partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-        _run([*self.linker, "-shared", *extra, *shlex.split(self.environ.get("LDFLAGS", "")), "-o", str(partial), *objects])
+        extra += shlex.split(self.environ.get("LDFLAGS", ""))
+        _run([*self.linker, "-shared", *extra, "-o", str(partial), *objects])
         partial.replace(target)  # a running process may have the old one mapped
         return {"built": True, **self.info, "seconds": round(time.monotonic() - self.started, 1)}
 
 
 def _commit() -> str | None:
-    """The commit of this checkout, "-dirty" where the compiled sources differ from it; None outside a checkout."""
+    """The commit of this checkout, "-dirty" where csrc differs from it; None outside a checkout."""
     try:
         if Path(_output(["git", "-C", str(ROOT), "rev-parse", "--show-toplevel"])).resolve() != ROOT:
             return None
@@ -249,7 +257,7 @@ def _commit() -> str | None:
 
 
 def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
-    """Put the modules and _build_info.json into the folder `package`, and take away what this build does not make."""
+    """Put the modules and _build_info.json into `package`, and take away what this build does not make."""
     wish, missing = mode(environ), obstacles(environ)
     modules: dict[str, dict[str, object]] = {}
     running: dict[str, _Module] = {}

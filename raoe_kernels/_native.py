@@ -8,6 +8,8 @@ from types import ModuleType
 
 import torch
 
+from raoe_kernels._build import why_missing
+
 # The codes of csrc/types.h.
 FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
 
@@ -18,7 +20,7 @@ def _load(kind: str) -> ModuleType | str:
     try:
         return import_module(f"raoe_kernels._native_{kind}")
     except ImportError as error:
-        return str(error)
+        return why_missing(kind, error)
 
 
 def missing(device: torch.device) -> str | None:

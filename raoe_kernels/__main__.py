@@ -1,0 +1,89 @@
+"""`python -m raoe_kernels`: what is installed, how it was built, and which backend each op has here, or why not."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import torch
+
+import raoe_kernels
+from raoe_kernels._build import info
+from raoe_kernels._dispatch import NAMES
+
+
+def versions() -> list[tuple[str, str]]:
+    try:
+        triton = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        triton = "not installed"
+    cuda = torch.version.cuda or ("ROCm " + torch.version.hip if torch.version.hip else "none (a CPU build)")
+    return [
+        ("raoe", raoe_kernels.__version__),
+        ("Python", f"{platform.python_version()} on {platform.platform()}"),
+        ("torch", torch.__version__),
+        ("torch's CUDA", cuda),
+        ("triton", triton),
+        ("threads", str(torch.get_num_threads())),
+    ]
+
+
+def build() -> list[tuple[str, str]]:
+    built = info()
+    if built is None:
+        return [("build", "none: a plain checkout, or an installation without build info")]
+    rows = [("build", f"RAOE_KERNELS_BUILD={built['requested']}, commit {built['commit'] or 'unknown'}, "
+                      f"Python {built['python']}, {built['platform']}")]  # fmt: skip
+    for kind, module in built["modules"].items():
+        if not module["built"]:
+            rows.append((f"{kind} module", f"not built: {module['reason']}"))
+            continue
+        text = module["compiler"]
+        if "nvcc" in module:
+            archs = ", ".join(f"sm_{arch}" for arch in module["archs"])
+            text = f"nvcc {module['nvcc']} for {archs} and PTX {module['ptx']}, {text}"
+        rows.append((f"{kind} module", text))
+        rows.append(("", " ".join(module.get("cuda_flags", module["flags"]))))
+    return rows
+
+
+def devices() -> list[tuple[str, str]]:
+    if not torch.cuda.is_available():
+        return [("GPU", "none")]
+    rows = []
+    for index in range(torch.cuda.device_count()):
+        of = torch.cuda.get_device_properties(index)
+        rows.append((f"GPU {index}", f"{of.name}, sm_{of.major}{of.minor}, {of.total_memory / 2**30:.0f} GiB"))
+    return rows
+
+
+def table(device: str) -> list[str]:
+    """Function x backend; a number stands for the reason below the table."""
+    available = raoe_kernels.backends(device)
+    reasons: list[str] = []
+    width = max(map(len, available)) + 2
+    lines = [f"Backends on {device}", "  " + " " * width + "".join(f"{name:<11}" for name in NAMES).rstrip()]
+    for function, backends in available.items():
+        cells = []
+        for name in NAMES:
+            entry = backends[name]
+            if isinstance(entry, str):
+                if entry not in reasons:
+                    reasons.append(entry)
+                cells.append(f"no ({reasons.index(entry) + 1})")
+            else:
+                cells.append("yes")
+        lines.append(f"  {function:<{width}}" + "".join(f"{cell:<11}" for cell in cells).rstrip())
+    return [*lines, *(f"  ({number}) {reason}" for number, reason in enumerate(reasons, 1))]
+
+
+def main() -> None:
+    for name, text in (*versions(), *build(), *devices()):
+        print(f"{name:<14}{text}")
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        print()
+        print("\n".join(table(device)))
+
+
+if __name__ == "__main__":
+    main()
