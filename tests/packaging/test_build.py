@@ -1,0 +1,158 @@
+"""The build as users meet it: pip, its isolated environment, no torch; each wish met, or refused with what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def sh(command, check=True, cwd=ROOT, **environ):
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    env.pop("PYTHONPATH", None)
+    result = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    if check and result.returncode:
+        raise AssertionError(f"{command}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")
+    return result
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """The tracked and untracked files of this checkout, somewhere else, without anything that was built."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in sh(["git", "ls-files", "-co", "--exclude-standard"]).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path):
+    """A fresh environment with nothing but pip."""
+    sh([sys.executable, "-m", "venv", tmp_path / "venv"])
+    return tmp_path / "venv" / "bin" / "python"
+
+
+# Packages are found on import, and nothing is imported by finding them.
+WHERE = "import importlib.util as u; print(u.find_spec('raoe_kernels').submodule_search_locations[0])"
+
+
+def installed(python, tmp_path):
+    return Path(sh([python, "-c", WHERE], cwd=tmp_path).stdout.strip())
+
+
+def loads(python, module: Path, tmp_path) -> list[str]:
+    """The public names of a compiled module, loaded by itself: what holds it together must not be torch."""
+    code = (
+        "import importlib.util as u, sys; "
+        f"s = u.spec_from_file_location({module.name.split('.')[0]!r}, {str(module)!r}); "
+        "m = u.module_from_spec(s); s.loader.exec_module(m); "
+        "assert 'torch' not in sys.modules; print(*[n for n in dir(m) if n[0] != '_'])"
+    )
+    return sh([python, "-c", code], cwd=tmp_path).stdout.split()
+
+
+def test_editable_install_without_torch(checkout, python, tmp_path):
+    sh([python, "-m", "pip", "install", "--no-deps", "-e", checkout])
+    assert sh([python, "-c", "import torch"], check=False, cwd=tmp_path).returncode, "torch should not be there"
+    package = installed(python, tmp_path)
+    info = json.loads((package / "_build_info.json").read_text())
+    expected = {"cpu": True, "cuda": shutil.which("nvcc") is not None}
+    assert {kind: module["built"] for kind, module in info["modules"].items()} == expected, info
+    for kind, built in expected.items():
+        files = list(package.glob(f"_native_{kind}*.so"))
+        assert len(files) == built
+        if built:
+            assert {"pairwise", "cosine", "cosine_grad"} <= set(loads(python, files[0], tmp_path))
+
+
+def test_none_is_pure_python_and_says_so(checkout, python, tmp_path):
+    sh([python, "-m", "pip", "install", "--no-deps", checkout], RAOE_KERNELS_BUILD="none")
+    package = installed(python, tmp_path)
+    assert not list(package.glob("*.so"))
+    # The interpreter that has torch, with this installation before everything else.
+    code = (
+        f"import sys; sys.path.insert(0, {str(package.parent)!r}); import runpy, torch, raoe_kernels as r; "
+        "assert r.__file__.startswith(sys.path[0]), r.__file__; "
+        "x = torch.rand(9, requires_grad=True); r.raoe_loss(x, torch.rand(9), torch.arange(9) % 3).backward(); "
+        "assert x.grad.ne(0).any(); runpy.run_module('raoe_kernels', run_name='__main__', alter_sys=True)"
+    )
+    out = sh([sys.executable, "-c", code], cwd=tmp_path).stdout
+    assert "raoe_kernels._native_cpu was not built: it was built with RAOE_KERNELS_BUILD=none" in out
+
+
+@pytest.mark.parametrize(
+    "wish,environ,missing",
+    [
+        ("cuda", {"CUDA_HOME": "/nowhere"}, "CUDA_HOME=/nowhere holds no bin/nvcc"),
+        ("cuda", {"CXX": "/no/such/compiler"}, "CXX=/no/such/compiler was not found"),
+        ("cpu", {"CXX": "/no/such/compiler"}, "CXX=/no/such/compiler was not found"),
+        ("cpu", {"CXXFLAGS": "-include /no/such/header.h"}, "no/such/header.h"),
+        ("gpu", {}, "must be one of auto, none, cpu, cuda, got 'gpu'"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_an_error(checkout, python, wish, environ, missing):
+    result = sh(
+        [python, "-m", "pip", "install", "--no-deps", checkout], check=False, RAOE_KERNELS_BUILD=wish, **environ
+    )
+    assert result.returncode and missing in result.stdout + result.stderr
+
+
+def test_auto_installs_without_a_compiler_and_keeps_the_reason(checkout, python, tmp_path):
+    sh([python, "-m", "pip", "install", "--no-deps", checkout], CXX="/no/such/compiler")
+    info = json.loads((installed(python, tmp_path) / "_build_info.json").read_text())
+    assert all("/no/such/compiler" in module["reason"] for module in info["modules"].values())
+
+
+def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, python, tmp_path):
+    sh([python, "-m", "pip", "install", "--no-deps", checkout], CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
+    package = installed(python, tmp_path)
+    info = json.loads((package / "_build_info.json").read_text())
+    assert "no/such/header.h" in info["modules"]["cpu"]["reason"]
+    assert "CUDA_HOME=/x" in info["modules"]["cuda"]["reason"]
+    assert not list(package.glob("*.so"))
+
+
+def test_the_sdist_builds_elsewhere(checkout, python, tmp_path):
+    """Every header is in it: the modules are compiled from the unpacked archive, with nothing of the checkout near."""
+    sh([python, "-m", "pip", "install", "build"])
+    sh([python, "-m", "build", "--sdist", "--outdir", tmp_path, checkout])
+    (archive,) = tmp_path.glob("raoe-*.tar.gz")
+    with tarfile.open(archive) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    wanted = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
+    wanted |= {p.relative_to(checkout).as_posix() for p in checkout.glob("raoe_*/**/*") if p.is_file()}
+    assert {name for name in wanted if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
+    # An object from another build must not stand in for a header that is missing.
+    fresh = {"RAOE_KERNELS_CACHE": str(tmp_path / "cache"), "RAOE_KERNELS_BUILD": "cpu"}
+    sh([python, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, archive], cwd=tmp_path, **fresh)
+    (wheel,) = tmp_path.glob("raoe-*.whl")
+    inside = zipfile.ZipFile(wheel).namelist()
+    assert any(name.startswith("raoe_kernels/_native_cpu") for name in inside)
+    assert {"raoe_kernels/py.typed", "raoe_kernels/_build_info.json", "raoe_train/recipes/raoe-s1.yaml"} <= set(inside)
+    assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in inside)
+
+
+def test_build_in_place_as_on_a_gpu_machine(checkout, tmp_path):
+    """No network, the Python given; a second build compiles nothing."""
+    environ = {"RAOE_KERNELS_CACHE": str(tmp_path), "RAOE_KERNELS_BUILD": "cpu"}
+    first = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)
+    assert " -c " in first.stdout
+    second = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, **environ)
+    assert " -c " not in second.stdout, "the objects should have come from the cache"
+    third = sh([sys.executable, "csrc/build_modules.py"], cwd=checkout, **environ, CXXFLAGS="-O0")
+    assert " -c " in third.stdout, "other flags are another object"
+    assert list((checkout / "raoe_kernels").glob("_native_cpu*.so"))
+    gone = sh([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=checkout, RAOE_KERNELS_BUILD="none")
+    assert not list((checkout / "raoe_kernels").glob("_native_cpu*.so")), gone.stdout

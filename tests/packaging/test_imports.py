@@ -1,0 +1,62 @@
+"""Who may import whom, and that importing has no side effects."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raoe_kernels
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def imported(path: Path) -> set[str]:
+    """Dotted names that a file imports, wherever in it; `from a import b` counts as a.b."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def files(package: str) -> list[Path]:
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("path", files("raoe_kernels"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_kernels_know_torch_triton_and_the_standard_library(path):
+    allowed = {"torch", "raoe_kernels", *sys.stdlib_module_names}
+    if "triton" in path.name:
+        allowed.add("triton")  # only where a backend is asked for that needs it
+    outside = {name for name in imported(path) if name.partition(".")[0] not in allowed}
+    assert not outside
+
+
+@pytest.mark.parametrize("path", files("raoe_train"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_training_uses_the_public_names_of_the_kernels(path):
+    public = {"raoe_kernels", "raoe_kernels.testing", *(f"raoe_kernels.{name}" for name in raoe_kernels.__all__)}
+    public.add("raoe_kernels.__version__")
+    used = {name for name in imported(path) if name.partition(".")[0] == "raoe_kernels"}
+    assert used <= public
+    assert not {name for name in imported(path) if name.partition(".")[0] in ("tests", "benchmarks")}
+
+
+def test_importing_the_kernels_has_no_side_effects():
+    code = (
+        "import sys, torch; before = set(sys.modules); import os; environ = dict(os.environ); "
+        "import raoe_kernels; new = set(sys.modules) - before; "
+        "assert not [m for m in new if m.partition('.')[0] == 'triton'], 'triton'; "
+        "assert not [m for m in new if '_native_c' in m], 'a compiled module'; "
+        "assert not torch.cuda.is_initialized(), 'CUDA'; assert environ == dict(os.environ), 'environ'"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
