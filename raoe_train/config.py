@@ -74,7 +74,9 @@ class DataConfig:
     input: str | None = _field(None, "source to score or to encode")
     dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
     columns: dict[str, Any] = _field({}, "our column name: its name in the file")
-    labels: dict[str, int] | None = _field(None, "label word: class number (larger = less related)")
+    labels: dict[str, Any] | None = _field(
+        None, "label word: class number (larger = less related); or such a map for each file by its name, sick: {…}"
+    )
     score_scale: list[float] = _field(
         [], "lowest and highest score in data.train; two numbers, or two a source"
     )
@@ -89,7 +91,9 @@ class LossConfig:
     """The objective. A default of None means: the loss class's own."""
 
     name: str = _field("raoe", "raoe, rank_margin, gated_angular, cosent, angle or mse")
-    scale: float = _field(20.0, "tau: cosines (or angles) are multiplied by it")
+    scale: Any = _field(
+        20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
+    )
     margin: float | None = _field(None, "rank margin I (raoe, rank_margin); 2 by default")
     ties: str | None = _field(None, "ranks of equal scores: average, min, max, dense, ordinal")
     gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")

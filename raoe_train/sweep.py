@@ -201,7 +201,7 @@ def _drop_weights(runs: list[Run]) -> None:
     }
     for run in runs:
         if run.name not in needed and finished_metrics(run.config) is not None:
-            for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model.bin")]:
+            for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model*.bin")]:
                 path.unlink()
             (run.directory / "modules.json").unlink(
                 missing_ok=True

@@ -31,6 +31,7 @@ LOSSES = {
     "angle": ("AnglELoss", ()),
     "mse": (None, ()),
 }
+AUTO = "auto"  # of loss.scale
 DEV_METRIC = "eval_dev_spearman_cosine"
 
 
@@ -83,11 +84,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
     collator = ScoreLabelCollator(
         preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
     )
+    chosen_losses, scales = _losses(config, model, datasets, args.train_batch_size, seed)
     trainer = SentenceTransformerTrainer(
         model=model,
         args=args,
         train_dataset=datasets,
-        loss=_loss(config, model),
+        loss=chosen_losses,
         evaluator=evaluator,
         data_collator=None if config.loss.name == "mse" else collator,
         callbacks=[log_writer(output / "log.jsonl")],
@@ -102,6 +104,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     metrics: dict[str, Any] = {
         "before": before,
         "after": {**_dev_metrics(evaluator, model), **_tasks(config, model)},
+        "scale": scales,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
@@ -117,7 +120,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     model.save_pretrained(str(output))
     _plot(trainer.state.log_history, output / "run.png")
     write_json(output / "metrics.json", metrics)
-    shutil.rmtree(args.output_dir, ignore_errors=True)  # the run is finished: nothing to resume
+    for folder in (args.output_dir, initial):  # the run is finished: nothing to resume
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"{_summary(metrics)}\nsaved to {output}")
     return metrics
 
@@ -133,6 +137,9 @@ def _check(config: TrainConfig) -> None:
         raise ValueError(
             "loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs"
         )
+    tau = config.loss.scale
+    if tau != AUTO and not (isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf):
+        raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
     if config.training.get("patience") is not None and not config.data.dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
     scale = config.data.score_scale
@@ -172,7 +179,7 @@ def _read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]
         pairs = read_pairs(
             source,
             columns=data.columns or None,
-            labels=data.labels,
+            labels=_labels_of(source, data.labels),
             score_scale=lowest_highest,
             on_error=data.on_error,
             require=require,
@@ -187,6 +194,13 @@ def _read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]
         texts += [*dataset["sentence1"], *dataset["sentence2"]]
         print(f"{source}: {len(dataset)} pairs{_counts(pairs)}")
     return DatasetDict(datasets), texts
+
+
+def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int] | None:
+    """The label map of a source: data.labels, or where that has maps for files, the one for "sick" of sick.tsv.gz."""
+    if labels and all(isinstance(entry, dict) for entry in labels.values()):
+        return labels.get(Path(source).name.split(".")[0])
+    return labels
 
 
 def _counts(pairs: Any) -> str:
@@ -208,24 +222,44 @@ def _to_unit_scores(dataset: Any, scale: list[float] | None, source: str) -> Any
     return dataset.remove_columns("score").add_column("score", unit)
 
 
-def _loss(config: TrainConfig, model: Any) -> Any:
+def _losses(
+    config: TrainConfig, model: Any, datasets: Any, batch_size: int, seed: int
+) -> tuple[Any, dict[str, float]]:
+    """(the loss, or one for each source, and tau by source).
+
+    With loss.scale "auto" each source has its own tau: how sharply its scores order pairs is a property of them.
+    """
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 
     import raoe_train.losses as losses
+    from raoe_train.calibration import calibrate
 
     chosen, (name, keys) = config.loss, LOSSES[config.loss.name]
-    if name is None:
-        loss = CosineSimilarityLoss(model)
-    else:
+
+    def make(scale: float) -> Any:
         settings = {key: getattr(chosen, key) for key in keys if getattr(chosen, key) is not None}
-        loss = getattr(losses, name)(
+        return getattr(losses, str(name))(
             model,
-            scale=chosen.scale,
+            scale=scale,
             mini_batch_size=chosen.mini_batch_size,
             gather_across_devices=chosen.gather_across_devices,
             **settings,
         )
-    return MatryoshkaLoss(model, loss, chosen.matryoshka_dims) if chosen.matryoshka_dims else loss
+
+    def wrapped(loss: Any) -> Any:
+        return MatryoshkaLoss(model, loss, chosen.matryoshka_dims) if chosen.matryoshka_dims else loss
+
+    if name is None:
+        return wrapped(CosineSimilarityLoss(model)), {}
+    if chosen.scale != AUTO:
+        return wrapped(make(float(chosen.scale))), dict.fromkeys(datasets, float(chosen.scale))
+    by_source, scales = {}, {}
+    for source, dataset in datasets.items():
+        loss = make(1.0)
+        loss.scale, means = calibrate(model, loss, dataset, batch_size=batch_size, seed=seed)
+        by_source[source], scales[source] = wrapped(loss), loss.scale
+        print(f"{source}: scale {loss.scale:g} (loss {means[loss.scale]:.2f} before training; at 20: {means[min(means, key=lambda tau: abs(tau - 20))]:.2f})")
+    return by_source, scales
 
 
 def _arguments(config: TrainConfig, output: Path, *, has_dev: bool) -> Any:

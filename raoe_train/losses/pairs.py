@@ -156,8 +156,8 @@ class PairLoss(CachedLossMixin, nn.Module):
                 )
         if self.needs_label and label is None:
             raise ValueError(
-                f"{type(self).__name__} needs an NLI label for each pair: use raoe_train.ScoreLabelCollator with "
-                "columns 'label' and 'score', or one column 'label' of [label, score]"
+                f"{type(self).__name__} needs an NLI label for each pair: use raoe_train.ScoreLabelCollator "
+                "with columns 'label' and 'score', or one column 'label' of [label, score]"
             )
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
