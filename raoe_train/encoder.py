@@ -136,14 +136,14 @@ def _scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_se
 
     import torch
     from sentence_transformers.sentence_transformer.modules import Transformer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizer
 
     length = max_seq_length or 64
     words = _train_word_pieces(sentences, config.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder, "vocab.txt")
         vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
-        tokenizer = BertTokenizerFast(vocab=str(vocabulary), model_max_length=length)
+        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=length)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             bert = BertModel(

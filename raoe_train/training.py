@@ -138,7 +138,9 @@ def _check(config: TrainConfig) -> None:
             "loss.mini_batch_size and loss.gather_across_devices mean nothing to mse, a mean over pairs"
         )
     tau = config.loss.scale
-    if tau != AUTO and not (isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf):
+    if tau != AUTO and not (
+        isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf
+    ):
         raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
     if config.training.get("patience") is not None and not config.data.dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
@@ -258,7 +260,9 @@ def _losses(
         loss = make(1.0)
         loss.scale, means = calibrate(model, loss, dataset, batch_size=batch_size, seed=seed)
         by_source[source], scales[source] = wrapped(loss), loss.scale
-        print(f"{source}: scale {loss.scale:g} (loss {means[loss.scale]:.2f} before training; at 20: {means[min(means, key=lambda tau: abs(tau - 20))]:.2f})")
+        print(
+            f"{source}: scale {loss.scale:g} (loss {means[loss.scale]:.2f} before training; at 20: {means[min(means, key=lambda tau: abs(tau - 20))]:.2f})"
+        )
     return by_source, scales
 
 
@@ -313,7 +317,7 @@ def _dev_evaluator(config: TrainConfig) -> Any:
     return EmbeddingSimilarityEvaluator(
         pairs.sentence1,
         pairs.sentence2,
-        pairs.score,
+        pairs.score or [],
         batch_size=config.evaluation.batch_size,
         main_similarity="cosine",
         similarity_fn_names=["cosine"],
@@ -341,7 +345,7 @@ def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
 
 def _summary(metrics: dict[str, Any]) -> str:
     """Spearman x 100 before and after, a line for dev and each task."""
-    rows = [("Spearman x 100", "before", "after")]
+    rows: list[tuple[str, ...]] = [("Spearman x 100", "before", "after")]
     before, after = metrics["before"], metrics["after"]
     found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
     for task in after.get("tasks", {}):

@@ -116,7 +116,7 @@ def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, c
     assert run("sweep", **made)["failed"] == ["broken-seed1"]
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")} == times
 
-    # One more stage after a run whose weights are gone: that run is made again, and the new one starts from it.
+    # One more stage after a run whose weights are gone: that run is made again, the new one starts from it.
     made["variants"] = {"raoe": {}, "third": {"after": "raoe", "loss.name": "cosent"}}
     capsys.readouterr()
     result = run("sweep", **made, only=["third-seed2"])
@@ -133,11 +133,9 @@ def test_the_exit_status_tells(tmp_path):
     import yaml
 
     recipe = tmp_path / "table.yaml"
-    recipe.write_text(
-        yaml.safe_dump(
-            table(tmp_path, seeds=[1], tasks=[], variants={"raoe": {}, "bad": {"model.name": "./no"}})
-        )
-    )
+    variants = {"raoe": {}, "bad": {"model.name": "./no"}}
+    made = table(tmp_path, seeds=[1], tasks=[], variants=variants)
+    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
     assert main(["sweep", str(recipe), "--only", "raoe"]) == 0
     assert main(["sweep", str(recipe)]) == 1
     assert finished_metrics(expand(load("sweep", recipe))[0].config) is not None
