@@ -119,6 +119,9 @@ def test_splits_share_no_premise_and_no_pair(splits):
     for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
         assert not set(splits[one].sentence1) & set(splits[other].sentence1)
         assert not unordered[one] & unordered[other]
+        # a premise of one split is not the other sentence of a pair in another either
+        assert not set(splits[one].sentence1) & set(splits[other].sentence2)
+        assert not set(splits[one].sentence2) & set(splits[other].sentence1)
     # nor does another seed carry a split's scenes elsewhere
     assert not set(generate_corpus(2000, seed=7).sentence1) & set(splits["test"].sentence1)
 

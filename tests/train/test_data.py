@@ -313,6 +313,13 @@ def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    with path.open() as reader:
+        with replacing(path) as temporary:
+            temporary.write_text("newer")
+        assert reader.read() == "new"  # the old file is never written into
+    assert path.read_text() == "newer"
 
 
 def test_rows_are_streamed(tmp_path):

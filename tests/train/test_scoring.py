@@ -181,6 +181,11 @@ def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
     ):
         with pytest.raises(ValueError, match="not from these settings"):
             scoring.score(other)
+    text = pairs.read_text()
+    pairs.write_text(text.replace("people walk", "people run"))
+    with pytest.raises(ValueError, match="not from these settings"):
+        scoring.score(config(pairs, teachers, output))
+    pairs.write_text(text)
     before = output.read_bytes()
     encoded.clear()
     result = scoring.score(config(f"{pairs}#dev", teachers, output, overwrite=True))
