@@ -68,7 +68,8 @@ def evaluate_encoder(
     Args:
         model: a SentenceTransformer.
         tasks: names of sets, found in data_dir as NAME.* or */NAME.*, or sources (FILE, FILE#split,
-            builtin#test). NAME is the test split where the file has splits; NAME-all is all pairs.
+            builtin#test). NAME is the test split where the file has splits; NAME#dev is another one of its
+            splits; NAME-all is all pairs.
         data_dir: folder of the sets.
         batch_size: sentences at a time.
 
@@ -108,7 +109,10 @@ def read_tasks(
 
 def find_task(task: str, data_dir: str | Path | None) -> str:
     """The source that a task stands for: FILE#test where the file has a test split, FILE where it has one
-    split or none."""
+    split or none, FILE#SPLIT for NAME#SPLIT."""
+    name, _, split = task.partition("#")
+    if split and not is_file(name) and name != "builtin" and data_dir:
+        return find_task(name + ALL_PAIRS, data_dir) + f"#{split}"
     if is_file(task) or task.partition("#")[0] == "builtin" or task.startswith("hub:"):
         return task
     if not data_dir:
