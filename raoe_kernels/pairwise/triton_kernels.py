@@ -1,13 +1,15 @@
-"""The losses in Triton: one launch of one program up to ONE_BLOCK pairs of float32 scores, several launches beyond.
+"""The losses in Triton: one launch of one program up to ONE_BLOCK pairs of float32 scores, several launches
+beyond.
 
-One program sorts (score, index) as 64-bit integers, and everything after it stays on chip: partners are found by
-gathers in shared memory, and the loss and the gradient come from the same pass. What the call asks for (tie rule,
-labels or not, which objective, gradient or not) are run-time scalars, so one compilation per block size and dtype
-serves them all.
+One program sorts (score, index) as 64-bit integers, and everything after it stays on chip: partners are found
+by gathers in shared memory, and the loss and the gradient come from the same pass. What the call asks for
+(tie rule, labels or not, which objective, gradient or not) are run-time scalars, so one compilation per block
+size and dtype serves them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,7 +28,6 @@ from raoe_kernels.pairwise.triton_math import (
     count_at_most,
     doubled_rank,
     exponent,
-    join,
     larger,
     log_one_plus,
     lowest,
@@ -37,16 +38,19 @@ from raoe_kernels.pairwise.triton_math import (
     through_angle,
     total,
 )
+from raoe_kernels.triton_compile import Variant, signature_of
 
-# Pairs up to which one program does it all. A bitonic sort of 4,096 keys is 78 exchanges on one multiprocessor; more
-# keys would no longer fit its registers.
+# Pairs up to which one program does it all. A bitonic sort of 4,096 keys is 78 exchanges on one
+# multiprocessor; more keys would no longer fit its registers.
 ONE_BLOCK = 4096
-# Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles; at 4,096 it
-# takes eight, as 1,024 threads may have 64 registers each and that is not enough.
+# Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles; at
+# 4,096 it takes eight, as 1,024 threads may have 64 registers each and that is not enough.
 WARPS = {32: 1, 128: 1, 512: 4, 1024: 8, 2048: 8, 4096: 16}
 
-SCALARS = ["n", "threshold", "ties", "tau", "rank_weight", "angle_weight", "rank", "angular", "labelled", "parts",
-           "need_grad"]  # fmt: skip
+SCALARS = [
+    *("n", "threshold", "ties", "tau", "rank_weight", "angle_weight"),
+    *("rank", "angular", "labelled", "parts", "need_grad"),
+]
 POINTERS = ["similarity", "scores", "labels", "losses", "grads"]
 
 
@@ -149,7 +153,9 @@ def one_block(
 
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
-    if angular:  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j, one boundary between two labels at a time
+    if (
+        angular
+    ):  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j, one boundary between two labels at a time
         x = -exponent(scale, angle(c), angle(tl.load(similarity).to(dtype)))
         free = labelled + tl.zeros_like(p) == 0  # no label restricts a pair
         label = tl.load(labels + index, inside & (labelled + tl.zeros_like(p) != 0), 0)
@@ -226,3 +232,17 @@ def arguments(n: int, labels: Tensor | None, params: PairwiseParams, need_grad: 
         parts=int(params.parts),
         need_grad=int(need_grad),
     )
+
+
+def variants() -> Iterator[Variant]:
+    """Every compilation that calls can cause, for triton_compile: a training run sees one or two of them."""
+    for dtype in ("fp16", "bf16", "fp32", "fp64"):
+        wide = "*fp64" if dtype == "fp64" else "*fp32"
+        for block, warps in WARPS.items():
+            signature = signature_of(
+                one_block, similarity=f"*{dtype}", scores="*fp32", labels="*i64", losses=wide, grads=wide
+            )
+            yield Variant(
+                f"pairwise.one_block {dtype} {block}", one_block, signature, {"BLOCK": block}, warps
+            )
+    yield from triton_multiblock.variants()

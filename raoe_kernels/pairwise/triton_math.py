@@ -1,9 +1,10 @@
-"""What the pairwise Triton kernels share: sums in the log domain, the angle, the place of a rank in the order.
+"""What the pairwise Triton kernels share: sums in the log domain, the angle, the place of a rank in the
+order.
 
-A sum of exponentials is carried as a pair (m, s) and stands for s x exp(m). m is one of the exponents that went in, so
-nothing overflows, whatever tau is; the empty sum is (the lowest exponent, 0), so that no infinity is ever subtracted
-from another. Prefix sums always run forward, on a reversed copy where a suffix is needed: Triton's own reverse scans
-have been wrong before (triton#4362).
+A sum of exponentials is carried as a pair (m, s) and stands for s x exp(m). m is one of the exponents that
+went in, so nothing overflows, whatever tau is; the empty sum is (the lowest exponent, 0), so that no infinity
+is ever subtracted from another. Prefix sums always run forward, on a reversed copy where a suffix is needed:
+Triton's own reverse scans have been wrong before (triton#4362).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Tie rules as the kernels receive them: the position in this tuple. Under the last two, ranks are one to a position
-# and one to a run; the others come from the first and last position of the run of equal scores.
+# Tie rules as the kernels receive them: the position in this tuple. Under the last two, ranks are one to a
+# position and one to a run; the others come from the first and last position of the run of equal scores.
 TIES = ("average", "min", "max", "ordinal", "dense")
 MAX = tl.constexpr(2)
 ORDINAL = tl.constexpr(3)
@@ -32,7 +33,8 @@ def lowest(dtype: tl.constexpr):
 
 @triton.jit
 def scalar(value, dtype: tl.constexpr):
-    """A Python number in the compute dtype with all its digits: a float argument is float32 unless one says otherwise."""
+    """A Python number in the compute dtype with all its digits: a float argument is float32 unless one says
+    otherwise."""
     return tl.full((), value, dtype)
 
 
@@ -76,7 +78,9 @@ def at(m, s, index, BLOCK: tl.constexpr):
     """Element `index` of each of the two, empty where the index lies outside."""
     inside = (index >= 0) & (index < BLOCK)
     index = tl.minimum(tl.maximum(index, 0), BLOCK - 1)
-    return tl.where(inside, tl.gather(m, index, 0), lowest(m.dtype)), tl.where(inside, tl.gather(s, index, 0), 0.0)
+    return tl.where(inside, tl.gather(m, index, 0), lowest(m.dtype)), tl.where(
+        inside, tl.gather(s, index, 0), 0.0
+    )
 
 
 @triton.jit
@@ -103,8 +107,8 @@ def log_one_plus(m, s):
 
 @triton.jit
 def _asin_series(u):
-    """p(u) with asin(t) = t + t^3 p(t^2) for t^2 = u <= 1/4, interpolated at Chebyshev nodes in 60 digits: off by
-    1.1e-9 (float32) and 3.8e-18 (float64) relative to asin(t) at most."""
+    """p(u) with asin(t) = t + t^3 p(t^2) for t^2 = u <= 1/4, interpolated at Chebyshev nodes in 60 digits:
+    off by 1.1e-9 (float32) and 3.8e-18 (float64) relative to asin(t) at most."""
     if u.dtype == tl.float32:
         p = u * 0.03369084720283012 + 0.017149238357677253
         p = u * p + 0.031100662735494568
@@ -156,7 +160,8 @@ def doubled_rank(first, last, ties):
 
 @triton.jit
 def count_at_most(first, last, bound, ties):
-    """How many positions have a doubled rank of at most `bound`, given the run that holds position bound // 2.
+    """How many positions have a doubled rank of at most `bound`, given the run that holds position bound //
+    2.
 
     Runs before that one rank below 2 (bound // 2) and runs behind it above bound, so it alone is in question.
     """

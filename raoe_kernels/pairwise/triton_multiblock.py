@@ -1,22 +1,19 @@
-"""The losses in Triton for any number of pairs: torch.sort, then scans over fixed tiles, about six launches in all.
+"""The losses in Triton for any number of pairs: torch.sort, then scans over fixed tiles.
 
     distinct_labels, label_table   the smallest LIMIT + 1 distinct labels, found on the device
-    tile_sums       each tile by itself: where its runs of equal scores begin, its share of every prefix and suffix sum
-    scan_tiles      each tile with what the tiles before and behind it add: the prefix and suffix sums, and the partners
-                    of the angular objective
-    rank_partners   each rank pair's partners, looked up in those sums
-    finish          the loss, and the gradient in the caller's order
+    tile_sums        each tile alone: its runs of equal scores, its share of every prefix and suffix sum
+    scan_tiles       with the shares of the other tiles: the rank objective's prefix and suffix sums
+    rank_partners    each pair's partners, looked up in those
+    label_partners   the same for the angular objective, whose partners' sums need no table
+    finish           the loss, and the gradient in the caller's order
 
-A tile adds up the tiles before it by itself, in a fixed order: results are equal from run to run. That is one read a
-tile and sum, so (B / TILE)^2 in all: 2^18 at B = 2^20. Nothing here has a shape that depends on data, and no value is
-read on the host.
-
-Up to LIMIT distinct labels a tile adds up one number a tile and label. With more there is no room for those, so a
-tile makes its own pass over all pairs for every label it holds: right, but O(B^2) where labels are all different.
+A tile adds up the other tiles' shares by itself, in a fixed order, so that results are equal from run to run:
+(B / TILE)^2 reads a sum, 2^20 at B = 2^20. No shape depends on data, and no value is read on the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,124 +21,50 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raoe_kernels.pairwise.triton_labels import COUNT, ENTRIES, distinct_labels, label_partners, label_table
 from raoe_kernels.pairwise.triton_math import (
     DENSE,
     ORDINAL,
-    TIES,
     angle,
-    at,
     count_at_most,
     doubled_rank,
     exponent,
     join,
-    larger,
     log_one_plus,
     logarithm,
     lowest,
     masked,
     running,
     scalar,
-    smaller,
     through_angle,
-    total,
 )
+from raoe_kernels.pairwise.triton_tiles import (
+    BEFORE,
+    BEFORE_LAST_RUN,
+    BEHIND,
+    COLUMNS,
+    FROM_FIRST_RUN,
+    LIMIT,
+    POINTERS,
+    SPAN,
+    changes_at,
+    keep,
+    keep_partners,
+    kernel,
+    over_tiles,
+    runs_of_tile,
+    slot,
+)
+from raoe_kernels.triton_compile import Variant, signature_of
 
-TILE = 2048  # pairs a program; eight to a thread. Smaller in tests.
+TILE = 1024  # pairs a program, four to a thread. Smaller in tests.
 WARPS = 8
-LIMIT = tl.constexpr(16)
-ENTRIES = tl.constexpr(32)  # room for LIMIT + 1 labels and their number
-COUNT = tl.constexpr(31)  # where in it the number stands: LIMIT + 1 means "more"
-COLUMNS = 1 + LIMIT.value  # sums a tile keeps: column 0 is the rank objective's, 1 + k splits between labels k and k + 1
-# The four sums of a column, each a pair (m, s).
-BEFORE, BEFORE_LAST_RUN, BEHIND, FROM_FIRST_RUN = (tl.constexpr(k) for k in range(4))
-
-SCALARS = ["n", "threshold", "ties", "tau", "rank_weight", "angle_weight", "rank", "angular", "labelled", "parts",
-           "need_grad", "tiles"]  # fmt: skip
-POINTERS = ["similarity", "values", "order", "labels", "table", "distinct", "cs", "sums", "runs", "nans", "first", "last",
-            "prefix", "suffix", "upper", "lower", "joined", "losses", "grads"]  # fmt: skip
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
-
-
-@triton.jit
-def _smallest(label, inside):
-    return tl.min(tl.where(inside, label, 0x7FFFFFFFFFFFFFFF), 0)
-
-
-@triton.jit
-def _largest(label, inside):
-    return tl.max(tl.where(inside, label, -0x8000000000000000), 0)
-
-
-@kernel
-def distinct_labels(labels, distinct, n, TILE: tl.constexpr):
-    """The smallest LIMIT + 1 distinct labels of each tile, the last repeated where there are fewer."""
-    tile = tl.program_id(0).to(tl.int64)
-    p = tile * TILE + tl.arange(0, TILE)
-    inside = p < n
-    label = tl.load(labels + p, inside, 0)
-    highest = _largest(label, inside)
-    cur = _smallest(label, inside)
-    for k in range(LIMIT + 1):
-        tl.store(distinct + tile * (LIMIT + 1) + k, cur)
-        cur = tl.min(tl.where(inside & (label > cur), label, highest), 0)
-
-
-@kernel
-def label_table(distinct, table, tiles, TILE: tl.constexpr):
-    """The same of all tiles, and how many there are."""
-    count = tiles.to(tl.int64) * (LIMIT + 1)
-    highest = tl.full((), -0x8000000000000000, tl.int64)
-    cur = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    for start in range(0, count, TILE):
-        p = start + tl.arange(0, TILE)
-        label = tl.load(distinct + p, p < count, 0)
-        highest = tl.maximum(highest, _largest(label, p < count))
-        cur = tl.minimum(cur, _smallest(label, p < count))
-    tl.store(table, cur)
-    k = 1
-    while (k <= LIMIT) & (cur < highest):
-        following = highest
-        for start in range(0, count, TILE):
-            p = start + tl.arange(0, TILE)
-            label = tl.load(distinct + p, p < count, 0)
-            following = tl.minimum(following, tl.min(tl.where((p < count) & (label > cur), label, highest), 0))
-        cur = following
-        tl.store(table + k, cur)
-        k += 1
-    tl.store(table + COUNT, k.to(tl.int64))
-
-
-@triton.jit
-def _slot(sums, column, kind, tiles):
-    """Where the tiles' m of one sum of one column begin; their s follow `tiles` behind."""
-    return sums + (column * 4 + kind) * 2 * tiles
-
-
-@triton.jit
-def _keep(sums, column, kind, tile, tiles, x, mask):
-    m, s = masked(x, mask)
-    m, s = total(m, s)
-    place = _slot(sums, column, kind, tiles) + tile
-    tl.store(place, m)
-    tl.store(place + tiles, s)
-
-
-@triton.jit
-def _over_tiles(place, start, stop, tiles, TILE: tl.constexpr):
-    """The sum over tiles start <= t < stop of what they keep at `place`."""
-    m, s = masked(tl.zeros((TILE,), place.dtype.element_ty), tl.arange(0, TILE) < 0)
-    for chunk in range(start // TILE * TILE, stop, TILE):
-        t = chunk + tl.arange(0, TILE)
-        mask = (t >= start) & (t < stop)
-        other = tl.load(place + t, mask, lowest(m.dtype))
-        m, s = join(m, s, other, tl.load(place + tiles + t, mask, 0.0))
-    return total(m, s)
 
 
 @kernel
 def tile_sums(
-    similarity, values, order, labels, table, cs, sums, runs, nans, n, tiles, tau: tl.float64, rank, angular, labelled,
-    TILE: tl.constexpr,
+    similarity, values, order, labels, table, cs, sums, runs, nans, n, tiles, tau: tl.float64, rank, angular,
+    labelled, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
@@ -153,7 +76,7 @@ def tile_sums(
     tl.store(cs + p, c, inside)
     tl.store(nans + tile, tl.max(((c != c) | (value != value)).to(tl.int32), 0))
 
-    changes = inside & ((p == 0) | (value != tl.load(values + p - 1, inside & (p > 0), 0)))
+    changes = changes_at(values, p, n)
     start = tl.min(tl.where(changes, p, n), 0)
     end = tl.max(tl.where(changes, p, -1), 0)
     tl.store(runs + tile, start)
@@ -163,8 +86,8 @@ def tile_sums(
     scale = scalar(tau, dtype)
     if rank:
         x = exponent(scale, c, tl.load(similarity).to(dtype))
-        _keep(sums, 0, BEFORE, tile, tiles, x, inside)
-        _keep(sums, 0, BEHIND, tile, tiles, -x, inside)
+        keep(sums, 0, BEFORE, tile, tiles, x, inside)
+        keep(sums, 0, BEHIND, tile, tiles, -x, inside)
     if angular:
         x = -exponent(scale, angle(c), angle(tl.load(similarity).to(dtype)))
         free = labelled + tl.zeros((TILE,), tl.int32) == 0  # no label restricts a pair
@@ -177,164 +100,59 @@ def tile_sums(
             cur = tl.load(table + k, labelled != 0, 0)
             above = inside & (free | (label > cur))
             under = inside & (free | (label <= cur))
-            _keep(sums, 1 + k, BEFORE, tile, tiles, x, above)
-            _keep(sums, 1 + k, BEFORE_LAST_RUN, tile, tiles, x, above & (p < end))
-            _keep(sums, 1 + k, BEHIND, tile, tiles, -x, under)
-            _keep(sums, 1 + k, FROM_FIRST_RUN, tile, tiles, -x, under & (p >= start))
-
-
-@triton.jit
-def _over_pairs(similarity, cs, order, labels, start, stop, cur, scale, sign, TILE: tl.constexpr):
-    """The sum of exp(x) over sorted positions with a label above cur (sign 1), or of exp(y) with one below (-1)."""
-    dtype: tl.constexpr = cs.dtype.element_ty
-    origin = angle(tl.load(similarity).to(dtype))
-    m, s = masked(tl.zeros((TILE,), dtype), tl.arange(0, TILE) < 0)
-    for chunk in range(start, stop, TILE):
-        p = chunk + tl.arange(0, TILE)
-        mask = p < stop
-        label = tl.load(labels + tl.load(order + p, mask, 0), mask, 0)
-        counted = tl.where(sign > 0, (label > cur).to(tl.int32), (label < cur).to(tl.int32)) != 0
-        x = exponent(scale, angle(tl.load(cs + p, mask, 0.0)), origin)
-        other, other_s = masked(-sign * x, mask & counted)
-        m, s = join(m, s, other, other_s)
-    return total(m, s)
-
-
-@triton.jit
-def _keep_partners(lower, joined, p, inside, y, pm, ps, tile, tiles):
-    """Each j's share of Z as a logarithm, and their sum over the tile."""
-    tl.store(lower + p, y + logarithm(pm, ps), inside)
-    m, s = total(tl.where(inside, y + pm, lowest(y.dtype)), tl.where(inside, ps, 0.0))
-    tl.store(joined + tile, m)
-    tl.store(joined + tiles + tile, s)
+            keep(sums, 1 + k, BEFORE, tile, tiles, x, above)
+            keep(sums, 1 + k, BEFORE_LAST_RUN, tile, tiles, x, above & (p < end))
+            keep(sums, 1 + k, BEHIND, tile, tiles, -x, under)
+            keep(sums, 1 + k, FROM_FIRST_RUN, tile, tiles, -x, under & (p >= start))
 
 
 @kernel
 def scan_tiles(
-    similarity, values, order, labels, table, cs, sums, runs, first, last, prefix, suffix, upper, lower, joined, n, tiles,
-    ties, tau: tl.float64, rank, angular, labelled, TILE: tl.constexpr,
-):  # fmt: skip
+    similarity,
+    values,
+    cs,
+    sums,
+    runs,
+    first,
+    last,
+    prefix,
+    suffix,
+    n,
+    tiles,
+    ties,
+    tau: tl.float64,
+    TILE: tl.constexpr,
+):
     tile = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, TILE)
-    origin = tile * TILE
-    p = origin + o
+    p = tile * TILE + o
     inside = p < n
     dtype: tl.constexpr = cs.dtype.element_ty
-    c = tl.load(cs + p, inside, 0.0)
-
-    # The run of equal scores that reaches into this tile begins at `coming`; the one behind those that begin here, at
-    # `following`.
-    coming = tl.full((TILE,), 0, tl.int64)
-    following = n + tl.full((TILE,), 0, tl.int64)
-    number = tl.full((TILE,), 0, tl.int64)
-    for chunk in range(0, tiles, TILE):
-        t = chunk + o
-        coming = tl.maximum(coming, tl.load(runs + tiles + t, t < tile, 0))
-        following = tl.minimum(following, tl.load(runs + t, (t > tile) & (t < tiles), n))
-        number += tl.load(runs + tiles * 2 + t, t < tile, 0)
-    coming = tl.max(coming, 0)
-    following = tl.min(following, 0)
-
-    value = tl.load(values + p, inside, 0)
-    changes = inside & ((p == 0) | (value != tl.load(values + p - 1, inside & (p > 0), 0)))
-    begin = tl.associative_scan(tl.where(changes, p, coming), 0, larger)
-    # Reversed: the end of a run is the nearest position whose successor differs.
-    back = origin + TILE - 1 - o
-    next_value = tl.load(values + back + 1, back + 1 < n, 0)
-    ends = (back + 1 >= n) | (tl.load(values + back, back < n, 0) != next_value)
-    finish = tl.associative_scan(tl.where(ends, tl.minimum(back, n - 1), following - 1), 0, smaller)
-    finish = tl.gather(finish, TILE - 1 - o, 0)
-    if ties == DENSE:  # by the number of the run: `first` says each position's run, `last` each run's last position
-        number_here = tl.sum(number, 0) + tl.cumsum(changes.to(tl.int64), 0) - 1
-        tl.store(first + p, number_here, inside)
-        tl.store(last + number_here, p, inside & (p == finish))
+    begin, finish, coming, following, number = runs_of_tile(values, runs, tile, n, tiles, TILE)
+    if ties == DENSE:  # `first` says the number of each position's run, `last` where each run ends
+        tl.store(first + p, number, inside)
+        tl.store(last + number, p, inside & (o == finish))
     else:
-        tl.store(first + p, tl.where(ties == ORDINAL, p, begin), inside)
-        tl.store(last + p, tl.where(ties == ORDINAL, p, finish), inside)
+        begin_at = tl.where(begin < 0, coming, tile * TILE + begin)
+        end_at = tl.where(finish == TILE, following - 1, tile * TILE + finish)
+        tl.store(first + p, tl.where(ties == ORDINAL, p, begin_at), inside)
+        tl.store(last + p, tl.where(ties == ORDINAL, p, end_at), inside)
 
     scale = scalar(tau, dtype)
-    if rank:
-        x = exponent(scale, c, tl.load(similarity).to(dtype))
-        m, s = masked(x, inside)
-        m, s = running(m, s)
-        other, other_s = _over_tiles(_slot(sums, 0, BEFORE, tiles), 0, tile, tiles, TILE)
-        m, s = join(m, s, other + tl.zeros_like(m), other_s + tl.zeros_like(s))
-        tl.store(prefix + p, m, inside)
-        tl.store(prefix + n + p, s, inside)
-        y = -exponent(scale, tl.load(cs + back, back < n, 0.0), tl.load(similarity).to(dtype))
-        m, s = masked(y, back < n)
-        m, s = running(m, s)
-        other, other_s = _over_tiles(_slot(sums, 0, BEHIND, tiles), tile + 1, tiles, tiles, TILE)
-        m, s = join(m, s, other + tl.zeros_like(m), other_s + tl.zeros_like(s))
-        tl.store(suffix + back, m, back < n)
-        tl.store(suffix + n + back, s, back < n)
-
-    if angular:
-        x = -exponent(scale, angle(c), angle(tl.load(similarity).to(dtype)))
-        flags = labelled + tl.zeros((TILE,), tl.int32)
-        free = flags == 0
-        label = tl.load(labels + tl.load(order + p, inside, 0), inside & (flags != 0), 0)
-        classes = tl.load(table + COUNT, labelled != 0, 2)
-        cur = _smallest(label, inside)
-        highest = _largest(label, inside)
-        pm = tl.full((TILE,), lowest(dtype), dtype)
-        ps = tl.zeros_like(c)
-        qm = pm
-        qs = ps
-        more = tl.full((), 1, tl.int32)
-        while more > 0:
-            # What other tiles add to the sums of this label: up to where the run that comes in began (`early`), and up
-            # to this tile; likewise behind.
-            if classes > LIMIT:
-                early, early_s = _over_pairs(similarity, cs, order, labels, 0, coming, cur, scale, 1, TILE)
-                left, left_s = _over_pairs(similarity, cs, order, labels, coming, origin, cur, scale, 1, TILE)
-                left, left_s = join(early, early_s, left, left_s)
-                late, late_s = _over_pairs(similarity, cs, order, labels, following, n, cur, scale, -1, TILE)
-                right, right_s = _over_pairs(similarity, cs, order, labels, origin + TILE, following, cur, scale, -1, TILE)
-                right, right_s = join(late, late_s, right, right_s)
-            else:
-                entry = tl.arange(0, ENTRIES)
-                known = tl.load(table + entry, entry < tl.where(labelled != 0, classes, 0), cur)
-                k = tl.sum((known < cur).to(tl.int64), 0)
-                begun = coming // TILE
-                stop = tl.where(k < classes - 1, tile, 0)
-                left, left_s = _over_tiles(_slot(sums, 1 + k, BEFORE, tiles), 0, stop, tiles, TILE)
-                early, early_s = _over_tiles(_slot(sums, 1 + k, BEFORE, tiles), 0, tl.minimum(begun, stop), tiles, TILE)
-                place = _slot(sums, 1 + k, BEFORE_LAST_RUN, tiles) + begun
-                exists = begun < stop
-                early, early_s = join(
-                    early, early_s, tl.load(place, exists, lowest(dtype)), tl.load(place + tiles, exists, 0.0)
-                )
-                k = tl.where(labelled != 0, k, 1)
-                behind = following // TILE
-                stop = tl.where(k > 0, tiles, 0)
-                column = tl.maximum(k, 1)
-                right, right_s = _over_tiles(_slot(sums, column, BEHIND, tiles), tile + 1, stop, tiles, TILE)
-                late, late_s = _over_tiles(_slot(sums, column, BEHIND, tiles), behind + 1, stop, tiles, TILE)
-                place = _slot(sums, column, FROM_FIRST_RUN, tiles) + behind
-                exists = (following < n) & (k > 0)
-                late, late_s = join(
-                    late, late_s, tl.load(place, exists, lowest(dtype)), tl.load(place + tiles, exists, 0.0)
-                )
-
-            m, s = masked(x, inside & (free | (label > cur)))
-            m, s = running(m, s)
-            m, s = at(m, s, (begin - origin - 1).to(tl.int32), TILE)
-            m, s = join(m, s, tl.where(begin < origin, early, left), tl.where(begin < origin, early_s, left_s))
-            pm = tl.where(free | (label == cur), m, pm)
-            ps = tl.where(free | (label == cur), s, ps)
-
-            m, s = masked(-x, inside & (free | (label < cur)))
-            m, s = running(tl.gather(m, TILE - 1 - o, 0), tl.gather(s, TILE - 1 - o, 0))
-            beyond = finish >= origin + TILE
-            m, s = at(m, s, (origin + TILE - 2 - finish).to(tl.int32), TILE)
-            m, s = join(m, s, tl.where(beyond, late, right), tl.where(beyond, late_s, right_s))
-            qm = tl.where(free | (label == cur), m, qm)
-            qs = tl.where(free | (label == cur), s, qs)
-            more = ((labelled != 0) & (cur < highest)).to(tl.int32)
-            cur = tl.min(tl.where(inside & (label > cur), label, highest), 0)
-        tl.store(upper + n + p, x + logarithm(qm, qs), inside)
-        _keep_partners(lower + n, joined + 2 * tiles, p, inside, -x, pm, ps, tile, tiles)
+    origin = tl.load(similarity).to(dtype)
+    m, s = masked(exponent(scale, tl.load(cs + p, inside, 0.0), origin), inside)
+    m, s = running(m, s)
+    other, other_s = over_tiles(slot(sums, 0, BEFORE, tiles), 0, tile, tiles)
+    m, s = join(m, s, other + tl.zeros_like(m), other_s + tl.zeros_like(s))
+    tl.store(prefix + p, m, inside)
+    tl.store(prefix + n + p, s, inside)
+    back = tile * TILE + TILE - 1 - o
+    m, s = masked(-exponent(scale, tl.load(cs + back, back < n, 0.0), origin), back < n)
+    m, s = running(m, s)
+    other, other_s = over_tiles(slot(sums, 0, BEHIND, tiles), tile + 1, tiles, tiles)
+    m, s = join(m, s, other + tl.zeros_like(m), other_s + tl.zeros_like(s))
+    tl.store(suffix + back, m, back < n)
+    tl.store(suffix + n + back, s, back < n)
 
 
 @triton.jit
@@ -353,8 +171,8 @@ def _count(first, last, bound, n, runs, ties):
 
 @kernel
 def rank_partners(
-    similarity, cs, first, last, prefix, suffix, upper, lower, joined, n, tiles, threshold, ties, tau: tl.float64,
-    TILE: tl.constexpr,
+    similarity, cs, first, last, prefix, suffix, upper, lower, joined, n, tiles, threshold, ties, tau:
+    tl.float64, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
@@ -375,12 +193,12 @@ def rank_partners(
     qm = tl.load(suffix + start, exists, lowest(dtype))
     qs = tl.load(suffix + n + start, exists, 0.0)
     tl.store(upper + p, x + logarithm(qm, qs), inside)
-    _keep_partners(lower, joined, p, inside, -x, pm, ps, tile, tiles)
+    keep_partners(lower, joined, p, inside, -x, pm, ps, tile, tiles)
 
 
 @triton.jit
-def _loss(joined, tiles, TILE: tl.constexpr):
-    m, s = _over_tiles(joined, 0, tiles, tiles, TILE)
+def _loss(joined, tiles):
+    m, s = over_tiles(joined, 0, tiles, tiles)
     return log_one_plus(m, s)
 
 
@@ -394,9 +212,9 @@ def finish(
     inside = p < n
     dtype: tl.constexpr = cs.dtype.element_ty
     c = tl.load(cs + p, inside, 0.0)
-    poisoned = tl.zeros((TILE,), tl.int32)
-    for chunk in range(0, tiles, TILE):
-        t = chunk + tl.arange(0, TILE)
+    poisoned = tl.zeros((SPAN,), tl.int32)
+    for chunk in range(0, tiles, SPAN):
+        t = chunk + tl.arange(0, SPAN)
         poisoned = tl.maximum(poisoned, tl.load(nans + t, t < tiles, 0))
     poison = tl.where(tl.max(poisoned, 0) > 0, float("nan"), 0.0).to(dtype)
     scale = scalar(tau, dtype)
@@ -404,16 +222,17 @@ def finish(
     rank_loss = scalar(0.0, dtype)
     rank_slope = tl.zeros_like(c)
     if rank:
-        loss = _loss(joined, tiles, TILE)
+        loss = _loss(joined, tiles)
         weight = scalar(rank_weight, dtype)
         rank_loss = weight * loss + poison
         if need_grad:
-            rank_slope = tl.exp(tl.load(upper + p, inside, 0.0) - loss) - tl.exp(tl.load(lower + p, inside, 0.0) - loss)
+            rank_slope = tl.exp(tl.load(upper + p, inside, 0.0) - loss)
+            rank_slope -= tl.exp(tl.load(lower + p, inside, 0.0) - loss)
             rank_slope = weight * scale * rank_slope + poison
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
     if angular:
-        loss = _loss(joined + 2 * tiles, tiles, TILE)
+        loss = _loss(joined + 2 * tiles, tiles)
         weight = scalar(angle_weight, dtype)
         angle_loss = weight * loss + poison
         if need_grad:
@@ -436,8 +255,16 @@ def finish(
             tl.store(grads + index, rank_slope + angle_slope, inside)
 
 
+KERNELS = (distinct_labels, label_table, tile_sums, scan_tiles, rank_partners, label_partners, finish)
+
+
 def launch(
-    similarity: Tensor, scores: Tensor, labels: Tensor, losses: Tensor, grads: Tensor | None, call: dict[str, Any]
+    similarity: Tensor,
+    scores: Tensor,
+    labels: Tensor,
+    losses: Tensor,
+    grads: Tensor | None,
+    call: dict[str, Any],
 ) -> None:
     """Fill losses (rows,) and grads (rows, B); `call` as triton_kernels.arguments makes it."""
     n = call["n"]
@@ -451,22 +278,50 @@ def launch(
     first, last = scratch(2, n, dtype=places)
     cs, prefix, suffix, upper, lower = scratch(n), *scratch(4, 2, n)
     tensors = dict(
-        similarity=similarity, values=values, order=order, labels=labels, losses=losses, cs=cs, first=first, last=last,
-        prefix=prefix, suffix=suffix, upper=upper, lower=lower, grads=losses if grads is None else grads,
-        table=scratch(ENTRIES.value, dtype=torch.int64), sums=scratch(COLUMNS, 4, 2, tiles),
-        distinct=scratch(tiles, LIMIT.value + 1, dtype=torch.int64), runs=scratch(3, tiles, dtype=torch.int64),
-        nans=scratch(tiles, dtype=torch.int32), joined=scratch(2, 2, tiles),
+        similarity=similarity, values=values, order=order, labels=labels, cs=cs, first=first, last=last,
+        prefix=prefix, suffix=suffix, upper=upper, lower=lower, losses=losses,
+        grads=losses if grads is None else grads,
+        sums=scratch(COLUMNS, 4, 2, tiles), joined=scratch(2, 2, tiles),
+        table=scratch(ENTRIES.value, dtype=torch.int64), runs=scratch(3, tiles, dtype=torch.int64),
+        distinct=scratch(tiles, LIMIT.value + 1, dtype=torch.int64), nans=scratch(tiles, dtype=torch.int32),
     )  # fmt: skip
 
-    def run(kernel: Any, grid: int) -> None:
-        available = {**tensors, **call, "tiles": tiles}
-        kernel[(grid,)](**{k: available[k] for k in kernel.arg_names if k != "TILE"}, TILE=TILE, num_warps=WARPS)
+    available = {**tensors, **call, "tiles": tiles, "TILE": TILE}
+
+    def run(function: Any, grid: int) -> None:
+        function[(grid,)](**{name: available[name] for name in function.arg_names}, num_warps=WARPS)
 
     if call["angular"] and call["labelled"]:
         run(distinct_labels, tiles)
         run(label_table, 1)
     run(tile_sums, tiles)
-    run(scan_tiles, tiles)
     if call["rank"]:
+        run(scan_tiles, tiles)
         run(rank_partners, tiles)
+    if call["angular"]:
+        run(label_partners, tiles)
     run(finish, tiles if call["need_grad"] else 1)
+
+
+def variants() -> Iterator[Variant]:
+    """What calls with fewer than 2^30 pairs compile, for triton_compile: each dtype of each argument once."""
+    pairs = [
+        ("fp32", "fp32"),
+        ("fp32", "fp64"),
+        ("fp32", "i64"),
+        ("fp16", "fp32"),
+        ("bf16", "fp32"),
+        ("fp64", "fp64"),
+    ]
+    seen = set()
+    for dtype, scores in pairs:
+        wide = "*fp64" if dtype == "fp64" else "*fp32"
+        pointers = dict.fromkeys(POINTERS, wide) | dict.fromkeys(("first", "last", "nans"), "*i32")
+        pointers |= dict.fromkeys(("order", "labels", "table", "distinct", "runs"), "*i64")
+        pointers |= dict(similarity=f"*{dtype}", values=f"*{scores}")
+        for function in KERNELS:
+            used = [name for name in ("similarity", "values", "cs") if name in function.arg_names]
+            name = " ".join([f"pairwise.{function.__name__}", *(pointers[name][1:] for name in used)])
+            if name not in seen:
+                seen.add(name)
+                yield Variant(name, function, signature_of(function, **pointers), {"TILE": TILE}, WARPS)

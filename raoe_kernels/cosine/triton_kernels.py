@@ -1,0 +1,134 @@
+"""pairwise_cosine in Triton: one program a few rows, in blocks of columns, whatever D is; each row read once
+a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from raoe_kernels.triton_compile import Variant, signature_of
+
+# A block of 4 rows x 256 columns is eight elements a thread at 4 warps: enough loads in flight, and 384
+# columns (MiniLM) waste a quarter of their second step and not half of one of 512.
+ROWS = 4
+COLUMNS = 256
+WARPS = 4
+
+SCALARS = ["n", "columns", "row_a", "column_a", "row_b", "column_b", "eps", "need_a", "need_b"]
+POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "grad", "grad_a", "grad_b"]
+kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
+
+
+@kernel
+def cosine_forward(
+    a, b, c, inverse_a, inverse_b, n, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64, column_b:
+    tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    dtype: tl.constexpr = c.dtype.element_ty
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = rows < n
+    dot = tl.zeros((ROWS, COLUMNS), dtype)
+    square_a = tl.zeros((ROWS, COLUMNS), dtype)
+    square_b = tl.zeros((ROWS, COLUMNS), dtype)
+    for start in range(0, columns, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        mask = inside[:, None] & (column < columns)[None, :]
+        x = tl.load(a + rows[:, None] * row_a + column[None, :] * column_a, mask, 0.0).to(dtype)
+        y = tl.load(b + rows[:, None] * row_b + column[None, :] * column_b, mask, 0.0).to(dtype)
+        dot += x * y
+        square_a += x * x
+        square_b += y * y
+    norm_a = _root(tl.sum(square_a, 1))
+    norm_b = _root(tl.sum(square_b, 1))
+    bound = tl.full((), eps, dtype)
+    dead = (norm_a <= bound) | (norm_b <= bound)
+    over_a = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_a))
+    over_b = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_b))
+    tl.store(c + rows, tl.where(dead, 0.0, tl.sum(dot, 1) * over_a * over_b), inside)
+    tl.store(inverse_a + rows, over_a, inside)
+    tl.store(inverse_b + rows, over_b, inside)
+
+
+@triton.jit
+def _root(x):
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@kernel
+def cosine_backward(
+    grad, a, b, c, inverse_a, inverse_b, grad_a, grad_b, n, columns, row_a: tl.int64, column_a: tl.int64,
+    row_b: tl.int64, column_b: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
+    dtype: tl.constexpr = c.dtype.element_ty
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = rows < n
+    upstream = tl.load(grad + rows, inside, 0.0)
+    over_a = tl.load(inverse_a + rows, inside, 0.0)
+    over_b = tl.load(inverse_b + rows, inside, 0.0)
+    across = (upstream * over_a * over_b)[:, None]
+    along = upstream * tl.load(c + rows, inside, 0.0)
+    along_a = (along * over_a * over_a)[:, None]
+    along_b = (along * over_b * over_b)[:, None]
+    for start in range(0, columns, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        mask = inside[:, None] & (column < columns)[None, :]
+        x = tl.load(a + rows[:, None] * row_a + column[None, :] * column_a, mask, 0.0).to(dtype)
+        y = tl.load(b + rows[:, None] * row_b + column[None, :] * column_b, mask, 0.0).to(dtype)
+        place = rows[:, None] * columns + column[None, :]
+        if need_a:
+            tl.store(grad_a + place, (y * across - x * along_a).to(grad_a.dtype.element_ty), mask)
+        if need_b:
+            tl.store(grad_b + place, (x * across - y * along_b).to(grad_b.dtype.element_ty), mask)
+
+
+def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    n, columns = a.shape
+    c, inverse_a, inverse_b = a.new_empty(
+        3, n, dtype=torch.float64 if a.dtype == torch.float64 else torch.float32
+    )
+    with torch.cuda.device_of(a):
+        cosine_forward[(triton.cdiv(n, ROWS),)](
+            a, b, c, inverse_a, inverse_b, n, columns, *a.stride(), *b.stride(), eps,
+            ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+    return c, inverse_a, inverse_b
+
+
+def backward(
+    grad: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    inverse_a: Tensor,
+    inverse_b: Tensor,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    n, columns = a.shape
+    grad_a, grad_b = (a.new_empty(n, columns) if need else None for need in needs)
+    if not any(needs):
+        return None, None
+    # A gradient that is not needed is not written; its argument only has to have the type of one.
+    written = [a if g is None else g for g in (grad_a, grad_b)]
+    with torch.cuda.device_of(a):
+        cosine_backward[(triton.cdiv(n, ROWS),)](
+            grad, a, b, c, inverse_a, inverse_b, *written, n, columns, *a.stride(), *b.stride(), *map(int,
+            needs), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+    return grad_a, grad_b
+
+
+def variants() -> Iterator[Variant]:
+    """Every compilation that calls can cause, for triton_compile."""
+    for dtype in ("fp16", "bf16", "fp32", "fp64"):
+        pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")
+        pointers |= dict.fromkeys(("a", "b", "grad_a", "grad_b"), f"*{dtype}")
+        for kernel in (cosine_forward, cosine_backward):
+            constants = {"ROWS": ROWS, "COLUMNS": COLUMNS}
+            yield Variant(
+                f"{kernel.__name__} {dtype}", kernel, signature_of(kernel, **pointers), constants, WARPS
+            )
