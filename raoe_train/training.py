@@ -288,7 +288,8 @@ def _arguments(config: TrainConfig, output: Path, *, has_dev: bool) -> Any:
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
         "dataloader_pin_memory": torch.cuda.is_available(),
-        "use_cpu": config.model.device == "cpu",
+        # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
+        "use_cpu": config.model.device == "cpu" or not torch.accelerator.is_available(),
         "prompts": config.model.prompt,
         "restore_callback_states_from_checkpoint": config.training.get("patience") is not None,
         **given,

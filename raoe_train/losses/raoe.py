@@ -96,7 +96,7 @@ class GatedAngularLoss(PairLoss):
 
 
 class RAOELoss(PairLoss):
-    """RAOE (Eq. 4): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
+    """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
     ``forward`` returns both parts, weighted, as ``{"rank", "angle"}``: the trainer adds them and logs each.
     In your own
