@@ -91,7 +91,7 @@ PairwiseArgs without_unused(PairwiseArgs args) {
 
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& given) {
   const PairwiseArgs args = without_unused(given);
-  if (args.n <= ONE_BLOCK_PAIRS) return 0;
+  if (args.n <= one_block_pairs(args.similarity_type)) return 0;
   if (args.n > INT32_MAX) throw std::invalid_argument("at most 2^31 - 1 pairs, got " + std::to_string(args.n));
   return args.similarity_type == Float::f64 ? workspace_bytes<double>(args) : workspace_bytes<float>(args);
 }
@@ -99,7 +99,7 @@ std::size_t pairwise_cuda_workspace(const PairwiseArgs& given) {
 void pairwise_cuda(const PairwiseArgs& given, void* workspace, void* stream_handle) {
   const PairwiseArgs args = without_unused(given);
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (args.n <= ONE_BLOCK_PAIRS) return pairwise_one_block(args, stream);
+  if (args.n <= one_block_pairs(args.similarity_type)) return pairwise_one_block(args, stream);
   args.similarity_type == Float::f64 ? run<double>(args, workspace, stream) : run<float>(args, workspace, stream);
 }
 

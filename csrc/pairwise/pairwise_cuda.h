@@ -10,8 +10,9 @@
 
 namespace raoe {
 
-// pairwise_cuda_block.cu: everything in one launch of one thread block, no workspace.
+// pairwise_cuda_block.cu: everything in one launch of one thread block, no workspace. Doubles need twice the registers.
 constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
+inline std::int64_t one_block_pairs(Float type) { return type == Float::f64 ? ONE_BLOCK_PAIRS / 2 : ONE_BLOCK_PAIRS; }
 void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream);
 
 // pairwise_cuda_sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers

@@ -1,4 +1,4 @@
-// The pairwise losses of up to ONE_BLOCK_PAIRS pairs in one launch of one thread block: sort, ranks, scans, losses,
+// The pairwise losses of up to 4096 pairs (2048 in double) in one launch of one thread block: sort, ranks, scans, losses,
 // gradient. Each thread holds Items neighbouring positions of the sorted order in registers.
 #include <cub/block/block_merge_sort.cuh>
 #include <cub/block/block_scan.cuh>
@@ -83,9 +83,10 @@ struct OneBlock {
     return loss;
   }
 
-  __device__ void masked_scans(const T (&x)[Items], bool downward, bool upward, const std::int64_t (&labels)[Items],
-                               std::int64_t value, T (&below)[Items], T (&above)[Items]) {
-    const bool gated = args.labels;
+  // P and Q of the positions with label `value` (of all, where labels do not count).
+  __device__ void scan_partners(const T (&x)[Items], bool rank, bool gated, bool downward, bool upward,
+                                const std::int64_t (&labels)[Items], std::int64_t value, T (&below)[Items],
+                                T (&above)[Items]) {
     T part[Items];
     if (downward) {
 #pragma unroll
@@ -93,7 +94,8 @@ struct OneBlock {
       tile_scan<false, Block>(part, no_terms<T>(), at.table, scratch.sums);
 #pragma unroll
       for (int k = 0; k < Items; ++k) {
-        if (k < valid && (!gated || labels[k] == value)) below[k] = at.table[first(base + k)];
+        const int p = base + k;
+        if (k < valid && (!gated || labels[k] == value)) below[k] = at.table[rank ? partners_end(p) : first(p)];
       }
       __syncthreads();
     }
@@ -103,53 +105,24 @@ struct OneBlock {
       tile_scan<true, Block>(part, no_terms<T>(), at.table, scratch.sums);
 #pragma unroll
       for (int k = 0; k < Items; ++k) {
-        if (k < valid && (!gated || labels[k] == value)) above[k] = at.table[last(base + k)];
+        const int p = base + k;
+        if (k < valid && (!gated || labels[k] == value)) above[k] = at.table[rank ? partners_start(p) - 1 : last(p)];
       }
       __syncthreads();
     }
   }
 
-  // Eq. 2, x_i = tau (c_i - max c).
-  __device__ T rank_margin(const T (&x)[Items], T (&slope)[Items]) {
-    T below[Items], above[Items], part[Items];
-#pragma unroll
-    for (int k = 0; k < Items; ++k) {
-      below[k] = above[k] = T(-INFINITY);
-      part[k] = k < valid ? x[k] : T(-INFINITY);
-    }
-    tile_scan<false, Block>(part, no_terms<T>(), at.table, scratch.sums);
-#pragma unroll
-    for (int k = 0; k < Items; ++k) {
-      if (k < valid) below[k] = at.table[partners_end(base + k)];
-    }
-    __syncthreads();
-    if (args.grads) {
-#pragma unroll
-      for (int k = 0; k < Items; ++k) part[k] = k < valid ? -x[k] : T(-INFINITY);
-      tile_scan<true, Block>(part, no_terms<T>(), at.table, scratch.sums);
-#pragma unroll
-      for (int k = 0; k < Items; ++k) {
-        if (k < valid) above[k] = at.table[partners_start(base + k) - 1];
-      }
-      __syncthreads();
-    }
-    return close(x, below, above, slope);
-  }
-
-  // Eq. 3, x_i = -tau (theta_i - min theta). Two scans a label value: what is above it, what is below it.
-  __device__ T gated_angular(const T (&x)[Items], const std::int64_t (&labels)[Items], T (&slope)[Items]) {
+  // Eq. 2 (rank) or Eq. 3: two scans; with labels two for each of their values, what is above it and what is below it.
+  __device__ T objective(bool rank, const T (&x)[Items], const std::int64_t (&labels)[Items], T (&slope)[Items]) {
     T below[Items], above[Items];
 #pragma unroll
     for (int k = 0; k < Items; ++k) below[k] = above[k] = T(-INFINITY);
-    if (args.labels) {
-      std::int64_t value, next;
-      next_label<Block>(labels, valid, true, 0, scratch.labels, value);  // there is one, since n >= 1
-      for (bool smallest = true, more = true; more; smallest = false, value = next) {
-        more = next_label<Block>(labels, valid, false, value, scratch.labels, next);
-        masked_scans(x, more, !smallest, labels, value, below, above);
-      }
-    } else {
-      masked_scans(x, true, true, labels, 0, below, above);
+    const bool gated = !rank && args.labels;
+    std::int64_t value = 0, next = 0;
+    if (gated) next_label<Block>(labels, valid, true, 0, scratch.labels, value);  // there is one, since n >= 1
+    for (bool smallest = true, more = true; more; smallest = false, value = next) {
+      more = gated && next_label<Block>(labels, valid, false, value, scratch.labels, next);
+      scan_partners(x, rank, gated, !gated || more, !gated || !smallest, labels, value, below, above);
     }
     return close(x, below, above, slope);
   }
@@ -212,47 +185,32 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args) {
   __syncthreads();
 
   Work work{args, shared.sorted, scratch, n, runs, valid, base};
-  const T tau = static_cast<T>(args.tau);
+  const T tau = static_cast<T>(args.tau), smallest_angle = angle(largest);
   T x[Items], slope[Items] = {}, gradient[Items] = {};
-  T losses[2] = {T(0), T(0)};
-  T* const loss_rows = static_cast<T*>(args.losses);
-  T* const grad_rows = static_cast<T*>(args.grads);
-  if (args.rank) {
+  T total = T(0);
+  T* const losses = static_cast<T*>(args.losses);
+  T* const grads = static_cast<T*>(args.grads);
+#pragma unroll 1  // one copy of the code: it is long, and read once
+  for (int part = 0; part < 2; ++part) {
+    const bool rank = part == 0;
+    if (rank ? args.rank : args.angle) {
 #pragma unroll
-    for (int k = 0; k < Items; ++k) x[k] = tau * (c[k] - largest);
-    losses[0] = static_cast<T>(args.rank_weight) * work.rank_margin(x, slope);
-    const T factor = static_cast<T>(args.tau * args.rank_weight);
+      for (int k = 0; k < Items; ++k) x[k] = tau * (rank ? c[k] - largest : smallest_angle - angle(c[k]));
+      const double weight = rank ? args.rank_weight : args.angle_weight;
+      total += static_cast<T>(weight) * work.objective(rank, x, labels, slope);
+      const T factor = static_cast<T>(args.tau * weight);
 #pragma unroll
-    for (int k = 0; k < Items; ++k) gradient[k] = factor * slope[k];
-  }
-  if (args.parts && grad_rows) {
+      for (int k = 0; k < Items; ++k) gradient[k] += factor * slope[k] * (rank ? T(1) : angle_slope(c[k]));
+    }
+    if (!args.parts && rank) continue;
+    const int row = args.parts ? part : 0;
+    if (threadIdx.x == 0) losses[row] = total + poison;
+    total = T(0);
+    if (!grads) continue;
 #pragma unroll
     for (int k = 0; k < Items; ++k) {
-      if (k < valid) grad_rows[order[k]] = gradient[k] + poison;
+      if (k < valid) grads[row * args.n + order[k]] = gradient[k] + poison;
       gradient[k] = T(0);
-    }
-  }
-  if (args.angle) {
-    const T smallest_angle = angle(largest);
-#pragma unroll
-    for (int k = 0; k < Items; ++k) x[k] = -tau * (angle(c[k]) - smallest_angle);
-    losses[1] = static_cast<T>(args.angle_weight) * work.gated_angular(x, labels, slope);
-    const T factor = static_cast<T>(args.tau * args.angle_weight);
-#pragma unroll
-    for (int k = 0; k < Items; ++k) gradient[k] += factor * slope[k] * angle_slope(c[k]);
-  }
-  if (grad_rows) {
-#pragma unroll
-    for (int k = 0; k < Items; ++k) {
-      if (k < valid) grad_rows[(args.parts ? args.n : 0) + order[k]] = gradient[k] + poison;
-    }
-  }
-  if (threadIdx.x == 0) {
-    if (args.parts) {
-      loss_rows[0] = losses[0] + poison;
-      loss_rows[1] = losses[1] + poison;
-    } else {
-      loss_rows[0] = losses[0] + losses[1] + poison;
     }
   }
 }
@@ -269,19 +227,14 @@ void launch(const PairwiseArgs& args, cudaStream_t stream) {
   check_cuda(cudaGetLastError(), "the pairwise losses in one block");
 }
 
-template <class T>
-void dispatch(const PairwiseArgs& args, cudaStream_t stream) {
-  if (args.n <= 512) {
-    launch<T, 128, 4>(args, stream);
-  } else {
-    launch<T, 1024, 4>(args, stream);
-  }
-}
-
 }  // namespace
 
 void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream) {
-  args.similarity_type == Float::f64 ? dispatch<double>(args, stream) : dispatch<float>(args, stream);
+  if (args.similarity_type == Float::f64) {
+    args.n <= 512 ? launch<double, 128, 4>(args, stream) : launch<double, 512, 4>(args, stream);
+  } else {
+    args.n <= 512 ? launch<float, 128, 4>(args, stream) : launch<float, 1024, 4>(args, stream);
+  }
 }
 
 }  // namespace raoe
