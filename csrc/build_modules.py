@@ -113,8 +113,10 @@ def _binding_includes() -> list[str]:
 
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
+    """The binding and the kernels, those that take long to compile (as their size tells) first."""
     pattern = "*/*_cpu*.cpp" if kind == "cpu" else "*/*_cuda*.cu"
-    return ROOT / "csrc" / f"bindings_{kind}.cpp", sorted((ROOT / "csrc").glob(pattern))
+    sources = sorted((ROOT / "csrc").glob(pattern), key=lambda path: -path.stat().st_size)
+    return ROOT / "csrc" / f"bindings_{kind}.cpp", sources
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:

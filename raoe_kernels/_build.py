@@ -1,4 +1,4 @@
-"""What the build wrote down about itself (raoe_kernels/_build_info.json), and what to tell where a module is missing."""
+"""What the build wrote down about itself in _build_info.json, and what to tell where a compiled module is missing."""
 
 from __future__ import annotations
 

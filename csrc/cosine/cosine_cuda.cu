@@ -66,7 +66,8 @@ __global__ void __launch_bounds__(BLOCK) backward(const CosineGradArgs args) {
   const T* b = static_cast<const T*>(args.b) + row * args.stride_b;
   T* grad_a = args.grad_a ? static_cast<T*>(args.grad_a) + row * args.columns : nullptr;
   T* grad_b = args.grad_b ? static_cast<T*>(args.grad_b) + row * args.columns : nullptr;
-  const W inverse_a = static_cast<const W*>(args.inverse_a)[row], inverse_b = static_cast<const W*>(args.inverse_b)[row];
+  const W inverse_a = static_cast<const W*>(args.inverse_a)[row];
+  const W inverse_b = static_cast<const W*>(args.inverse_b)[row];
   const W grad = static_cast<const W*>(args.grad)[row], along = grad * static_cast<const W*>(args.c)[row];
   const W across = grad * inverse_a * inverse_b;
   const W own_a = along * inverse_a * inverse_a, own_b = along * inverse_b * inverse_b;

@@ -1,5 +1,5 @@
-// The pairwise losses of up to 4096 pairs (2048 in double) in one launch of one thread block: sort, ranks, scans, losses,
-// gradient. Each thread holds Items neighbouring positions of the sorted order in registers.
+// The pairwise losses of up to 4096 pairs (2048 in double) in one launch of one thread block: sort, ranks, scans,
+// losses, gradient. Each thread holds Items neighbouring positions of the sorted order in registers.
 #include <cub/block/block_merge_sort.cuh>
 #include <cub/block/block_scan.cuh>
 

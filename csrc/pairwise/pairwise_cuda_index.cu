@@ -26,9 +26,11 @@ __global__ void __launch_bounds__(BLOCK) prepare(const Work<T> work) {
     labels[k] = 0;
     if (i < work.n) {
       if (work.sort.wide) {
-        static_cast<std::uint64_t*>(work.sort.keys[0])[i] = load_key<std::uint64_t>(args.scores, args.score_type, i, nan);
+        auto* keys = static_cast<std::uint64_t*>(work.sort.keys[0]);
+        keys[i] = load_key<std::uint64_t>(args.scores, args.score_type, i, nan);
       } else {
-        static_cast<std::uint32_t*>(work.sort.keys[0])[i] = load_key<std::uint32_t>(args.scores, args.score_type, i, nan);
+        auto* keys = static_cast<std::uint32_t*>(work.sort.keys[0]);
+        keys[i] = load_key<std::uint32_t>(args.scores, args.score_type, i, nan);
       }
       work.sort.values[0][i] = static_cast<std::uint32_t>(i);
       const T similarity = load<T>(args.similarity, args.similarity_type, i);

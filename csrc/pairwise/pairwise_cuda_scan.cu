@@ -9,8 +9,8 @@ constexpr unsigned OWNERS = 256;  // blocks that share the label values where th
 
 // The part of an angular column that is summed forwards (backwards): x (y = -x) of the labels above (below) `value`.
 template <bool Reverse, class T>
-__device__ __forceinline__ void mask_column(const T (&x)[ITEMS], const int (&id)[ITEMS], bool gated, int value, int valid,
-                                            T (&part)[ITEMS]) {
+__device__ __forceinline__ void mask_column(const T (&x)[ITEMS], const int (&id)[ITEMS], bool gated, int value,
+                                            int valid, T (&part)[ITEMS]) {
 #pragma unroll
   for (int k = 0; k < ITEMS; ++k) {
     const bool in = k < valid && (!gated || (Reverse ? id[k] < value : id[k] > value));

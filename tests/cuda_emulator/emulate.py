@@ -44,7 +44,8 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
         if path.suffix == ".cpp":
             text = '#include "emulator.h"\n' + text.replace(
                 "PYBIND11_MODULE(_native_cuda, module) {",
-                'PYBIND11_MODULE(_native_cuda, module) {\n  module.def("schedule", [](int o) { emulator::order = o; });',
+                'PYBIND11_MODULE(_native_cuda, module) {\n'
+                '  module.def("schedule", [](int order) { emulator::order = order; });',
             )
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)

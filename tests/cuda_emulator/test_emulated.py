@@ -1,4 +1,4 @@
-"""csrc's CUDA kernels under the conformance suite, run by a CPU: see emulate.py for what this shows and what it cannot."""
+"""csrc's CUDA kernels under the conformance suite, run by a CPU: emulate.py says what this shows and what it cannot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def test_kernels_conform(tiles, order):
     chosen = "cpu-native"
     if tiles == "small" or order:
         chosen += " and (reference or run_to_run or nan)"  # the tests whose result depends on either
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.cuda_emulator.plugin", "tests/kernels", "-k", chosen]
+    pytest_command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.cuda_emulator.plugin"]
+    command = [*pytest_command, "tests/kernels", "-k", chosen]
     environ = {**os.environ, "RAOE_EMULATED_TILES": tiles, "RAOE_EMULATED_ORDER": str(order)}
     result = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

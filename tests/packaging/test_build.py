@@ -1,4 +1,4 @@
-"""The build as users meet it: pip, its isolated environment, no torch; each wish met, or refused with what is missing."""
+"""The build as users meet it: pip, its isolated environment, no torch; a wish is met, or refused with the reason."""
 
 from __future__ import annotations
 
