@@ -45,7 +45,8 @@ void cosine_grad(std::uintptr_t grad, std::uintptr_t a, std::uintptr_t b, std::i
 
 }  // namespace
 
-// Arguments as in the structures PairwiseArgs, CosineArgs and CosineGradArgs, addresses as integers (0: none).
+// Arguments as in the structures PairwiseArgs, CosineArgs and CosineGradArgs, addresses as integers (0:
+// none).
 PYBIND11_MODULE(_native_cpu, module) {
   module.def("pairwise", &pairwise);
   module.def("cosine", &cosine);

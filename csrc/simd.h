@@ -2,8 +2,9 @@
 //
 //     vectorised([&]() RAOE_INLINE_LAMBDA { loop(...); });
 //
-// Everything that the lambda calls in its loops must be RAOE_INLINE, so that it is compiled along with it. Nothing here
-// depends on ifunc or target_clones, so it also builds with clang, on musl and on other architectures.
+// Everything that the lambda calls in its loops must be RAOE_INLINE, so that it is compiled along with it.
+// Nothing here depends on ifunc or target_clones, so it also builds with clang, on musl and on other
+// architectures.
 #pragma once
 
 #if defined(__GNUC__)

@@ -30,7 +30,8 @@ class Team {
 
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // task(0), ..., task(count - 1), each once and in any order; returns when all are done. `task` must not throw.
+  // task(0), ..., task(count - 1), each once and in any order; returns when all are done. `task` must not
+  // throw.
   template <class Task>
   void each(std::int64_t count, const Task& task) {
     if (workers_.empty() || count <= 1) {

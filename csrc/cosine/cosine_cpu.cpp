@@ -1,4 +1,5 @@
-// Pairwise cosine on the CPU: each row is read once in forward; in backward each row is read and written once.
+// Pairwise cosine on the CPU: each row is read once in forward; in backward each row is read and written
+// once.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

@@ -1,7 +1,7 @@
 // The formulas of the pairwise losses, for host and device alike.
 //
-// Positions are those of the pairs sorted by score. A run is a maximal range of equal scores: `first` and `last` are the
-// positions of its ends and `index` counts the runs before it.
+// Positions are those of the pairs sorted by score. A run is a maximal range of equal scores: `first` and
+// `last` are the positions of its ends and `index` counts the runs before it.
 #pragma once
 
 #include <cmath>
@@ -26,7 +26,8 @@ RAOE_HD bool is_nan(float x) { return x != x; }
 RAOE_HD bool is_nan(double x) { return x != x; }
 RAOE_HD bool is_nan(std::int64_t) { return false; }
 
-// The sign decides the direction. Adding 0 turns -0.0 into 0.0; where a NaN goes does not matter, callers look for it.
+// The sign decides the direction. Adding 0 turns -0.0 into 0.0; where a NaN goes does not matter, callers
+// look for it.
 RAOE_HD std::uint32_t orderable(float score) {
   const std::int32_t bits = bits_of<std::int32_t>(score + 0.0f);
   return static_cast<std::uint32_t>(bits ^ ((bits >> 31) | INT32_MIN));
@@ -50,10 +51,11 @@ RAOE_HD std::int64_t doubled_rank(Ties ties, std::int64_t position, std::int64_t
   }
 }
 
-// How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends. For every
-// rule but dense. Runs before the one that holds position m = floor(bound / 2) end at m - 1 or earlier, so their doubled
-// rank is at most 2 (m - 1); runs behind it start at m + 1 or later, so theirs is at least 2 (m + 1) > bound. Only m's
-// own run has to be looked at. The caller gets m from `prefix_probe`, and the run of m from its tables.
+// How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends.
+// For every rule but dense. Runs before the one that holds position m = floor(bound / 2) end at m - 1 or
+// earlier, so their doubled rank is at most 2 (m - 1); runs behind it start at m + 1 or later, so theirs is
+// at least 2 (m + 1) > bound. Only m's own run has to be looked at. The caller gets m from `prefix_probe`,
+// and the run of m from its tables.
 RAOE_HD std::int64_t prefix_probe(std::int64_t bound) { return bound >> 1; }  // bound < 0: nothing is before, no probe
 RAOE_HD std::int64_t prefix_end(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
   const std::int64_t m = prefix_probe(bound);
@@ -61,15 +63,17 @@ RAOE_HD std::int64_t prefix_end(Ties ties, std::int64_t bound, std::int64_t firs
   return doubled_rank(ties, m, first, last, 0) <= bound ? last + 1 : first;
 }
 
-// The first position with a doubled rank >= bound: where the suffix of an i with rank bound - threshold starts. For
-// every rule but dense, by the same argument with m = ceil(bound / 2); from m >= n on, nothing is left.
+// The first position with a doubled rank >= bound: where the suffix of an i with rank bound - threshold
+// starts. For every rule but dense, by the same argument with m = ceil(bound / 2); from m >= n on, nothing is
+// left.
 RAOE_HD std::int64_t suffix_probe(std::int64_t bound) { return (bound + 1) >> 1; }
 RAOE_HD std::int64_t suffix_start(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
   const std::int64_t m = suffix_probe(bound);
   if (ties == Ties::ordinal) return m;
   return doubled_rank(ties, m, first, last, 0) >= bound ? first : last + 1;
 }
-// Dense ranks count runs: the prefix is the runs 0 .. floor(bound / 2), the suffix the runs from ceil(bound / 2) on.
+// Dense ranks count runs: the prefix is the runs 0 .. floor(bound / 2), the suffix the runs from ceil(bound /
+// 2) on.
 
 // ---- The angle. ----
 

@@ -1,5 +1,5 @@
-// What the linear domain's running sums cannot do: sums of exponentials beyond the range of double, and any number of
-// labels. One thread, plain loops; O(n) for the rank objective and O(n log K) for the angular one.
+// What the linear domain's running sums cannot do: sums of exponentials beyond the range of double, and any
+// number of labels. One thread, plain loops; O(n) for the rank objective and O(n log K) for the angular one.
 #pragma once
 
 #include <cmath>
@@ -55,8 +55,8 @@ class PrefixSums {
   std::uint32_t size_;
 };
 
-// below and above (null: not wanted) for any number of classes; id(p) numbers p's label. gated = false: all pairs of
-// different scores, classes is 1 and id is 0.
+// below and above (null: not wanted) for any number of classes; id(p) numbers p's label. gated = false: all
+// pairs of different scores, classes is 1 and id is 0.
 template <class Sum, class T, class Id>
 void angle_sums_by_tree(const T* x, const std::uint8_t* tags, std::int64_t n, const Id& id, std::uint32_t classes,
                         bool gated, Sum* tree, T* below, T* above) {

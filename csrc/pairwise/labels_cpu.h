@@ -17,7 +17,8 @@ inline int bit_length(std::uint64_t value) {
 
 class LabelIds {
  public:
-  // Up to `few` distinct values are told apart by a look at their range or a small table; beyond, they are sorted.
+  // Up to `few` distinct values are told apart by a look at their range or a small table; beyond, they are
+  // sorted.
   LabelIds(const std::int64_t* labels, std::int64_t n, int few, Team& team) : labels_(labels) {
     if (labels == nullptr) return;
     std::int64_t low = labels[0], high = labels[0];

@@ -1,7 +1,8 @@
-// The losses in the linear domain: prefix sums of exp(x) in double, where tau x range(c) leaves room for them.
+// The losses in the linear domain: prefix sums of exp(x) in double, where tau x range(c) leaves room for
+// them.
 //
-// x is kept as T = exp(x); exp(y) is its reciprocal. All arrays are in sorted order. Work is cut into chunks whose
-// borders depend on the data alone, so the sums do not depend on the number of threads.
+// x is kept as T = exp(x); exp(y) is its reciprocal. All arrays are in sorted order. Work is cut into chunks
+// whose borders depend on the data alone, so the sums do not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +67,8 @@ RAOE_INLINE RankSums rank_total(const T* __restrict x, const T* __restrict y, st
           sum_of(0, n, [=](std::int64_t p) RAOE_INLINE_LAMBDA { return static_cast<double>(y[p]); })};
 }
 
-// before[p] = sum of x ahead of p. after[p] (null: not wanted) = sum of y from p on. Both in one loop: each is a chain
-// of additions that waits for itself, and two chains take the time of one.
+// before[p] = sum of x ahead of p. after[p] (null: not wanted) = sum of y from p on. Both in one loop: each
+// is a chain of additions that waits for itself, and two chains take the time of one.
 template <class T>
 RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::int64_t n, RankSums sum,
                             double* __restrict before, double* __restrict after) {
@@ -86,8 +87,9 @@ RAOE_INLINE void rank_sweep(const T* __restrict x, const T* __restrict y, std::i
   }
 }
 
-// Which running sums a pair of label l adds to: lane k of `x` gathers labels > k, lane k of `y` labels < k, so that a pair
-// reads its partners' sum from the lane of its own label. Without labels there is one lane, which takes everybody.
+// Which running sums a pair of label l adds to: lane k of `x` gathers labels > k, lane k of `y` labels < k,
+// so that a pair reads its partners' sum from the lane of its own label. Without labels there is one lane,
+// which takes everybody.
 template <int lanes>
 struct Gate {
   double x[max_classes][lanes], y[max_classes][lanes];
@@ -123,8 +125,9 @@ RAOE_INLINE void angle_total(const Gate<lanes>& gate, const T* __restrict x, con
   }
 }
 
-// below[p] = sum of x over the partners before p's run; above[p] (null: not wanted) = sum of y over those behind it. The
-// range holds whole runs. What a run adds becomes visible at its end, so the sums that pairs see lag behind.
+// below[p] = sum of x over the partners before p's run; above[p] (null: not wanted) = sum of y over those
+// behind it. The range holds whole runs. What a run adds becomes visible at its end, so the sums that pairs
+// see lag behind.
 template <int lanes, class T>
 RAOE_INLINE void angle_sweep(const Gate<lanes>& gate, const T* __restrict x, const T* __restrict y,
                              const std::uint8_t* __restrict tags, std::int64_t n, const AngleSums& carry,

@@ -1,4 +1,5 @@
-// What a pairwise loss is asked to do, as the compiled drivers receive it. No torch: pointers, sizes, a stream handle.
+// What a pairwise loss is asked to do, as the compiled drivers receive it. No torch: pointers, sizes, a
+// stream handle.
 #pragma once
 
 #include <cstddef>

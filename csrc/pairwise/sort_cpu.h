@@ -35,8 +35,8 @@ inline Digits digits_for(int bits, std::int64_t n) {
   return best;
 }
 
-// Sorts load(0), ..., load(n - 1) by key >> low, for keys of at most `bits` significant bits, and returns `a` or `b`,
-// wherever the result is. `load` is called more than once for an i.
+// Sorts load(0), ..., load(n - 1) by key >> low, for keys of at most `bits` significant bits, and returns `a`
+// or `b`, wherever the result is. `load` is called more than once for an i.
 template <class K, class Load>
 Item<K>* sort_digits(const Load& load, std::int64_t n, int low, Digits digits, Item<K>* a, Item<K>* b, Team& team) {
   const int width = digits.width, parts = team.size();
@@ -46,7 +46,8 @@ Item<K>* sort_digits(const Load& load, std::int64_t n, int low, Digits digits, I
     for (std::int64_t i = 0; i < n; ++i) a[i] = load(i);
     return a;
   }
-  // One part counts all digits at once; more parts count each before its pass, because passes move items across parts.
+  // One part counts all digits at once; more parts count each before its pass, because passes move items
+  // across parts.
   const int at_once = parts == 1 ? digits.passes : 1;
   Buffer memory(buckets * static_cast<std::size_t>(at_once * parts) * sizeof(std::uint32_t));
   std::uint32_t* const counts = memory.as<std::uint32_t>();
@@ -104,7 +105,8 @@ Item<K>* sort_digits(const Load& load, std::int64_t n, int low, Digits digits, I
   return const_cast<Item<K>*>(source);
 }
 
-// Finishes what is sorted by the high bits alone. False if it would take long; the items are then in some other order.
+// Finishes what is sorted by the high bits alone. False if it would take long; the items are then in some
+// other order.
 template <class K>
 bool insertion_sort(Item<K>* items, std::int64_t n) {
   std::int64_t budget = n;

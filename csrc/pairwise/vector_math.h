@@ -1,8 +1,9 @@
 // exp and acos in double without a branch or a call, so that loops over them vectorise.
 //
-// T is the type that the result will be kept in and decides the degree of the polynomials: for float they are good to
-// 1e-8 (a sixth of an ulp), for double to 1e-16. Coefficients: near-minimax (Chebyshev) fits of (exp(r) - 1 - r) / r^2 on
-// |r| <= ln(2) / 2 and of (asin(s) - s) / (s z), z = s^2, on 0 <= z <= 1/4, computed with mpmath.chebyfit.
+// T is the type that the result will be kept in and decides the degree of the polynomials: for float they are
+// good to 1e-8 (a sixth of an ulp), for double to 1e-16. Coefficients: near-minimax (Chebyshev) fits of
+// (exp(r) - 1 - r) / r^2 on |r| <= ln(2) / 2 and of (asin(s) - s) / (s z), z = s^2, on 0 <= z <= 1/4,
+// computed with mpmath.chebyfit.
 #pragma once
 
 #include <cmath>

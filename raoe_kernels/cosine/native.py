@@ -12,12 +12,12 @@ def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = a.shape
     a, b = _rows(a), _rows(b)
     dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
-    results = c, inverse_a, inverse_b = torch.empty(3, rows, dtype=dtype, device=a.device).unbind()
+    c, inverse_a, inverse_b = torch.empty(3, rows, dtype=dtype, device=a.device).unbind()
     _call("cosine", a.device)(
         a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
         c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
     )  # fmt: skip
-    return results
+    return c, inverse_a, inverse_b
 
 
 def backward(
@@ -26,13 +26,13 @@ def backward(
     rows, columns = a.shape
     dtype = a.dtype
     a, b = _rows(a), _rows(b)
-    grads = [torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs]
-    grad_a, grad_b = (0 if g is None else g.data_ptr() for g in grads)
+    grad_a, grad_b = (torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs)
     _call("cosine_grad", a.device)(
         grad.data_ptr(), a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
-        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(), grad_a, grad_b,
+        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
+        0 if grad_a is None else grad_a.data_ptr(), 0 if grad_b is None else grad_b.data_ptr(),
     )  # fmt: skip
-    return tuple(None if g is None else g.to(dtype) for g in grads)
+    return None if grad_a is None else grad_a.to(dtype), None if grad_b is None else grad_b.to(dtype)
 
 
 def _rows(x: Tensor) -> Tensor:
