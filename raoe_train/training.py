@@ -199,7 +199,7 @@ def _read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]
 
 
 def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int] | None:
-    """The label map of a source: data.labels, or where that has maps for files, the one for "sick" of sick.tsv.gz."""
+    """The label map of a source: data.labels, or its entry for the file's name ("sick" of sick.tsv.gz)."""
     if labels and all(isinstance(entry, dict) for entry in labels.values()):
         return labels.get(Path(source).name.split(".")[0])
     return labels
@@ -229,7 +229,7 @@ def _losses(
 ) -> tuple[Any, dict[str, float]]:
     """(the loss, or one for each source, and tau by source).
 
-    With loss.scale "auto" each source has its own tau: how sharply its scores order pairs is a property of them.
+    With loss.scale "auto" each source has its own tau: how sharply scores order pairs is a property of them.
     """
     from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
 
@@ -260,9 +260,8 @@ def _losses(
         loss = make(1.0)
         loss.scale, means = calibrate(model, loss, dataset, batch_size=batch_size, seed=seed)
         by_source[source], scales[source] = wrapped(loss), loss.scale
-        print(
-            f"{source}: scale {loss.scale:g} (loss {means[loss.scale]:.2f} before training; at 20: {means[min(means, key=lambda tau: abs(tau - 20))]:.2f})"
-        )
+        at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
+        print(f"{source}: scale {loss.scale:g} (loss before training {means[loss.scale]:.2f}; at 20 {at_20:.2f})")
     return by_source, scales
 
 
@@ -357,10 +356,11 @@ def _summary(metrics: dict[str, Any]) -> str:
 
 
 def _backends(device: Any) -> list[str]:
-    """The backends that raoe_kernels has for the losses on this device."""
+    """The backends that raoe_kernels has for the losses on this device, the preferred one first."""
     import raoe_kernels
 
-    return [name for name, why in raoe_kernels.backends(device)["raoe_loss"].items() if why is True]
+    have = raoe_kernels.backends(device)["raoe_loss"]
+    return [name for name in ("native", "triton", "scan", "reference") if have.get(name) is True]
 
 
 def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
