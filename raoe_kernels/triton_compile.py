@@ -54,6 +54,8 @@ SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
     """A kernel's signature: types of its pointers, its own annotations, constexprs, and 32-bit integers for
     the rest."""
+    if not hasattr(kernel, "params"):
+        raise RuntimeError("Triton was imported with TRITON_INTERPRET set: there is nothing to compile")
     annotated = {p.name: "constexpr" if p.is_constexpr else p.annotation_type for p in kernel.params}
     return {name: pointers.get(name) or kind or "i32" for name, kind in annotated.items()}
 
@@ -70,8 +72,6 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if not isinstance(variant.kernel, triton.runtime.jit.JITFunction):
-        raise RuntimeError("Triton was imported with TRITON_INTERPRET set: there is nothing to compile")
     source = ASTSource(variant.kernel, variant.signature, constexprs=variant.constants)
     log = io.StringIO()
     with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), redirect_stdout(log):
