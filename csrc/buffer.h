@@ -1,4 +1,4 @@
-// Uninitialised working memory, freed at the end of its scope.
+// Uninitialised working memory.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,14 @@
 
 namespace raoe {
 
+// Freed at the end of its scope.
 class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(std::size_t bytes) {
     if (bytes == 0) return;
     if (bytes < large) {
-      data_ = std::malloc(bytes);  // glibc keeps blocks of this size for the next call
+      data_ = std::malloc(bytes);
       if (data_ == nullptr) throw std::bad_alloc();
       return;
     }
@@ -47,6 +48,22 @@ class Buffer {
   static constexpr std::size_t large = std::size_t{32} << 20;
   void* data_ = nullptr;
 };
+
+// Memory for one call. A block of up to 4 MiB stays with its thread for the next call: freed, it would often go
+// back to the system, and faulting it in again costs as much as sorting in it. Larger ones are owned by `own`.
+inline char* working_memory(std::size_t bytes, Buffer& own) {
+  thread_local Buffer kept;
+  thread_local std::size_t room = 0;
+  if (bytes > (std::size_t{4} << 20)) {
+    own = Buffer(bytes);
+    return own.as<char>();
+  }
+  if (bytes > room) {
+    kept = Buffer(bytes);
+    room = bytes;
+  }
+  return kept.as<char>();
+}
 
 // Cuts one allocation into arrays: ask for all of them first; what comes back is each one's offset in bytes.
 class Layout {

@@ -71,8 +71,7 @@ class Call {
     const bool fits = 2 * sizeof(T) <= sizeof(Item<K>);
     const std::size_t rank_y = layout.add<T>(fits ? 0 : rank), angle_y = layout.add<T>(fits ? 0 : angle);
     const std::size_t after = layout.add<double>(grad_ && args_.rank ? n_ + 1 : 0);
-    memory_ = Buffer(layout.bytes());
-    char* const base = memory_.as<char>();
+    char* const base = working_memory(layout.bytes(), memory_);
     items_ = reinterpret_cast<Item<K>*>(base + items);
     order_ = reinterpret_cast<std::uint32_t*>(base + order);
     tags_ = reinterpret_cast<std::uint8_t*>(base + tags);
