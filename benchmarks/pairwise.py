@@ -82,9 +82,7 @@ def contenders(pairs: int, device: str) -> dict[str, Call]:
             continue
         if name == "reference" and pairs > REFERENCE_UP_TO:
             continue
-        result[f"raoe_loss {name}"] = step(
-            lambda c, name=name: raoe_loss(c, scores, labels, backend=name), similarity
-        )
+        result[f"raoe_loss {name}"] = step(lambda c, name=name: raoe_loss(c, scores, labels, backend=name), similarity)
     if pairs < HUGE:
         result["compiled scan"] = step(_compiled_scan(scores, labels), similarity)
         result["CoSENTLoss"] = step(_cosent(scores), similarity)

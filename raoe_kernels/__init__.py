@@ -8,7 +8,7 @@ from raoe_kernels import cosine as _cosine
 from raoe_kernels import pairwise as _pairwise
 from raoe_kernels._dispatch import use_backend
 from raoe_kernels.cosine import pairwise_cosine
-from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, raoe_loss, rank_margin_loss
+from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
 __version__ = "0.1.0"
 
@@ -17,8 +17,8 @@ __all__ = [
     "cosent_loss",
     "gated_angular_loss",
     "pairwise_cosine",
-    "raoe_loss",
     "rank_margin_loss",
+    "raoe_loss",
     "use_backend",
 ]
 

@@ -28,7 +28,7 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {describe(value)}")
 
 
-def per_pair(name: str, value: object, similarity: Tensor) -> None:
+def per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     """A tensor that goes along with similarity: as long, on the same device, not differentiated."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
@@ -40,6 +40,7 @@ def per_pair(name: str, value: object, similarity: Tensor) -> None:
         raise ValueError(f"{name} must be on similarity's device {similarity.device}, got {describe(value)}")
     if value.requires_grad:
         raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}; detach it")
+    return value
 
 
 def real_tensor(name: str, value: Tensor) -> None:

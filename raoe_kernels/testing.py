@@ -2,8 +2,9 @@
 
     err(kernel, truth) <= factor x err(plain, truth) + floor
 
-truth is a float64 reference, plain the same formula in plain PyTorch at the kernel's own dtype, err the largest absolute
-difference, and floor a few roundings. So the rule asks for what the dtype can give and no looser number is ever chosen.
+truth is a float64 reference, plain the same formula in plain PyTorch at the kernel's own dtype, err the largest
+absolute difference, and floor a few roundings. So the rule asks for what the dtype can give, and nobody chooses a
+looser number.
 """
 
 from __future__ import annotations
@@ -25,15 +26,13 @@ def error(actual: Tensor, truth: Tensor) -> float:
     return torch.where(same, 0.0, (a - t).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)).max().item()
 
 
-def assert_accurate(
-    name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float
-) -> None:
+def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, factor: float, floor: float) -> None:
     """The rule. On failure the worst element is shown three ways."""
     ours, theirs = error(actual, truth), error(plain, truth)
     allowed = factor * theirs + floor
     if ours <= allowed:
         return
-    worst = (actual.detach().double().cpu() - truth.double().cpu()).abs().nan_to_num(nan=torch.inf).argmax().item()
+    worst = (actual.detach().double().cpu() - truth.double().cpu()).abs().nan_to_num(nan=torch.inf).argmax()
     shown = [x.detach().double().flatten()[worst].item() for x in (actual, plain, truth)]
     raise AssertionError(
         f"{name}: error {ours:.3g} exceeds {factor:g} x {theirs:.3g} (plain torch) + {floor:.3g}; "

@@ -46,7 +46,7 @@ def best_scale(
 
 
 def calibrate(model: Any, loss: Any, dataset: Any, *, batch_size: int, seed: int) -> tuple[float, dict[float, float]]:
-    """`best_scale` for a loss module of raoe_train.losses and a dataset of sentence1, sentence2, score and perhaps label.
+    """`best_scale` for a loss module of raoe_train.losses and a dataset of sentence1, sentence2, score, perhaps label.
 
     The encoder is read without dropout on up to 1,024 pairs drawn with `seed` (or one batch, if that is larger), so
     the same run finds the same tau. loss.scale is left as it was.

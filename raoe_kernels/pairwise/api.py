@@ -128,7 +128,7 @@ def _check_similarity(similarity: Tensor) -> None:
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
     """Scores as float32, float64 or int64, whichever holds them exactly."""
-    _validate.per_pair("scores", scores, similarity)
+    scores = _validate.per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
     if scores.dtype in (torch.float32, torch.float64, torch.int64):
         return scores
@@ -142,7 +142,7 @@ def _gated(
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None
-    _validate.per_pair("labels", labels, similarity)
+    labels = _validate.per_pair("labels", labels, similarity)
     _validate.integer_tensor("labels", labels)
     labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
     if gate == "label":

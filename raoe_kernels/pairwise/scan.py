@@ -38,14 +38,14 @@ def forward(
     c = (similarity if similarity.dtype == torch.float64 else similarity.float())[order]
     changes = scores[1:] != scores[:-1]
     first, last = _runs(changes)
-    parts = []
+    parts: list[tuple[float, Tensor, Tensor | None]] = []
     if params.rank:
         x = params.tau * (c - c.max())
         ranks = _doubled_ranks(changes, first, last, params.ties)
         end = torch.searchsorted(ranks, ranks - params.threshold, right=True)
         start = torch.searchsorted(ranks, ranks + params.threshold)
-        loss, dx, dy = _log_one_plus(x, -x, _before(x, end), _from(-x, start), need_grad)
-        parts.append((params.rank_weight, loss, dx - dy if need_grad else None))
+        loss, slope = _log_one_plus(x, -x, _before(x, end), _from(-x, start), need_grad)
+        parts.append((params.rank_weight, loss, slope))
     if params.angle:
         theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
         y = params.tau * (theta - theta.min())
@@ -53,8 +53,8 @@ def forward(
             partners = _before(-y, first), _from(y, last + 1)
         else:
             partners = _gated(-y, y, changes, first, last, labels[order], classes)
-        loss, dx, dy = _log_one_plus(-y, y, *partners, need_grad)
-        parts.append((params.angle_weight, loss, _through_angle(c, dx - dy) if need_grad else None))
+        loss, slope = _log_one_plus(-y, y, *partners, need_grad)
+        parts.append((params.angle_weight, loss, None if slope is None else _through_angle(c, slope)))
     return _assemble(parts, scores, order, params, need_grad)
 
 
@@ -94,14 +94,14 @@ def _from(y: Tensor, start: Tensor) -> Tensor:
 
 def _log_one_plus(
     x: Tensor, y: Tensor, below: Tensor, above: Tensor, need_grad: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """L = log(1 + Z) from P = below and Q = above, and its derivatives by x and by y."""
+) -> tuple[Tensor, Tensor | None]:
+    """L = log(1 + Z) from P = below and Q = above, and dL/dx - dL/dy."""
     joined = y + below
     log_z = joined.logsumexp(0)
     loss = torch.logaddexp(log_z, torch.zeros_like(log_z))
     if not need_grad:
-        return loss, None, None
-    return loss, (x + above - loss).exp(), (joined - loss).exp()
+        return loss, None
+    return loss, (x + above - loss).exp() - (joined - loss).exp()
 
 
 def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:

@@ -41,7 +41,9 @@ class Case:
     def call(self, similarity, scores, labels, backend: str):
         """The op's result(s) on these inputs."""
         op = getattr(raoe_kernels, self.op)
-        arguments = (similarity, scores) if self.op in ("rank_margin_loss", "cosent_loss") else (similarity, scores, labels)
+        arguments = (
+            (similarity, scores) if self.op in ("rank_margin_loss", "cosent_loss") else (similarity, scores, labels)
+        )
         return op(*arguments, **self.options, backend=backend)
 
     def exponent_range(self, similarity: torch.Tensor, losses: torch.Tensor) -> float:
@@ -84,8 +86,11 @@ CASES = [
     Case("rank-double-scores", "rank_margin_loss", 40, score_dtype=torch.float64),
     Case("cosent", "cosent_loss", 60, levels=5),
     Case("cosent-continuous", "cosent_loss", 60),
-    *(Case(f"gated-{gate}-{k}", "gated_angular_loss", 60, {"gate": gate}, 11, k)
-      for gate in ("label+score", "score", "label") for k in (1, 2, 3)),
+    *(
+        Case(f"gated-{gate}-{k}", "gated_angular_loss", 60, {"gate": gate}, 11, k)
+        for gate in ("label+score", "score", "label")
+        for k in (1, 2, 3)
+    ),
     Case("gated-16-labels", "gated_angular_loss", 90, classes=16),
     Case("gated-17-labels", "gated_angular_loss", 90, classes=17),
     Case("gated-all-labels", "gated_angular_loss", 60, classes=0, levels=30),

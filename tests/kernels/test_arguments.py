@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from raoe_kernels import cosent_loss, gated_angular_loss, pairwise_cosine, raoe_loss, rank_margin_loss
+from raoe_kernels import cosent_loss, gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss
 
 C, S, L = torch.rand(4), torch.rand(4), torch.tensor([0, 1, 2, 0])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raoe_kernels import gated_angular_loss, pairwise_cosine, raoe_loss, rank_margin_loss, use_backend
+from raoe_kernels import gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss, use_backend
 from raoe_kernels.pairwise import params
 from tests.kernels.pairwise_cases import Case
 
@@ -34,7 +34,12 @@ def test_fullgraph_gives_the_same(place):
     def step(a, b, s, l):
         c = pairwise_cosine(a, b, backend=backend)
         rank, angle = raoe_loss(c, s, l, margin=1, return_parts=True, backend=backend)
-        return rank + 2 * angle + rank_margin_loss(c, s, backend=backend) + gated_angular_loss(c, s, l, gate="label", backend=backend)
+        return (
+            rank
+            + 2 * angle
+            + rank_margin_loss(c, s, backend=backend)
+            + gated_angular_loss(c, s, l, gate="label", backend=backend)
+        )
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for pairs in (6, 9):

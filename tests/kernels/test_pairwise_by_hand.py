@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from raoe_kernels import cosent_loss, gated_angular_loss, raoe_loss, rank_margin_loss
+from raoe_kernels import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
 C = [0.5, 0.2, 0.9, -0.3]
 INF = math.inf

@@ -94,8 +94,12 @@ def test_several_tiles(place, monkeypatch, poisoned):
 
 def test_gradcheck(place):
     device, backend = place
-    for case in (Case("gradcheck", "raoe_loss", 12, {"return_parts": True}, levels=7),
-                 Case("gradcheck-rank", "rank_margin_loss", 12, {"margin": 1})):
+    for case in (
+        Case("gradcheck", "raoe_loss", 12, {"return_parts": True}, levels=7),
+        Case("gradcheck-rank", "rank_margin_loss", 12, {"margin": 1}),
+    ):
         similarity, scores, labels = case.inputs(torch.float64, device)
         similarity = similarity.mul(0.9).requires_grad_()
-        assert torch.autograd.gradcheck(lambda c, i=(scores, labels), k=case: k.call(c, *i, backend=backend), similarity)
+        assert torch.autograd.gradcheck(
+            lambda c, i=(scores, labels), k=case: k.call(c, *i, backend=backend), similarity
+        )

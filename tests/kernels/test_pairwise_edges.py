@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import raoe_kernels
-from raoe_kernels import gated_angular_loss, raoe_loss, rank_margin_loss
+from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 
 NAN = math.nan
 
@@ -49,7 +49,9 @@ def test_a_nan_similarity_spoils_everything(pairs, where, place):
 @pytest.mark.parametrize("pairs", [1, 2, 40])
 def test_a_nan_score_spoils_what_uses_it(pairs, place):
     device, backend = place
-    c, s, l = batch(device, [0.1 * (i % 7) for i in range(pairs)], [1.0 * i for i in range(pairs)], [i % 3 for i in range(pairs)])
+    c, s, l = batch(
+        device, [0.1 * (i % 7) for i in range(pairs)], [1.0 * i for i in range(pairs)], [i % 3 for i in range(pairs)]
+    )
     s[pairs // 2] = NAN
     for gate in ("label+score", "score"):
         loss = gated_angular_loss(c, s, l, gate=gate, backend=backend)
@@ -84,7 +86,9 @@ def test_the_slope_near_the_ends_keeps_its_digits(distance, place):
     # torch's own acos loses these digits in float32, which is why the reference is only ever the truth in float64.
     dtype = torch.float64 if backend == "reference" else torch.float32
     c = torch.tensor([1 - distance, 0.3], device=device, dtype=dtype, requires_grad=True)
-    loss = gated_angular_loss(c, torch.tensor([0.0, 1.0], device=device), torch.tensor([1, 0], device=device), backend=backend)
+    loss = gated_angular_loss(
+        c, torch.tensor([0.0, 1.0], device=device), torch.tensor([1, 0], device=device), backend=backend
+    )
     loss.backward()
     x, y = c.detach().double().tolist()
     exponent = 20 * (math.acos(y) - math.acos(x))
@@ -110,7 +114,11 @@ def test_scores_compare_in_their_own_dtype(place):
     """Scores that float32 cannot tell apart are still different scores."""
     device, backend = place
     c = torch.tensor([0.5, 0.2], device=device)
-    for values, dtype in (([1.0, 1 + 1e-15], torch.float64), ([2**60, 2**60 + 1], torch.int64), ([-(2**63), 2**63 - 1], torch.int64)):
+    for values, dtype in (
+        ([1.0, 1 + 1e-15], torch.float64),
+        ([2**60, 2**60 + 1], torch.int64),
+        ([-(2**63), 2**63 - 1], torch.int64),
+    ):
         s = torch.tensor(values, dtype=dtype, device=device)
         up = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
         down = rank_margin_loss(c, s.flip(0), margin=0, tau=1.0, backend=backend).item()
@@ -123,7 +131,9 @@ def test_subnormal_scores_are_ordered(place):
     c = torch.tensor([0.5, 0.2, 0.1], device=device)
     s = torch.tensor([0.0, 1e-45, -1e-45], device=device)
     loss = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
-    assert loss == pytest.approx(math.log(1 + math.exp(0.1 - 0.5) + math.exp(0.1 - 0.2) + math.exp(0.5 - 0.2)), rel=1e-6)
+    assert loss == pytest.approx(
+        math.log(1 + math.exp(0.1 - 0.5) + math.exp(0.1 - 0.2) + math.exp(0.5 - 0.2)), rel=1e-6
+    )
 
 
 def test_infinite_similarity_never_crashes(place):

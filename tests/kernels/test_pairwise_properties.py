@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raoe_kernels import cosent_loss, gated_angular_loss, raoe_loss, rank_margin_loss
+from raoe_kernels import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
 relaxed = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -35,7 +35,9 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
-@given(batch=batches(), margin=st.sampled_from([0, 0.5, 1, 3]), ties=st.sampled_from(["average", "min", "max", "dense"]))
+@given(
+    batch=batches(), margin=st.sampled_from([0, 0.5, 1, 3]), ties=st.sampled_from(["average", "min", "max", "dense"])
+)
 @relaxed
 def test_permuting_pairs_permutes_the_gradient(place, batch, margin, ties):
     device, backend = place
@@ -56,7 +58,9 @@ def test_rank_losses_see_differences_only(place, batch, shift):
     device, backend = place
     c, s, _, _ = (x.to(device) for x in batch)
     loss, grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c)
-    moved, moved_grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c + shift)
+    moved, moved_grad = value_and_gradient(
+        lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c + shift
+    )
     close(moved, loss)
     close(moved_grad, grad)
     assert abs(grad.sum().item()) < 1e-11
@@ -68,9 +72,7 @@ def test_only_the_order_of_the_scores_counts(place, batch):
     device, backend = place
     c, s, l, _ = (x.to(device) for x in batch)
     for warped in (s.double().exp(), s.double() ** 3 - 5, (s * 2**40)):
-        close(
-            raoe_loss(c, warped, l, margin=1.5, backend=backend), raoe_loss(c, s, l, margin=1.5, backend=backend)
-        )
+        close(raoe_loss(c, warped, l, margin=1.5, backend=backend), raoe_loss(c, s, l, margin=1.5, backend=backend))
 
 
 @given(batch=batches())

@@ -35,7 +35,9 @@ def test_it_is_the_minimum_of_what_it_measured():
     tau, means = best_scale(loss_at, *noisy(0.5, 0.3), batch_size=100)
     assert tuple(means) == SCALES and means[tau] == min(means.values())
     full, targets = noisy(0.5, 0.3)
-    by_hand = sum(loss_at(tau, [full[0][k : k + 100]], {"score": targets["score"][k : k + 100]}) for k in range(0, 500, 100))
+    by_hand = sum(
+        loss_at(tau, [full[0][k : k + 100]], {"score": targets["score"][k : k + 100]}) for k in range(0, 500, 100)
+    )
     assert means[tau] == pytest.approx(by_hand / 5)
 
 
@@ -51,5 +53,5 @@ def test_a_training_run_uses_it(tmp_path):
     metrics = run("train", **{**options, "loss.scale": "auto"})
     (tau,) = metrics["scale"].values()
     assert tau in SCALES
-    with pytest.raises(ValueError, match="loss.scale must be a number > 0 or 'auto', got -3"):
+    with pytest.raises(ValueError, match=r"loss\.scale must be a number > 0 or 'auto', got -3"):
         run("train", **{**options, "loss.scale": "-3"})
