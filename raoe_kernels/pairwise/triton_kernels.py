@@ -43,6 +43,7 @@ from raoe_kernels.triton_compile import Variant, signature_of
 # Pairs up to which one program does it all. A bitonic sort of 4,096 keys is 78 exchanges on one
 # multiprocessor; more keys would no longer fit its registers.
 ONE_BLOCK = 4096
+ONE_BLOCK_DOUBLE = 1024  # for float64, which spills at twice that
 # Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles; at
 # 4,096 it takes eight, as 1,024 threads may have 64 registers each and that is not enough.
 WARPS = {32: 1, 128: 1, 512: 4, 1024: 8, 2048: 8, 4096: 16}
@@ -153,9 +154,7 @@ def one_block(
 
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
-    if (
-        angular
-    ):  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j, one boundary between two labels at a time
+    if angular:  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j, one boundary between two labels at a time
         x = -exponent(scale, angle(c), angle(tl.load(similarity).to(dtype)))
         free = labelled + tl.zeros_like(p) == 0  # no label restricts a pair
         label = tl.load(labels + index, inside & (labelled + tl.zeros_like(p) != 0), 0)
@@ -199,14 +198,15 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses (rows,) and their gradients (rows, B)."""
     n = similarity.shape[0]
-    dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
+    narrow = similarity.dtype != torch.float64
+    dtype = torch.float32 if narrow else torch.float64
     losses = similarity.new_empty(params.rows, dtype=dtype)
     grads = similarity.new_empty(params.rows, n, dtype=dtype) if need_grad else None
     call = arguments(n, labels, params, need_grad)
     # Arguments that a call does not use have the type of those that others do: no second compilation.
     unused = similarity.new_empty(1, dtype=torch.int64) if labels is None else labels
     with torch.cuda.device_of(similarity):
-        if scores.dtype == torch.float32 and n <= ONE_BLOCK:
+        if scores.dtype == torch.float32 and n <= ONE_BLOCK and (narrow or n <= ONE_BLOCK_DOUBLE):
             block = next(size for size in WARPS if n <= size)
             one_block[(1,)](
                 similarity, scores, unused, losses, losses if grads is None else grads, **call,
@@ -239,10 +239,10 @@ def variants() -> Iterator[Variant]:
     for dtype in ("fp16", "bf16", "fp32", "fp64"):
         wide = "*fp64" if dtype == "fp64" else "*fp32"
         for block, warps in WARPS.items():
+            if dtype == "fp64" and block > ONE_BLOCK_DOUBLE:
+                continue
             signature = signature_of(
                 one_block, similarity=f"*{dtype}", scores="*fp32", labels="*i64", losses=wide, grads=wide
             )
-            yield Variant(
-                f"pairwise.one_block {dtype} {block}", one_block, signature, {"BLOCK": block}, warps
-            )
+            yield Variant(f"pairwise.one_block {dtype} {block}", one_block, signature, {"BLOCK": block}, warps)
     yield from triton_multiblock.variants()

@@ -82,9 +82,7 @@ def label_table(distinct, table, tiles, TILE: tl.constexpr):
         for start in range(0, count, TILE):
             p = start + tl.arange(0, TILE)
             label = tl.load(distinct + p, p < count, 0)
-            following = tl.minimum(
-                following, tl.min(tl.where((p < count) & (label > cur), label, highest), 0)
-            )
+            following = tl.minimum(following, tl.min(tl.where((p < count) & (label > cur), label, highest), 0))
         cur = following
         tl.store(table + k, cur)
         k += 1
@@ -110,9 +108,7 @@ def _over_pairs(similarity, cs, order, labels, start, stop, cur, scale, sign):
 
 
 @triton.jit
-def _from_other_tiles(
-    sums, k, tile, coming, following, exists_above, exists_under, column, tiles, TILE: tl.constexpr
-):
+def _from_other_tiles(sums, k, tile, coming, following, exists_above, exists_under, column, tiles, TILE: tl.constexpr):
     """left, early: sums of x before the tile, and before the run that reaches into it; right, late: sums of y
     behind the tile, and behind the run that reaches out of it."""
     place = slot(sums, 1 + k, BEFORE, tiles)
@@ -176,9 +172,7 @@ def label_partners(
             left, left_s = _over_pairs(similarity, cs, order, labels, coming, origin, cur, scale, 1)
             left, left_s = join(early, early_s, left, left_s)
             late, late_s = _over_pairs(similarity, cs, order, labels, following, n, cur, scale, -1)
-            right, right_s = _over_pairs(
-                similarity, cs, order, labels, origin + TILE, following, cur, scale, -1
-            )
+            right, right_s = _over_pairs(similarity, cs, order, labels, origin + TILE, following, cur, scale, -1)
             right, right_s = join(late, late_s, right, right_s)
         else:
             entry = tl.arange(0, ENTRIES)

@@ -41,8 +41,9 @@ def scalar(value, dtype: tl.constexpr):
 @triton.jit
 def exponent(tau, value, origin):
     """tau (value - origin), kept within half of the dtype's range, so that the sum of two such is finite."""
-    bound: tl.constexpr = lowest(value.dtype) / -2
-    return tl.minimum(tl.maximum(tau * (value - origin), -bound), bound)
+    high: tl.constexpr = 8e307 if value.dtype == tl.float64 else 1.6e38
+    low: tl.constexpr = -8e307 if value.dtype == tl.float64 else -1.6e38
+    return tl.minimum(tl.maximum(tau * (value - origin), low), high)
 
 
 @triton.jit
@@ -78,9 +79,7 @@ def at(m, s, index, BLOCK: tl.constexpr):
     """Element `index` of each of the two, empty where the index lies outside."""
     inside = (index >= 0) & (index < BLOCK)
     index = tl.minimum(tl.maximum(index, 0), BLOCK - 1)
-    return tl.where(inside, tl.gather(m, index, 0), lowest(m.dtype)), tl.where(
-        inside, tl.gather(s, index, 0), 0.0
-    )
+    return tl.where(inside, tl.gather(m, index, 0), lowest(m.dtype)), tl.where(inside, tl.gather(s, index, 0), 0.0)
 
 
 @triton.jit

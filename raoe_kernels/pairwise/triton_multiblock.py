@@ -163,9 +163,7 @@ def _count(first, last, bound, n, runs, ties):
         count = tl.load(last + tl.minimum(middle, runs - 1)).to(tl.int64) + 1
         count = tl.where(bound < 0, 0, count)
     else:
-        count = count_at_most(
-            tl.load(first + middle).to(tl.int64), tl.load(last + middle).to(tl.int64), bound, ties
-        )
+        count = count_at_most(tl.load(first + middle).to(tl.int64), tl.load(last + middle).to(tl.int64), bound, ties)
     return count
 
 
@@ -179,9 +177,7 @@ def rank_partners(
     inside = p < n
     dtype: tl.constexpr = cs.dtype.element_ty
     begin = tl.load(first + p, inside, 0).to(tl.int64)
-    ranks = tl.where(
-        ties == DENSE, 2 * begin, doubled_rank(begin, tl.load(last + p, inside, 0).to(tl.int64), ties)
-    )
+    ranks = tl.where(ties == DENSE, 2 * begin, doubled_rank(begin, tl.load(last + p, inside, 0).to(tl.int64), ties))
     runs = tl.load(first + n - 1).to(tl.int64) + 1  # under dense ranks
     end = _count(first, last, ranks - threshold, n, runs, ties) - 1
     start = _count(first, last, ranks + (threshold - 1), n, runs, ties)

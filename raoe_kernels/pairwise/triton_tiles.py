@@ -15,9 +15,7 @@ BEFORE = tl.constexpr(0)  # of x over the tile
 BEFORE_LAST_RUN = tl.constexpr(1)  # of x over what precedes the last run that begins in the tile
 BEHIND = tl.constexpr(2)  # of y over the tile
 FROM_FIRST_RUN = tl.constexpr(3)  # of y from the first run that begins in the tile
-SPAN = tl.constexpr(
-    256
-)  # how many tiles' sums, or pairs of a long pass, are added at a time: one to a thread
+SPAN = tl.constexpr(256)  # how many tiles' sums, or pairs of a long pass, are added at a time: one to a thread
 
 SCALARS = [
     *("n", "tiles", "threshold", "ties", "tau", "rank_weight", "angle_weight"),
