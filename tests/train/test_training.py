@@ -133,7 +133,7 @@ training.train(load("train", sys.argv[1]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}])
-def test_a_killed_run_goes_on_exactly(tmp_path, changes):
+def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
@@ -155,6 +155,8 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes):
             (checkpoints / "checkpoint-15" / "trainer_state.json").write_text('{"epoch":')
             assert not (tmp_path / name / "metrics.json").exists()
         results[name] = run("train", recipe)
+        resumed = "checkpoint-10" in capsys.readouterr().out  # not begun again from the start
+        assert resumed == bool(kill_at)
     assert results["killed"]["steps"] == results["whole"]["steps"] == 20
     assert results["killed"]["after"] == results["whole"]["after"]
     whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
