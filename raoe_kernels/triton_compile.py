@@ -78,9 +78,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
         triton.knobs.compilation.always_compile = True
         triton.knobs.nvidia.dump_ptxas_log = True
         start = time.perf_counter()
-        kernel = triton.compile(
-            source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.warps}
-        )
+        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.warps})
         seconds = time.perf_counter() - start
     return Compiled(variant.name, arch, seconds, *resources(log.getvalue()), kernel.metadata.shared)
 
