@@ -179,13 +179,23 @@ def _cache(environ: Mapping[str, str]) -> Path:
     return folder
 
 
+def _with_includes(path: Path, seen: set[Path]) -> set[Path]:
+    """The file and all of csrc that it includes, directly or not."""
+    seen.add(path)
+    for name in re.findall(r'^\s*#\s*include\s*"(.+?)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+        included = (path.parent / name).resolve()
+        if included not in seen and included.exists():
+            _with_includes(included, seen)
+    return seen
+
+
 def _object(cache: Path, source: Path, command: list[str], identity: Iterable[str]) -> Path:
     """The compiled source, from the cache when nothing that goes into it has changed.
 
     identity tells two compilations apart besides the files: flags and versions, not paths, which pip varies.
     """
     digest = hashlib.sha256("\0".join(identity).encode())
-    for path in [source, *sorted((ROOT / "csrc").rglob("*.h"))]:
+    for path in sorted(_with_includes(source, set())):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
     target = cache / f"{source.stem}-{digest.hexdigest()[:24]}.o"
     if target.exists():
