@@ -57,7 +57,7 @@ def _compiled_scan(scores: torch.Tensor, labels: torch.Tensor) -> Callable[[torc
     @torch.compile(fullgraph=True, dynamic=False)
     def both(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         losses, grads = scan.forward(similarity, scores, labels, constants, True, classes=3)
-        return losses[0], grads[0]
+        return losses, grads
 
     class Scan(torch.autograd.Function):
         @staticmethod

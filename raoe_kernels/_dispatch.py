@@ -1,7 +1,7 @@
 """Which backend takes a call, and why another one does not.
 
 Order of precedence: the call's `backend=`, the innermost `use_backend` block, the environment variable
-RAOE_KERNELS_BACKEND (read here and nowhere else), then the first available of AUTO for the device. A backend that
+RAOE_KERNELS_BACKEND (read here and nowhere else, once), then the first available of AUTO for the device. A backend that
 was asked for by name never falls back: it serves or it raises RuntimeError with the reason.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -22,6 +23,13 @@ from raoe_kernels import _validate
 NAMES = ("reference", "scan", "triton", "native")
 AUTO = {"cuda": ("native", "triton", "scan"), "cpu": ("native", "scan")}
 ENVIRONMENT = "RAOE_KERNELS_BACKEND"
+
+
+@cache
+def _environment() -> str:
+    """The process's wish, read when first needed: reading it costs as much as choosing."""
+    return _validate.one_of(ENVIRONMENT, os.environ.get(ENVIRONMENT) or "auto", ("auto", *NAMES))
+
 
 _block: ContextVar[str | None] = ContextVar("raoe_kernels_backend", default=None)
 
@@ -62,12 +70,9 @@ class Op:
     def _wish(self, backend: str) -> str:
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
-        for wish in (_block.get(), os.environ.get(ENVIRONMENT) or None):
-            if wish is not None and wish != "auto":
-                _validate.one_of(ENVIRONMENT, wish, ("auto", *NAMES))
-                # A block is about everything inside it: an op that never had such a backend is exempt.
-                return wish if wish in self.backends else "auto"
-        return "auto"
+        wish = _block.get() or _environment()
+        # A block is about everything inside it: an op that never had such a backend is exempt.
+        return wish if wish in self.backends else "auto"
 
     def _resolve(self, name: str, device: torch.device) -> ModuleType:
         if name == "auto":

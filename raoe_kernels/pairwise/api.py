@@ -122,12 +122,30 @@ def raoe_loss(
     return (losses[0], losses[1]) if return_parts else losses[0]
 
 
+# The checks of a call cost more than its arithmetic at a few hundred pairs, so what is as it should be is seen first.
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_KEYS = frozenset((torch.float32, torch.float64, torch.int64))
+
+
 def _check_similarity(similarity: Tensor) -> None:
-    _validate.float_tensor("similarity", similarity, 1)
+    if not (isinstance(similarity, Tensor) and similarity.ndim == 1 and similarity.dtype in _FLOATS):
+        _validate.float_tensor("similarity", similarity, 1)
+
+
+def _fits(value: Tensor | None, similarity: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.dtype in _KEYS
+        and value.shape == similarity.shape
+        and value.device == similarity.device
+        and not value.requires_grad
+    )
 
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
     """Scores as float32, float64 or int64, whichever holds them exactly."""
+    if scores is not None and _fits(scores, similarity):
+        return scores
     scores = _validate.per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
     if scores.dtype in (torch.float32, torch.float64, torch.int64):
@@ -139,6 +157,9 @@ def _gated(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
     """What the angular objective sorts by, and the labels that restrict it if any."""
+    usual = gate == "label+score" and labels is not None and _fits(labels, similarity)
+    if usual and labels.dtype == torch.int64:
+        return _scores(scores, similarity), labels
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

@@ -1,8 +1,9 @@
 """One differentiable function for all pairwise losses, eager and under torch.compile.
 
-A backend is one function, `forward(similarity, scores, labels, params, need_grad) -> (losses (rows,), grads (rows, B)
-or None)`, in float64 for float64 similarity and in float32 otherwise. The loss is a function of similarity alone, so
-its gradient is made in the forward pass, and backward, the same for every backend, scales it.
+A backend is one function, `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)`, of
+shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise.
+The loss is a function of similarity alone, so its gradient is made in the forward pass, and backward, the same for
+every backend, scales it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def pairwise_loss(
     need_grad = similarity.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling():
         losses, _ = torch.ops.raoe_kernels.pairwise(similarity, scores, labels, *params, need_grad, backend)
-        return losses.unbind()
+        return losses.unbind() if params.parts else (losses,)
     module = OP.select(similarity.device, backend)
     if need_grad:
         result = _PairwiseLoss.apply(similarity, scores, labels, params, module)
         return result if params.parts else (result,)
     losses, _ = _run(similarity, scores, labels, params, need_grad, module)
-    return losses.unbind()
+    return losses.unbind() if params.parts else (losses,)
 
 
 def _run(
@@ -67,16 +68,17 @@ def _run(
 def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """No pair at all: losses of exactly 0, and also the shapes and dtypes that any call returns."""
     dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
-    losses = similarity.new_zeros(params.rows, dtype=dtype)
-    grads = similarity.new_zeros(params.rows, similarity.shape[0], dtype=dtype) if need_grad else None
+    losses = similarity.new_zeros(params.leading, dtype=dtype)
+    grads = similarity.new_zeros((*params.leading, *similarity.shape), dtype=dtype) if need_grad else None
     return losses, grads
 
 
 def _scaled(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
     """Sum over the parts of (gradient of the part) x (gradient that comes from above it)."""
-    grad = grads[0] * upstream[0]
-    if len(upstream) == 2:
-        grad = torch.addcmul(grad, grads[1], upstream[1])
+    if len(upstream) == 1:
+        grad = grads * upstream[0]
+    else:
+        grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1])
     return grad if grad.dtype == dtype else grad.to(dtype)
 
 
@@ -86,7 +88,7 @@ class _PairwiseLoss(torch.autograd.Function):
         losses, grads = _run(similarity, scores, labels, params, True, module)
         ctx.save_for_backward(grads)
         ctx.dtype = similarity.dtype
-        return losses.unbind() if params.parts else losses[0]
+        return losses.unbind() if params.parts else losses
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor):
@@ -130,7 +132,8 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, upstream, _):
     (grads,) = ctx.saved_tensors
-    return _scaled(grads, upstream.unbind(), ctx.dtype), *[None] * (ctx.count - 1)
+    parts = upstream.unbind() if upstream.ndim else (upstream,)
+    return _scaled(grads, parts, ctx.dtype), *[None] * (ctx.count - 1)
 
 
 torch.library.register_autograd("raoe_kernels::pairwise", _backward, setup_context=_save)

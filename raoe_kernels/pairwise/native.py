@@ -15,15 +15,15 @@ _TIES = {name: code for code, name in enumerate(TIES)}
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (rows,) and their gradients (rows, B); all inputs are contiguous and B >= 1."""
+    """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1."""
     rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
-    device, size, rows = similarity.device, similarity.shape[0], 2 if parts else 1
+    device, size = similarity.device, similarity.shape[0]
     on_cpu = device.type == "cpu"
     if on_cpu and similarity.dtype.itemsize == 2:
         similarity = similarity.float()
     dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
-    losses = torch.empty(rows, dtype=dtype, device=device)
-    grads = torch.empty(rows, size, dtype=dtype, device=device) if need_grad else None
+    losses = similarity.new_empty(params.leading, dtype=dtype)
+    grads = similarity.new_empty((*params.leading, size), dtype=dtype) if need_grad else None
     arguments = (
         similarity.data_ptr(),
         scores.data_ptr(),

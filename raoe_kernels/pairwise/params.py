@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
 
 from raoe_kernels import _validate
 
@@ -31,12 +34,22 @@ class PairwiseParams(NamedTuple):
     parts: bool
 
     @property
-    def rows(self) -> int:
-        """How many losses, and rows of gradients, the call has."""
-        return 2 if self.parts else 1
+    def leading(self) -> tuple[int, ...]:
+        """Shape of the losses, and what stands before B in the gradients' shape."""
+        return (2,) if self.parts else ()
 
 
-def make(
+def make(**options: Any) -> PairwiseParams:
+    """Check the constants and bring them into the form the backends use; `_make` has the options."""
+    if not torch.compiler.is_compiling():
+        try:
+            return _remembered(**options)
+        except TypeError:  # something that cannot be remembered: what is wrong with it is said below
+            pass
+    return _make(**options)
+
+
+def _make(
     *,
     rank: bool = False,
     angle: bool = False,
@@ -47,7 +60,6 @@ def make(
     angle_weight: object = 1.0,
     parts: bool = False,
 ) -> PairwiseParams:
-    """Check the constants and bring them into the form the backends use."""
     doubled = 2 * _validate.number("margin", margin, low=0)
     return PairwiseParams(
         rank,
@@ -60,3 +72,7 @@ def make(
         _validate.number("angle_weight", angle_weight),
         parts,
     )
+
+
+# A training run makes the same few over and over. Typed, because 1, 1.0 and True are not the same margin.
+_remembered = lru_cache(maxsize=64, typed=True)(_make)

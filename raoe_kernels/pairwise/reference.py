@@ -84,7 +84,7 @@ def forward(
     params: PairwiseParams,
     need_grad: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (rows,) and their gradients (rows, B)."""
+    """Losses and their gradients by similarity, as autograd.py says."""
     c = similarity if similarity.dtype == torch.float64 else similarity.float()
     parts = []
     if params.rank:
@@ -96,5 +96,5 @@ def forward(
     losses = torch.stack([weight * loss for weight, loss, _ in parts]).masked_fill(bad, torch.nan)
     grads = torch.stack([weight * grad for weight, _, grad in parts]).masked_fill(bad, torch.nan)
     if not params.parts:
-        losses, grads = losses.sum(0, keepdim=True), grads.sum(0, keepdim=True)
+        losses, grads = losses.sum(0), grads.sum(0)
     return losses, grads if need_grad else None

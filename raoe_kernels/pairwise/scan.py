@@ -29,7 +29,7 @@ def forward(
     need_grad: bool,
     classes: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (rows,) and their gradients (rows, B).
+    """Losses and their gradients by similarity, as autograd.py says.
 
     classes bounds the number of distinct labels for a caller who knows it. Otherwise it is read from labels on a CPU
     and taken to be B elsewhere, where reading it would stop the device.
@@ -123,13 +123,13 @@ def _assemble(
     poison = torch.where(scores[-1].isnan(), torch.nan, 0.0)
     losses = torch.stack([weight * loss + poison for weight, loss, _ in parts])
     if not params.parts:
-        losses = losses.sum(0, keepdim=True)
+        losses = losses.sum(0)
     if not need_grad:
         return losses, None
     slopes = torch.stack([params.tau * weight * slope + poison for weight, _, slope in parts if slope is not None])
     if not params.parts:
-        slopes = slopes.sum(0, keepdim=True)
-    return losses, torch.empty_like(slopes).index_copy_(1, order, slopes)
+        slopes = slopes.sum(0)
+    return losses, torch.empty_like(slopes).index_copy_(-1, order, slopes)
 
 
 def _gated(

@@ -196,12 +196,12 @@ def one_block(
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses (rows,) and their gradients (rows, B)."""
+    """Losses and their gradients by similarity, as autograd.py says."""
     n = similarity.shape[0]
     narrow = similarity.dtype != torch.float64
     dtype = torch.float32 if narrow else torch.float64
-    losses = similarity.new_empty(params.rows, dtype=dtype)
-    grads = similarity.new_empty(params.rows, n, dtype=dtype) if need_grad else None
+    losses = similarity.new_empty(params.leading, dtype=dtype)
+    grads = similarity.new_empty((*params.leading, n), dtype=dtype) if need_grad else None
     call = arguments(n, labels, params, need_grad)
     # Arguments that a call does not use have the type of those that others do: no second compilation.
     unused = similarity.new_empty(1, dtype=torch.int64) if labels is None else labels

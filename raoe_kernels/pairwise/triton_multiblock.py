@@ -262,7 +262,7 @@ def launch(
     grads: Tensor | None,
     call: dict[str, Any],
 ) -> None:
-    """Fill losses (rows,) and grads (rows, B); `call` as triton_kernels.arguments makes it."""
+    """Fill losses and grads; `call` as triton_kernels.arguments makes it."""
     n = call["n"]
     tiles = triton.cdiv(n, TILE)
 

@@ -15,6 +15,13 @@ from raoe_kernels._dispatch import Backend, Op
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def environment_is_read_anew():
+    _dispatch._environment.cache_clear()
+    yield
+    _dispatch._environment.cache_clear()
+
+
 def op(missing: str | None = None) -> Op:
     """An op with a scan backend and a native one that is missing for a reason, if given."""
     backends = {
