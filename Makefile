@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
+# Test processes, one thread each.
+JOBS ?= 2
+test slow: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
 .PHONY: demo test slow lint bench build gpu sdist clean
@@ -11,10 +14,11 @@ demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evalua
 	$(RUN) -m raoe_train train demo --output runs/demo
 
 test: $(INSTALLED)  ## every fast test
-	$(RUN) -m pytest -q -m "not slow"
+	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
 
 slow: $(INSTALLED)  ## the tests that build, train or compile for longer
-	$(RUN) -m pytest -q -m slow
+	$(RUN) -m pytest -q -n $(JOBS) -m slow --ignore tests/packaging
+	$(RUN) -m pytest -q -m slow tests/packaging
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

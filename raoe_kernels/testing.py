@@ -40,9 +40,14 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
     )
 
 
-def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor) -> None:
-    """A loss: twice plain's error plus a few roundings of the result."""
-    floor = ULPS * torch.finfo(actual.dtype).eps * truth.abs().max().item()
+def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
+    """A loss: twice plain's error plus a few roundings of the result.
+
+    exponent_range is tau x (max - min) of what stands in the exponents of L = log(1 + sum of exp), 0 for other losses:
+    an exponent that is split into x_i + y_j is rounded at that size, and L moves by 1 - exp(-L) of what they move.
+    """
+    largest = truth.abs().max().item()
+    floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))
     assert_accurate("loss", actual, plain, truth, factor=LOSS_FACTOR, floor=floor)
 
 
