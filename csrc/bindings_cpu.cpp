@@ -25,6 +25,11 @@ void pairwise(std::uintptr_t similarity, std::uintptr_t scores, std::uintptr_t l
                      threads);
 }
 
+void scale(std::uintptr_t grads, std::int64_t n, int type, int rows, double first, double second, std::uintptr_t out) {
+  const py::gil_scoped_release release;
+  raoe::scale_cpu(at(grads), n, static_cast<raoe::Float>(type), rows, first, second, at(out));
+}
+
 void cosine(std::uintptr_t a, std::uintptr_t b, std::int64_t rows, std::int64_t columns, std::int64_t stride_a,
             std::int64_t stride_b, int type, double eps, std::uintptr_t c, std::uintptr_t inverse_a,
             std::uintptr_t inverse_b, int threads) {
@@ -49,6 +54,7 @@ void cosine_grad(std::uintptr_t grad, std::uintptr_t a, std::uintptr_t b, std::i
 // none).
 PYBIND11_MODULE(_native_cpu, module) {
   module.def("pairwise", &pairwise);
+  module.def("scale", &scale);
   module.def("cosine", &cosine);
   module.def("cosine_grad", &cosine_grad);
 }

@@ -33,9 +33,9 @@ def missing(device: torch.device) -> str | None:
     return module if isinstance(module, str) else None
 
 
-def module(device: torch.device) -> ModuleType:
-    """The compiled module for `device`, which `missing` has passed."""
-    loaded = _load(device.type)
+def module(kind: str) -> ModuleType:
+    """The compiled module for a device type, which `missing` has passed."""
+    loaded = _load(kind)
     if isinstance(loaded, str):
         raise RuntimeError(loaded)
     return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     debug = "--traceback" in rest
     rest = [word for word in rest if word != "--traceback"]
+    # It says at import that an optional kernel of its own is not installed, which is nothing to act on.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         _hide_bars()
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None

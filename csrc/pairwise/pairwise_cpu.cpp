@@ -349,7 +349,27 @@ void with_scores(const PairwiseArgs& args, Team& team) {
   }
 }
 
+template <class C>
+RAOE_INLINE void scale_rows(const C* __restrict grads, std::int64_t n, int rows, C first, C second, C* __restrict out) {
+  if (rows == 1) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = grads[i] * first;
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = grads[i] * first + grads[n + i] * second;
+  }
+}
+
+template <class C>
+void scale_with(const void* grads, std::int64_t n, int rows, double first, double second, void* out) {
+  vectorised([&]() RAOE_INLINE_LAMBDA {
+    scale_rows(static_cast<const C*>(grads), n, rows, static_cast<C>(first), static_cast<C>(second), static_cast<C*>(out));
+  });
+}
+
 }  // namespace
+
+void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, double first, double second, void* out) {
+  (type == Float::f64 ? scale_with<double> : scale_with<float>)(grads, n, rows, first, second, out);
+}
 
 void pairwise_cpu(const PairwiseArgs& args, int threads) {
   if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("native takes at most 2^28 pairs");

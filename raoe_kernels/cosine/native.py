@@ -44,7 +44,7 @@ def _rows(x: Tensor) -> Tensor:
 
 def _call(name: str, device: torch.device):
     """The compiled function of that name with what the device adds to its arguments."""
-    function = getattr(module(device), name)
+    function = getattr(module(device.type), name)
     if device.type == "cpu":
         return lambda *arguments: function(*arguments, torch.get_num_threads())
 

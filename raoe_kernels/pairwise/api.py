@@ -157,9 +157,9 @@ def _gated(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
     """What the angular objective sorts by, and the labels that restrict it if any."""
-    usual = gate == "label+score" and labels is not None and _fits(labels, similarity)
-    if usual and labels.dtype == torch.int64:
-        return _scores(scores, similarity), labels
+    if gate == "label+score" and isinstance(labels, Tensor) and labels.dtype == torch.int64:
+        if _fits(labels, similarity):
+            return _scores(scores, similarity), labels
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None

@@ -1,9 +1,9 @@
 """One differentiable function for all pairwise losses, eager and under torch.compile.
 
-A backend is one function, `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)`, of
-shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise.
-The loss is a function of similarity alone, so its gradient is made in the forward pass, and backward, the same for
-every backend, scales it.
+A backend is two functions: `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)`, of
+shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise;
+and `backward(gradients, upstream, dtype) -> gradient of similarity`. The loss is a function of similarity alone, so its
+gradient is made in forward, and backward only scales it (gradient.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raoe_kernels._dispatch import Backend, Op, triton_missing
 from raoe_kernels._native import missing as native_missing
+from raoe_kernels.pairwise.gradient import backward
 from raoe_kernels.pairwise.params import PairwiseParams
 
 OP = Op(
@@ -73,21 +74,12 @@ def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple
     return losses, grads
 
 
-def _scaled(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """Sum over the parts of (gradient of the part) x (gradient that comes from above it)."""
-    if len(upstream) == 1:
-        grad = grads * upstream[0]
-    else:
-        grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1])
-    return grad if grad.dtype == dtype else grad.to(dtype)
-
-
 class _PairwiseLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, module):
         losses, grads = _run(similarity, scores, labels, params, True, module)
         ctx.save_for_backward(grads)
-        ctx.dtype = similarity.dtype
+        ctx.dtype, ctx.module = similarity.dtype, module
         return losses.unbind() if params.parts else losses
 
     @staticmethod
@@ -98,7 +90,7 @@ class _PairwiseLoss(torch.autograd.Function):
                 '(backend="reference" in your own autograd graph has one)'
             )
         (grads,) = ctx.saved_tensors
-        return _scaled(grads, upstream, ctx.dtype), None, None, None, None
+        return ctx.module.backward(grads, upstream, ctx.dtype), None, None, None, None
 
 
 # The same call as an opaque operator, for torch.compile: eager calls would pay its dispatch without a gain.
@@ -133,7 +125,7 @@ def _save(ctx, inputs, output):
 def _backward(ctx, upstream, _):
     (grads,) = ctx.saved_tensors
     parts = upstream.unbind() if upstream.ndim else (upstream,)
-    return _scaled(grads, parts, ctx.dtype), *[None] * (ctx.count - 1)
+    return backward(grads, parts, ctx.dtype), *[None] * (ctx.count - 1)
 
 
 torch.library.register_autograd("raoe_kernels::pairwise", _backward, setup_context=_save)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from raoe_kernels._native import FLOATS, module
+from raoe_kernels.pairwise.gradient import backward as scale
 from raoe_kernels.pairwise.params import TIES, PairwiseParams
 
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
@@ -42,7 +43,7 @@ def forward(
         losses.data_ptr(),
         0 if grads is None else grads.data_ptr(),
     )
-    compiled = module(device)
+    compiled = module(device.type)
     if on_cpu:
         compiled.pairwise(*arguments, torch.get_num_threads())
         return losses, grads
@@ -50,3 +51,20 @@ def forward(
         workspace = torch.empty(compiled.pairwise_workspace(*arguments), dtype=torch.uint8, device=device)
         compiled.pairwise(*arguments, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
     return losses, grads
+
+
+# From here on torch would wake its OpenMP threads to multiply, and they spin on for a while after it: on the cores that
+# the next forward wants.
+_SHARED = 1 << 15
+
+
+def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """As gradient.py's."""
+    if grads.numel() < _SHARED or grads.dtype != dtype or grads.device.type != "cpu":
+        return scale(grads, upstream, dtype)
+    grad = torch.empty_like(grads if len(upstream) == 1 else grads[0])
+    first, last = upstream[0], upstream[-1]
+    module("cpu").scale(
+        grads.data_ptr(), grad.numel(), FLOATS[dtype], len(upstream), first.item(), last.item(), grad.data_ptr()
+    )
+    return grad

@@ -10,7 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels.pairwise.gradient import backward
 from raoe_kernels.pairwise.params import PairwiseParams
+
+__all__ = ["backward", "forward"]
 
 CLIP = 1e-6
 

@@ -14,8 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels.pairwise.gradient import backward
 from raoe_kernels.pairwise.params import PairwiseParams
 from raoe_kernels.pairwise.reference import CLIP
+
+__all__ = ["backward", "forward"]
 
 MASKED_CLASSES = 16  # up to here one masked cumulative sum a label value is the cheapest way
 LEVELS_AT_ONCE = 4  # beyond, how many bits of the label are worked on together: bounds the memory

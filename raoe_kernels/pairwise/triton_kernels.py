@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raoe_kernels.pairwise import triton_multiblock
+from raoe_kernels.pairwise.gradient import backward
 from raoe_kernels.pairwise.params import PairwiseParams
 from raoe_kernels.pairwise.triton_math import (
     DENSE,
@@ -39,6 +40,8 @@ from raoe_kernels.pairwise.triton_math import (
     total,
 )
 from raoe_kernels.triton_compile import Variant, signature_of
+
+__all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
 
 # Pairs up to which one program does it all. A bitonic sort of 4,096 keys is 78 exchanges on one
 # multiprocessor; more keys would no longer fit its registers.
