@@ -89,8 +89,12 @@ def logarithm(m, s):
 
 @triton.jit
 def log_one_plus(m, s):
-    """log(1 + s exp(m)). In float32 the logarithm of a number near 1 has no digits, so a series serves there:
-    log(1 + z) = 2 artanh(w) with w = z / (2 + z), at most 1/3 here."""
+    """log(1 + s exp(m)) with the digits of a small z = s exp(m).
+
+    In float32 the logarithm of a number near 1 has none, so a series serves there: log(1 + z) = 2 artanh(w) with
+    w = z / (2 + z), at most 1/3 here. In float64 it has, but 1 + z has lost those of z: log(1 + z) is nearly linear, so
+    it is taken at what 1 + z became, d = fl(1 + z) - 1, and scaled by z / d (HP-15C Advanced Functions Handbook).
+    """
     top = tl.maximum(m, 0.0)
     z = s * tl.exp(m - top)
     loss = top + tl.log(tl.exp(-top) + z)
@@ -101,6 +105,10 @@ def log_one_plus(m, s):
         for k in tl.static_range(7):
             series = series * square + 1.0 / (13 - 2 * k)
         loss = tl.where(z < 1, 2 * w * series, loss)
+    else:
+        rounded = 1.0 + z
+        d = rounded - 1.0
+        loss = tl.where(z < 1, tl.where(d == 0, z, tl.log(rounded) * (z / tl.where(d == 0, 1.0, d))), loss)
     return loss
 
 
