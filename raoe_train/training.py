@@ -191,11 +191,17 @@ def _read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]
             dataset = dataset.shuffle(seed=seed).select(range(data.max_rows)).flatten_indices()
         if config.loss.name == "mse":
             dataset = _to_unit_scores(dataset, lowest_highest, source)
-        name = Path(source).name
+        name = _name_of(source)
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         texts += [*dataset["sentence1"], *dataset["sentence2"]]
         print(f"{source}: {len(dataset)} pairs{_counts(pairs)}")
     return DatasetDict(datasets), texts
+
+
+def _name_of(source: str) -> str:
+    """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
+    file, mark, split = Path(source).name.partition("#")
+    return file.split(".")[0] + mark + split.replace(".", "_")
 
 
 def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int] | None:

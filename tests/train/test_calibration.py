@@ -41,6 +41,30 @@ def test_it_is_the_minimum_of_what_it_measured():
     assert means[tau] == pytest.approx(by_hand / 5)
 
 
+def test_two_files_have_a_scale_each(tmp_path):
+    from raoe_train import run
+    from raoe_train.data import generate_corpus
+    from tests.train.tiny import tiny_encoder
+
+    tiny_encoder(double=False).save_pretrained(str(tmp_path / "tiny"), create_model_card=False)
+    for name in ("some.tsv", "more.tsv"):
+        pairs = generate_corpus(40, seed=len(name))
+        rows = zip(pairs.sentence1, pairs.sentence2, pairs.score, pairs.label, strict=True)
+        lines = ["\t".join(map(str, row)) for row in (("sentence1", "sentence2", "score", "label"), *rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    metrics = run(
+        "train",
+        **{
+            "model.name": str(tmp_path / "tiny"),
+            "data.train": [str(tmp_path / "some.tsv"), str(tmp_path / "more.tsv")],
+            "training": {"batch_size": 20, "epochs": 1},
+            "loss.scale": "auto",
+            "output": str(tmp_path / "out"),
+        },
+    )
+    assert set(metrics["scale"]) == {"some", "more"} and set(metrics["scale"].values()) <= set(SCALES)
+
+
 def test_a_training_run_uses_it(tmp_path):
     from raoe_train import run
     from tests.train.tiny import tiny_encoder

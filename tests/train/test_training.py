@@ -71,7 +71,7 @@ def test_writes_a_model_and_what_goes_with_it(finished):
     assert not (out / "checkpoints").exists()
     assert json.loads((out / "metrics.json").read_text()) == metrics
     assert metrics["steps"] == 10
-    assert metrics["pairs"] == {"train.tsv": 40}
+    assert metrics["pairs"] == {"train": 40}
     recipe = yaml.safe_load((out / "recipe.yaml").read_text())
     assert (recipe["loss"]["name"], recipe["training"]["batch_size"]) == ("raoe", 8)
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -201,7 +201,7 @@ def test_a_batch_never_mixes_sources(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collator, "ScoreLabelCollator", Watched)
         metrics = run("train", "raoe-s1", **made)
-    assert metrics["pairs"] == {"train.tsv": 40, "other.tsv": 20}
+    assert metrics["pairs"] == {"train": 40, "other": 20}
     assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
     assert all(max(scores) <= 5 or min(scores) > 5 for scores in seen)
 
