@@ -79,7 +79,7 @@ class _PairwiseLoss(torch.autograd.Function):
     def forward(ctx: Any, similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, module):
         losses, grads = _run(similarity, scores, labels, params, True, module)
         ctx.save_for_backward(grads)
-        ctx.dtype, ctx.module = similarity.dtype, module
+        ctx.scale, ctx.dtype = module.backward, similarity.dtype
         return losses.unbind() if params.parts else losses
 
     @staticmethod
@@ -90,7 +90,7 @@ class _PairwiseLoss(torch.autograd.Function):
                 '(backend="reference" in your own autograd graph has one)'
             )
         (grads,) = ctx.saved_tensors
-        return ctx.module.backward(grads, upstream, ctx.dtype), None, None, None, None
+        return ctx.scale(grads, upstream, ctx.dtype), None, None, None, None
 
 
 # The same call as an opaque operator, for torch.compile: eager calls would pay its dispatch without a gain.

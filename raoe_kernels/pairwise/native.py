@@ -9,6 +9,7 @@ from raoe_kernels._native import FLOATS, module
 from raoe_kernels.pairwise.gradient import backward as scale
 from raoe_kernels.pairwise.params import TIES, PairwiseParams
 
+_WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
 _TIES = {name: code for code, name in enumerate(TIES)}
 
@@ -18,19 +19,20 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1."""
     rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
-    device, size = similarity.device, similarity.shape[0]
-    on_cpu = device.type == "cpu"
-    if on_cpu and similarity.dtype.itemsize == 2:
-        similarity = similarity.float()
-    dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
-    losses = similarity.new_empty(params.leading, dtype=dtype)
-    grads = similarity.new_empty((*params.leading, size), dtype=dtype) if need_grad else None
+    kind, dtype = similarity.device.type, similarity.dtype
+    wide = dtype in _WIDE
+    if not wide and kind == "cpu":  # CUDA reads half precision itself
+        similarity, dtype, wide = similarity.float(), torch.float32, True
+    like = similarity if wide else similarity.new_empty(0, dtype=torch.float32)
+    size, leading = similarity.shape[0], (2,) if parts else ()
+    losses = like.new_empty(leading)
+    grads = like.new_empty((*leading, size)) if need_grad else None
     arguments = (
         similarity.data_ptr(),
         scores.data_ptr(),
         0 if labels is None else labels.data_ptr(),
         size,
-        FLOATS[similarity.dtype],
+        FLOATS[dtype],
         _KEYS[scores.dtype],
         _TIES[ties],
         rank,
@@ -43,12 +45,12 @@ def forward(
         losses.data_ptr(),
         0 if grads is None else grads.data_ptr(),
     )
-    compiled = module(device.type)
-    if on_cpu:
+    compiled = module(kind)
+    if kind == "cpu":
         compiled.pairwise(*arguments, torch.get_num_threads())
         return losses, grads
-    with torch.cuda.device(device):
-        workspace = torch.empty(compiled.pairwise_workspace(*arguments), dtype=torch.uint8, device=device)
+    with torch.cuda.device(similarity.device):
+        workspace = losses.new_empty(compiled.pairwise_workspace(*arguments), dtype=torch.uint8)
         compiled.pairwise(*arguments, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
     return losses, grads
 
