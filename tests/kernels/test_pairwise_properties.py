@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raoe_kernels import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
+from tests.kernels.conftest import PLACES
 
 relaxed = settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+
+
+# Triton's interpreter takes up to a second a call: it gets a test with fewer examples, at the end.
+QUICK = [place for place in PLACES if place != ("cpu", "triton")]
+quick = pytest.mark.parametrize("place", QUICK, indirect=True, ids=[f"{d}-{b}" for d, b in QUICK])
 
 
 @st.composite
@@ -35,6 +42,7 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-11)
 
 
+@quick
 @given(
     batch=batches(), margin=st.sampled_from([0, 0.5, 1, 3]), ties=st.sampled_from(["average", "min", "max", "dense"])
 )
@@ -52,6 +60,7 @@ def test_permuting_pairs_permutes_the_gradient(place, batch, margin, ties):
     close(permuted_grad, grad[order])
 
 
+@quick
 @given(batch=batches(), shift=st.floats(-50, 50))
 @relaxed
 def test_rank_losses_see_differences_only(place, batch, shift):
@@ -66,6 +75,7 @@ def test_rank_losses_see_differences_only(place, batch, shift):
     assert abs(grad.sum().item()) < 1e-11
 
 
+@quick
 @given(batch=batches())
 @relaxed
 def test_only_the_order_of_the_scores_counts(place, batch):
@@ -75,6 +85,7 @@ def test_only_the_order_of_the_scores_counts(place, batch):
         close(raoe_loss(c, warped, l, margin=1.5, backend=backend), raoe_loss(c, s, l, margin=1.5, backend=backend))
 
 
+@quick
 @given(batch=batches())
 @relaxed
 def test_cosent_is_rank_margin_without_a_margin(place, batch):
@@ -90,6 +101,7 @@ def test_cosent_is_rank_margin_without_a_margin(place, batch):
     assert rank_margin_loss(c, s * 0, margin=0, backend=backend) == 0
 
 
+@quick
 @given(batch=batches())
 @relaxed
 def test_a_perfect_order_is_nearly_free_and_its_reverse_is_not(place, batch):
@@ -102,6 +114,7 @@ def test_a_perfect_order_is_nearly_free_and_its_reverse_is_not(place, batch):
     assert wrong == 0 if (s == s[0]).all() else wrong > 99
 
 
+@quick
 @given(batch=batches(), margin=st.integers(0, 6))
 @relaxed
 def test_a_larger_margin_compares_fewer_pairs(place, batch, margin):
@@ -110,3 +123,14 @@ def test_a_larger_margin_compares_fewer_pairs(place, batch, margin):
     near = rank_margin_loss(c, s, margin=margin, backend=backend)
     far = rank_margin_loss(c, s, margin=margin + 1, backend=backend)
     assert far <= near + 1e-12
+
+
+@given(batch=batches())
+@settings(relaxed, max_examples=3)
+def test_a_few_of_them_everywhere(place, batch):
+    device, backend = place
+    c, s, l, order = (x.to(device) for x in batch)
+    loss, grad = value_and_gradient(lambda c: raoe_loss(c, s, l, margin=1, backend=backend), c)
+    permuted = value_and_gradient(lambda c: raoe_loss(c, s[order] ** 3, l[order], margin=1, backend=backend), c[order])
+    close(permuted[0], loss)
+    close(permuted[1], grad[order])
