@@ -213,7 +213,7 @@ def test_max_rows_draws_with_the_seed(tmp_path):
     drawn = []
     for seed in (1, 1, 2):
         datasets, texts = _read_training_data(load("train", None, made), seed)
-        assert len(datasets["train.tsv"]) == 7 and len(texts) == 14
+        assert len(datasets["train"]) == 7 and len(texts) == 14
         drawn.append(texts)
     assert drawn[0] == drawn[1] != drawn[2]
 
