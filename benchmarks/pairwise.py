@@ -52,7 +52,7 @@ def step(loss: Callable[[torch.Tensor], torch.Tensor], similarity: torch.Tensor)
 
 def _compiled_scan(scores: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """torch.compile of our scan, told the number of labels so that it need not assume any."""
-    constants = params.make(rank=True, angle=True, margin=2)
+    constants = params.make(True, True, 20.0, margin=2)
 
     @torch.compile(fullgraph=True, dynamic=False)
     def both(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,13 @@
 // architectures.
 #pragma once
 
+// RAOE_NOINLINE: a hot loop in a function of its own. Inlined among many variables it would run out of registers.
 #if defined(__GNUC__)
 #define RAOE_INLINE inline __attribute__((always_inline))
 #define RAOE_INLINE_LAMBDA __attribute__((always_inline))
+#define RAOE_NOINLINE __attribute__((noinline))
 #else
+#define RAOE_NOINLINE
 #define RAOE_INLINE inline
 #define RAOE_INLINE_LAMBDA
 #endif

@@ -39,6 +39,17 @@ class LabelIds {
     if (ids_) return ids_[i];
     return labels_ ? static_cast<std::uint32_t>(labels_[i] - low_) : 0;
   }
+  // use(id) with id(i) = (*this)[i], of a type for each case: loops over all pairs then do not ask at each.
+  template <class Use>
+  void visit(const Use& use) const {
+    if (ids_) {
+      use([ids = ids_](std::int64_t i) { return ids[i]; });
+    } else if (labels_) {
+      use([labels = labels_, low = low_](std::int64_t i) { return static_cast<std::uint32_t>(labels[i] - low); });
+    } else {
+      use([](std::int64_t) { return std::uint32_t{0}; });
+    }
+  }
 
  private:
   static RAOE_INLINE void range_of(const std::int64_t* __restrict labels, std::int64_t n, std::int64_t& low,
@@ -73,11 +84,11 @@ class LabelIds {
     using Entry = Item<std::uint64_t>;
     const Buffer memory(2 * static_cast<std::size_t>(n) * sizeof(Entry));
     Entry* const half = memory.as<Entry>();
-    const auto load = [&](std::int64_t i) {
-      return Entry{static_cast<std::uint64_t>(labels_[i]) - static_cast<std::uint64_t>(low),
-                   static_cast<std::uint32_t>(i)};
+    const auto key = [labels = labels_, low](std::int64_t i) RAOE_INLINE_LAMBDA {
+      return static_cast<std::uint64_t>(labels[i]) - static_cast<std::uint64_t>(low);
     };
-    const Entry* const sorted = radix_sort<std::uint64_t>(load, n, bit_length(range), half, half + n, team);
+    const auto payload = [](std::int64_t i) { return static_cast<std::uint32_t>(i); };
+    const Entry* const sorted = radix_sort<std::uint64_t>(key, payload, n, bit_length(range), half, half + n, team);
     count_ = 0;
     for (std::int64_t p = 0; p < n; ++p) {
       count_ += p > 0 && sorted[p].key != sorted[p - 1].key;

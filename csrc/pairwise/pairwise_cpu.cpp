@@ -39,12 +39,16 @@ class Call {
   Call(const PairwiseArgs& args, const LabelIds& ids, const Extent<C>& c, Team& team)
       : args_(args), ids_(ids), n_(args.n), grad_(args.grads != nullptr), team_(team), extent_(c) {}
 
-  // `log`: work with the exponents instead of their exponentials. T must be double then.
-  template <class Load>
-  void run(const Load& load, int key_bits, bool log) {
+  // key(i) of at most `key_bits` bits, and payload(i) = i | label id << index_bits.
+  template <class Keys, class Payloads>
+  void sort(const Keys& key, int key_bits, const Payloads& payload) {
     allocate();
-    Item<K>* const sorted = radix_sort<K>(load, n_, key_bits, items_, items_ + n_, team_);
-    unpack_and_terms(sorted, log);
+    sorted_ = radix_sort<K>(key, payload, n_, key_bits, items_, items_ + n_, team_);
+  }
+
+  // `log`: work with the exponents instead of their exponentials. T must be double then.
+  void run(bool log) {
+    unpack_and_terms(log);
     if (args_.rank) find_partners(tags_, n_, args_.ties, args_.threshold, ends_, starts_);
     Results results;
     if (log) {
@@ -88,7 +92,8 @@ class Call {
     after_ = reinterpret_cast<double*>(base + after);
   }
 
-  void unpack_and_terms(Item<K>* sorted, bool log) {
+  void unpack_and_terms(bool log) {
+    Item<K>* const sorted = sorted_;
     // Its last reader is this step, so its memory takes the prefix sums, and the other half the exponentials.
     before_ = reinterpret_cast<double*>(sorted);
     if (2 * sizeof(T) <= sizeof(Item<K>)) {
@@ -121,17 +126,17 @@ class Call {
     });
   }
 
-  static void unpack(const Item<K>* __restrict sorted, std::int64_t begin, std::int64_t end,
-                     const C* __restrict similarity, std::uint32_t* __restrict order, std::uint8_t* __restrict tags,
-                     C* __restrict c) {
+  static RAOE_NOINLINE void unpack(const Item<K>* __restrict sorted, std::int64_t begin, std::int64_t end,
+                                   const C* __restrict similarity, std::uint32_t* __restrict order,
+                                   std::uint8_t* __restrict tags, C* __restrict c) {
+    K before = begin == 0 ? static_cast<K>(~sorted[0].key) : sorted[begin - 1].key;
     for (std::int64_t p = begin; p < end; ++p) {
-      const std::uint32_t i = sorted[p].payload & index_mask;
+      const Item<K> item = sorted[p];
+      const std::uint32_t i = item.payload & index_mask;
       order[p] = i;
       c[p] = similarity[i];
-    }
-    for (std::int64_t p = begin; p < end; ++p) {
-      const bool starts = p == 0 || sorted[p].key != sorted[p - 1].key;
-      tags[p] = static_cast<std::uint8_t>(sorted[p].payload >> index_bits | (starts ? run_start : 0));
+      tags[p] = static_cast<std::uint8_t>(item.payload >> index_bits | (item.key != before ? run_start : 0));
+      before = item.key;
     }
   }
 
@@ -279,7 +284,7 @@ class Call {
   Team& team_;
   const Extent<C> extent_;
   Buffer memory_;
-  Item<K>* items_;
+  Item<K>*items_, *sorted_;
   std::uint32_t *order_, *ends_, *starts_;
   std::uint8_t* tags_;
   C* c_;
@@ -300,21 +305,18 @@ template <class C, class S, class K>
 void sort_and_sum(const PairwiseArgs& args, const Extent<C>& c, std::uint64_t low, int key_bits, Team& team) {
   const LabelIds ids(args.labels, args.n, max_classes, team);
   const S* const scores = static_cast<const S*>(args.scores);
-  const auto sort_by = [&](auto& call, bool log, const auto& id) {
-    call.run(
-        [=](std::int64_t i) {
-          const std::uint64_t key = orderable(scores[i]) - low;
-          return Item<K>{static_cast<K>(key), static_cast<std::uint32_t>(i) | id(i) << index_bits};
-        },
-        key_bits, log);
-  };
+  const auto key = [=](std::int64_t i) RAOE_INLINE_LAMBDA { return static_cast<K>(orderable(scores[i]) - low); };
   const auto run = [&](auto call, bool log) {
-    const LabelIds* const labels = &ids;
-    if (args.labels && ids.count() <= max_classes) {
-      sort_by(call, log, [=](std::int64_t i) { return (*labels)[i]; });
-    } else {
-      sort_by(call, log, [](std::int64_t) { return std::uint32_t{0}; });
+    const auto sort = [&](const auto& id) {
+      const auto payload = [id](std::int64_t i) { return static_cast<std::uint32_t>(i) | id(i) << index_bits; };
+      call.sort(key, key_bits, payload);
+    };
+    if (ids.count() <= max_classes) {
+      ids.visit(sort);
+    } else {  // more than a payload has room for
+      sort([](std::int64_t) { return std::uint32_t{0}; });
     }
+    call.run(log);
   };
   // How far exponents of pairs reach, and the number of terms in their sums: what the largest sum needs.
   double reach = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;

@@ -69,8 +69,8 @@ RAOE_INLINE double fast_acos(double c) {
   constexpr double half_pi = 0x1.921fb54442d18p0, pi = 0x1.921fb54442d18p1;
   const double a = std::fabs(c);
   const bool outer = a > 0.5;
-  const double z = outer ? (1.0 - a) * 0.5 : a * a;
-  const double s = std::sqrt(z);
+  const double half = (1.0 - a) * 0.5, root = std::sqrt(half);  // one root, outside the choice
+  const double z = outer ? half : a * a, s = outer ? root : a;
   const double asin = s + s * z * Coefficients<T>::asin(z);
   const double acos = outer ? 2.0 * asin : half_pi - asin;
   return c < 0.0 ? pi - acos : acos;

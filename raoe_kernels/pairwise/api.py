@@ -46,7 +46,7 @@ def rank_margin_loss(
         TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
         derivative was asked for, which there is none of.
     """
-    params = _params.make(rank=True, margin=margin, tau=tau, ties=ties)
+    params = _params.make(True, False, tau, margin, ties)
     _check_similarity(similarity)
     return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
 
@@ -56,7 +56,7 @@ def cosent_loss(similarity: Tensor, scores: Tensor, *, tau: float = 20.0, backen
 
     Arguments, result and errors as in `rank_margin_loss`.
     """
-    params = _params.make(rank=True, tau=tau)
+    params = _params.make(True, False, tau)
     _check_similarity(similarity)
     return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
 
@@ -84,7 +84,7 @@ def gated_angular_loss(
             "label" (l_i > l_j). What a gate does not use is ignored and may be None.
         backend: as in `rank_margin_loss`, and so are the result and the errors.
     """
-    params = _params.make(angle=True, tau=tau)
+    params = _params.make(False, True, tau)
     _check_similarity(similarity)
     scores, labels = _gated(similarity, scores, labels, gate)
     return pairwise_loss(similarity, scores, labels, params, backend)[0]
@@ -109,8 +109,7 @@ def raoe_loss(
     Args as in those two. return_parts=True gives (rank part, angle part), weighted and both differentiable, instead
     of their sum.
     """
-    options = dict(tau=tau, rank_weight=rank_weight, angle_weight=angle_weight)
-    params = _params.make(rank=True, angle=True, margin=margin, ties=ties, parts=bool(return_parts), **options)
+    params = _params.make(True, True, tau, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
     ranked = _scores(scores, similarity)
     gated, labels = _gated(similarity, scores, labels, gate)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from raoe_kernels import _validate
 
 TIES = ("average", "min", "max", "dense", "ordinal")
+
 
 class PairwiseParams(NamedTuple):
     """The constants of one call. Tuples of these are hashable and cheap to build.
@@ -39,26 +40,35 @@ class PairwiseParams(NamedTuple):
         return (2,) if self.parts else ()
 
 
-def make(**options: Any) -> PairwiseParams:
-    """Check the constants and bring them into the form the backends use; `_make` has the options."""
-    if not torch.compiler.is_compiling():
-        try:
-            return _remembered(**options)
-        except TypeError:  # something that cannot be remembered: what is wrong with it is said below
-            pass
-    return _make(**options)
-
-
-def _make(
-    *,
-    rank: bool = False,
-    angle: bool = False,
-    tau: object = 20.0,
+def make(
+    rank: bool,
+    angle: bool,
+    tau: object,
     margin: object = 0,
     ties: object = "average",
     rank_weight: object = 1.0,
     angle_weight: object = 1.0,
     parts: bool = False,
+) -> PairwiseParams:
+    """Check the constants and bring them into the form the backends use."""
+    constants = (rank, angle, tau, margin, ties, rank_weight, angle_weight, parts)
+    if not torch.compiler.is_compiling():
+        try:
+            return _remembered(*constants)
+        except TypeError:  # something that cannot be remembered: what is wrong with it is said below
+            pass
+    return _make(*constants)
+
+
+def _make(
+    rank: bool,
+    angle: bool,
+    tau: object,
+    margin: object,
+    ties: object,
+    rank_weight: object,
+    angle_weight: object,
+    parts: bool,
 ) -> PairwiseParams:
     doubled = 2 * _validate.number("margin", margin, low=0)
     return PairwiseParams(

@@ -81,9 +81,12 @@ def test_none_is_pure_python_and_says_so(checkout, python, tmp_path):
     sh([python, "-m", "pip", "install", "--no-deps", checkout], RAOE_KERNELS_BUILD="none")
     package = installed(python, tmp_path)
     assert not list(package.glob("*.so"))
-    # The interpreter that has torch, with this installation before everything else.
+    # The interpreter that has torch, with this installation before everything else and without the import hook of
+    # an editable one, which would go on to find the modules that this one lacks.
     code = (
-        f"import sys; sys.path.insert(0, {str(package.parent)!r}); import runpy, torch, raoe_kernels as r; "
+        f"import sys; sys.path.insert(0, {str(package.parent)!r}); "
+        "sys.meta_path = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')]; "
+        "import runpy, torch, raoe_kernels as r; "
         "assert r.__file__.startswith(sys.path[0]), r.__file__; "
         "x = torch.rand(9, requires_grad=True); r.raoe_loss(x, torch.rand(9), torch.arange(9) % 3).backward(); "
         "assert x.grad.ne(0).any(); runpy.run_module('raoe_kernels', run_name='__main__', alter_sys=True)"
