@@ -23,8 +23,10 @@ def compare(ops: list[str], device: str, sizes: list[int] | None, reference: str
             subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=other, check=True,
                            stdout=subprocess.DEVNULL)  # fmt: skip
             times: dict[str, dict[tuple[str, int, str], list[float]]] = {"here": {}, "there": {}}
+            trees = [("there", other), ("here", ROOT)]
             for _ in range(ROUNDS):
-                for name, tree in (("there", other), ("here", ROOT)):
+                trees.reverse()
+                for name, tree in trees:
                     for row in _rows(tree, ops, device, sizes, Path(folder, "rows.jsonl")):
                         key = row["op"], row["size"], row["contender"]
                         times[name].setdefault(key, []).append(row["median_s"])
