@@ -113,7 +113,7 @@ def _mean(values: list[float | None]) -> str:
 
 def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:
     """For every numeric key of a grid: score against its value, a line for each family of variants."""
-    keys = {key for row in results for key, value in row["point"].items() if isinstance(value, (int, float))}
+    keys = {key for row in results for key, value in row["point"].items() if _is_number(value)}
     made = []
     for key in sorted(keys):
         lines = {family: points for family, points in _curves(results, key).items() if len(points) > 1}
@@ -146,16 +146,21 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
 
 
 def _curves(results: list[dict[str, Any]], key: str) -> dict[str, dict[float, float]]:
+    """{line: {value of key: mean score}}; a value that is a word, as tau's "auto", is in the table alone."""
     values: dict[str, dict[float, list[float]]] = {}
     for row in results:
         score = _score(row, "average")
         score = _score(row, "dev") if score is None else score
-        if key in row["point"] and score is not None:
+        if _is_number(row["point"].get(key)) and score is not None:
             others = "".join(f", {k.rpartition('.')[2]} {v}" for k, v in row["point"].items() if k != key)
             values.setdefault(row["family"] + others, {}).setdefault(row["point"][key], []).append(score)
     return {
         line: {x: statistics.fmean(found) for x, found in points.items()} for line, points in values.items()
     }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _row(cells: list[str]) -> str:
