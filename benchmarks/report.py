@@ -24,7 +24,7 @@ def read(files: Iterable[Path]) -> list[Row]:
 
 def write(files: list[Path], folder: Path) -> Path:
     """README.md and one plot for each op and run; returns the page."""
-    rows = read(files)
+    rows = [row for row in read(files) if "contender" in row]
     if not rows:
         raise SystemExit("nothing to report: name files that `python -m benchmarks --json FILE` wrote")
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import gate, report, timing
+from benchmarks import gate, gpu, ledger, provenance, report, timing
 from benchmarks.case import Case
 
 TESTS = {
@@ -93,6 +93,53 @@ def test_report(case, tmp_path):
     lines.write_text("{}\nnonsense\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl:2: not a line of benchmark JSON"):
         report.write([lines], tmp_path / "out")
+
+
+def test_the_ledger_says_what_the_files_say(tmp_path):
+    about = {"gpu": "a GPU", "commit": "abc", "date": "2026-01-02"}
+    old = about | {"date": "2026-01-01", "commit": "old"}
+    rows = [
+        {"op": "pairwise", "tests": "passed", **about},
+        {"op": "pairwise", "tests": "failed", **old},
+        {"op": "pairwise", "contender": "ours", "median_s": 1.0, "date": "2026-01-01", "commit": "of a CPU"},
+        {"op": "cosine", "contender": "absent", "missing": "why", **about},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "README.md").write_text(f"before\n{ledger.START}\nanything\n{ledger.END}\nafter\n")
+    ledger.update(("pairwise", "cosine"), tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert page.startswith("before\n") and page.endswith("\nafter\n") and "anything" not in page
+    assert "| pairwise | passed: a GPU, 2026-01-02, abc | never |" in page
+    assert "| cosine | never | never |" in page
+    (tmp_path / "README.md").write_text("no place for it")
+    with pytest.raises(ValueError, match="has no lines"):
+        ledger.update(("pairwise",), tmp_path)
+
+
+def test_the_ledger_is_true():
+    assert (ledger.RESULTS / "README.md").read_text() == ledger.page(suite.OPS)
+
+
+def test_no_speed_on_a_red_tree(tmp_path, monkeypatch):
+    """What a GPU run writes, with commands that stand for its own and the CPU's name for the GPU's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    describe = provenance.describe
+    monkeypatch.setattr(provenance, "describe", lambda device: describe("cpu") | {"gpu": "No GPU (1)"})
+    done = []
+    red = {"tests"}
+
+    def stream(title, command, log):
+        done.append(title)
+        return 1 if title in red else 0
+
+    monkeypatch.setattr(gpu, "stream", stream)
+    assert gpu.run(["tests", "cosine"], tmp_path) == ["tests"] and done == ["tests"]
+    red.clear()
+    assert gpu.run(["tests", "cosine"], tmp_path) == [] and done == ["tests", "tests", "cosine"]
+    (rows,) = tmp_path.glob("No-GPU-1-*.jsonl")
+    outcomes = [row["tests"] for row in report.read([rows]) if row["op"] == "pairwise"]
+    assert outcomes == ["failed", "passed"]
+    assert "No speed was measured: tests failed" in rows.with_suffix(".md").read_text()
 
 
 def test_wrong_words(monkeypatch, capsys):

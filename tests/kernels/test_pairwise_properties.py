@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")  # a machine that `make gpu` can use need not have it
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,41 @@
+"""What has run on a GPU and what never has: the part of results/README.md that its result files decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.report import Row, read
+
+RESULTS = Path(__file__).parent / "results"
+START, END = "<!-- ledger: made by `make gpu` from the files beside this page -->", "<!-- end of ledger -->"
+
+
+def table(ops: Iterable[str], rows: list[Row]) -> str:
+    """For each op the last GPU run of its tests and of its benchmark: GPU, date and commit, or "never"."""
+    lines = ["| op | tests on a GPU | benchmark on a GPU |", "|---|---|---|"]
+    for op in ops:
+        ran = [row for row in rows if row["op"] == op and row.get("gpu")]
+        tests = [row for row in ran if "tests" in row]
+        speeds = [row for row in ran if "median_s" in row]
+        outcome = f"{tests[-1]['tests']}: " if tests else ""
+        lines.append(f"| {op} | {outcome}{_last(tests)} | {_last(speeds)} |")
+    return "\n".join(lines)
+
+
+def _last(rows: list[Row]) -> str:
+    return f"{rows[-1]['gpu']}, {rows[-1]['date']}, {rows[-1]['commit']}" if rows else "never"
+
+
+def page(ops: Iterable[str], folder: Path = RESULTS) -> str:
+    """README.md of a folder of results with its ledger made anew."""
+    before, _, rest = (folder / "README.md").read_text().partition(START)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"{folder / 'README.md'} has no lines {START!r} and {END!r}")
+    rows = sorted(read(sorted(folder.glob("*.jsonl"))), key=lambda row: row["date"])
+    return f"{before}{START}\n\n{table(ops, rows)}\n\n{END}{after}"
+
+
+def update(ops: Iterable[str], folder: Path = RESULTS) -> None:
+    (folder / "README.md").write_text(page(ops, folder))
