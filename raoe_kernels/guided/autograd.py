@@ -1,9 +1,10 @@
 """guided_log_probs as a differentiable function and guided_argmax beside it, eager and under torch.compile.
 
 A backend is three functions on rows (R, V) with V > 0. wide is float64 for float64 logits and float32 otherwise:
-`forward(current, previous, guidance) -> (result (R, V), log-sum-exp of current, of previous)`, all wide, a log-sum-exp
-being 0 for a row of only -inf; `backward(grad, current, previous, lse_current, lse_previous, guidance,
-(need current, need previous)) -> gradients, None where not needed`; and `argmax(current, previous, guidance) -> (R,)`.
+`forward(current, previous, guidance) -> (result (R, V), normaliser of current, of previous)`, all wide, a normaliser
+(2, R) being each row's largest logit z and log(sum exp(logit - z)), both 0 for a row of only -inf;
+`backward(grad, current, previous, normaliser of current, of previous, guidance, (need current, need previous)) ->
+gradients, None where not needed`; and `argmax(current, previous, guidance) -> (R,)`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> 
 
 
 def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
-    """What stands for previous: with guidance 1 it is not to be read, and mixing current with itself changes nothing."""
+    """previous; with guidance 1, when it is not to be read, current: mixed with itself it stays what it is."""
     return current if guidance == 1 else previous
 
 
@@ -55,7 +56,7 @@ def _empty(current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The results' shapes and dtypes."""
     dtype = torch.float64 if current.dtype == torch.float64 else torch.float32
     result = current.new_empty(current.shape, dtype=dtype)
-    return result, result.new_zeros(current.shape[0]), result.new_zeros(current.shape[0])
+    return result, result.new_zeros(2, current.shape[0]), result.new_zeros(2, current.shape[0])
 
 
 def _backward(
@@ -66,9 +67,8 @@ def _backward(
     grads: tuple[Tensor | None, ...] = (None, None)
     if any(used) and current.numel():
         grads = module.backward(grad, *saved, guidance, used)
-    zeros = (current.new_zeros(current.shape) if need and g is None else g for g, need in zip(grads, needs, strict=True))
-    by_current, by_previous = zeros
-    return by_current, by_previous
+    filled = [current.new_zeros(current.shape) if n and g is None else g for g, n in zip(grads, needs, strict=True)]
+    return filled[0], filled[1]
 
 
 def _argmax(current: Tensor, previous: Tensor, guidance: float, module: Any) -> Tensor:
@@ -89,18 +89,20 @@ class _Guided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
         if torch.is_grad_enabled():
-            raise RuntimeError("guided_log_probs has no second derivative: it was differentiated with create_graph=True")
+            raise RuntimeError(
+                "guided_log_probs has no second derivative: it was differentiated with create_graph=True"
+            )
         return *_backward(grad, ctx.saved_tensors, ctx.guidance, ctx.needs_input_grad[:2], ctx.module), None, None
 
 
 # The same as opaque operators, for torch.compile.
 torch.library.define(
     "raoe_kernels::guided",
-    "(Tensor current, Tensor previous, float guidance, str backend) -> (Tensor result, Tensor lc, Tensor lp)",
+    "(Tensor current, Tensor previous, float guidance, str backend) -> (Tensor result, Tensor nc, Tensor np)",
 )
 torch.library.define(
     "raoe_kernels::guided_backward",
-    "(Tensor grad, Tensor current, Tensor previous, Tensor lc, Tensor lp, float guidance, bool[2] needs, str backend)"
+    "(Tensor grad, Tensor current, Tensor previous, Tensor nc, Tensor np, float guidance, bool[2] needs, str backend)"
     " -> (Tensor current, Tensor previous)",
 )
 torch.library.define(
@@ -120,14 +122,14 @@ def _fake(current, previous, guidance, backend):
 
 
 @torch.library.impl("raoe_kernels::guided_backward", "CompositeExplicitAutograd")
-def _operator_backward(grad, current, previous, lc, lp, guidance, needs, backend):
-    saved = current, _other(current, previous, guidance), lc, lp
+def _operator_backward(grad, current, previous, nc, np, guidance, needs, backend):
+    saved = current, _other(current, previous, guidance), nc, np
     grads = _backward(grad, saved, guidance, tuple(needs), OP.select(current.device, backend))
     return tuple(current.new_empty(0) if g is None else g for g in grads)
 
 
 @torch.library.register_fake("raoe_kernels::guided_backward")
-def _fake_backward(grad, current, previous, lc, lp, guidance, needs, backend):
+def _fake_backward(grad, current, previous, nc, np, guidance, needs, backend):
     return tuple(torch.empty(x.shape if n else 0, dtype=x.dtype, device=x.device)
                  for x, n in zip((current, previous), needs, strict=True))  # fmt: skip
 

@@ -17,25 +17,26 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return _wide(logits).log_softmax(-1).masked_fill(logits == -INF, -INF)
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    total = _wide(logits).logsumexp(-1)
-    return total.masked_fill(total == INF, torch.nan).masked_fill(total == -INF, 0)
+def _normaliser(logits: Tensor) -> Tensor:
+    largest = _wide(logits).amax(-1)
+    return torch.stack([largest, (_wide(logits) - largest[:, None]).exp().sum(-1).log()]).masked_fill(
+        largest == -INF, 0
+    )
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Eq. 4: guidance log p(current) - (guidance - 1) log p(previous); -inf where current is."""
-    result = _log_softmax(current)
-    if guidance != 1:
-        result = guidance * result - (guidance - 1) * _log_softmax(previous)
-    return result.masked_fill(current == -INF, -INF), _log_sum_exp(current), _log_sum_exp(previous)
+    """Eq. 4: guidance p - (guidance - 1) q, p and q the log-probabilities, as p + (guidance - 1) (p - q)."""
+    p, q = _log_softmax(current), _log_softmax(previous)
+    result = p + (guidance - 1) * (p - q)
+    return result.masked_fill(current == -INF, -INF), _normaliser(current), _normaliser(previous)
 
 
 def backward(
     grad: Tensor,
     current: Tensor,
     previous: Tensor,
-    lse_current: Tensor,
-    lse_previous: Tensor,
+    normaliser_current: Tensor,
+    normaliser_previous: Tensor,
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -51,7 +52,5 @@ def backward(
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     """argmax of guidance current - (guidance - 1) previous: Eq. 4 but for what is the same in a whole row."""
-    scores = _wide(current)
-    if guidance != 1:
-        scores = scores + (guidance - 1) * (scores - _wide(previous))
-    return scores.masked_fill(current == -INF, -INF).argmax(-1)
+    x, y = _wide(current), _wide(previous)
+    return (x + (guidance - 1) * (x - y)).masked_fill(current == -INF, -INF).argmax(-1)

@@ -22,32 +22,35 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _log_sum_exp(logits: Tensor) -> Tensor:
-    """(R, 1); 0 for a row of only -inf, so that subtracting it leaves -inf, and NaN where a logit is +inf."""
-    total = logits.logsumexp(-1, keepdim=True)
-    return total.masked_fill_(total == INF, torch.nan).masked_fill_(total == -INF, 0)
+def _log_softmax(logits: Tensor, normaliser: Tensor, out: Tensor | None = None) -> Tensor:
+    """Writes the rows' normaliser (2, R) too. 0 in its place in rows of only -inf leaves them what they are."""
+    largest = logits.amax(-1)
+    normaliser[0] = largest.masked_fill_(largest == -INF, 0)
+    result = torch.sub(logits, largest[:, None], out=out)
+    total = result.exp().sum(-1)
+    normaliser[1] = total.masked_fill_(total == 0, 1).log_()
+    return result.sub_(total[:, None])
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
     """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
     dtype = _wide(current)
     result = current.new_empty(current.shape, dtype=dtype)
-    lse_current, lse_previous = result.new_empty(2, len(current), 1).unbind()
+    normalisers = result.new_empty(2, len(current)), result.new_empty(2, len(current))
     for part in _chunks(current):
         x, y = current[part].to(dtype), previous[part].to(dtype)
-        lse_current[part], lse_previous[part] = _log_sum_exp(x), _log_sum_exp(y)
-        p = torch.sub(x, lse_current[part], out=result[part])
-        p_minus_q = (y - lse_previous[part]).neg_().add_(p)
+        p = _log_softmax(x, normalisers[0][:, part], result[part])
+        p_minus_q = _log_softmax(y, normalisers[1][:, part]).neg_().add_(p)
         p.add_(p_minus_q, alpha=guidance - 1).masked_fill_(x == -INF, -INF)
-    return result, lse_current[:, 0].clone(), lse_previous[:, 0].clone()
+    return result, *normalisers
 
 
 def backward(
     grad: Tensor,
     current: Tensor,
     previous: Tensor,
-    lse_current: Tensor,
-    lse_previous: Tensor,
+    normaliser_current: Tensor,
+    normaliser_previous: Tensor,
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -58,14 +61,16 @@ def backward(
         g = grad[part].masked_fill((x == -INF) | (y == -INF), 0)
         total = g.sum(-1, keepdim=True)
         if by_current is not None:
-            _gradient(by_current[part], x, lse_current[part], g, total, guidance)
+            _gradient(by_current[part], x, normaliser_current[:, part], g, total, guidance)
         if by_previous is not None:
-            _gradient(by_previous[part], y, lse_previous[part], g, total, 1 - guidance)
+            _gradient(by_previous[part], y, normaliser_previous[:, part], g, total, 1 - guidance)
     return by_current, by_previous
 
 
-def _gradient(out: Tensor, logits: Tensor, lse: Tensor, grad: Tensor, total: Tensor, weight: float) -> None:
-    out.copy_((logits.to(grad.dtype) - lse[:, None]).exp_().mul_(total).neg_().add_(grad).mul_(weight))
+def _gradient(out: Tensor, logits: Tensor, normaliser: Tensor, grad: Tensor, total: Tensor, weight: float) -> None:
+    largest, log_sum = normaliser[..., None]
+    softmax = (logits - largest).sub_(log_sum).exp_().masked_fill_(logits == -INF, 0)
+    out.copy_(softmax.mul_(total).neg_().add_(grad).mul_(weight))
 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:

@@ -29,7 +29,7 @@ def list_mle_loss(
 
     Args:
         student: (R, n) finite scores, one list a row; float16, bfloat16, float32 or float64.
-        teacher: (R, n) numbers of any real dtype, on student's device, that do not require grad; +-inf sort as expected.
+        teacher: (R, n) numbers of any real dtype, on student's device, not requiring grad; +-inf sort as expected.
         tau: scale of the student's scores, > 0: the inverse of the paper's temperature (0.05 there).
         mask: (R, n) bool, True where there is an item; None for all. What is masked has no influence, NaN and all, and
             a gradient of exactly 0.

@@ -20,7 +20,7 @@ def list_mle(
     for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
         items = [k for k in range(len(targets)) if mask is None or mask[row, k]]
         first = [0.0] * len(targets) if order is None else order[row].tolist()
-        items.sort(key=lambda k: (-targets[k], first[k]))  # noqa: B023 (used at once)
+        items.sort(key=lambda k: (-targets[k], first[k]))
         for place, chosen in enumerate(items):
             left = items[place:]
             loss = loss + s[left].logsumexp(0) - s[chosen]
