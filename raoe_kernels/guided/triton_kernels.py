@@ -37,7 +37,7 @@ def _count(columns, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _add(largest, total, x):
-    """One more x a lane to total = sum of exp(x - largest). A largest that starts finite keeps -inf out of inf - inf."""
+    """One more x a lane to total = sum of exp(x - largest). A largest that starts finite avoids -inf minus -inf."""
     step = x - largest
     shrink = tl.exp(-tl.abs(step))
     return tl.maximum(largest, x), tl.where(step > 0, total * shrink + 1, total + shrink)

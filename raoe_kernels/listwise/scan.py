@@ -19,6 +19,8 @@ def list_mle(
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
     """
+    if mask is not None:
+        teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
     items = _descending(teacher, order)
     raw = _wide(student).gather(1, items)
     inside = None if mask is None else mask.gather(1, items)
