@@ -40,6 +40,11 @@ def _at(row, start, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _grad_at(row, start, lane, column, UNIT: tl.constexpr):
+    return _at(row, start, UNIT) + lane if UNIT == 16 else row + (start + lane) * column
+
+
+@triton.jit
 def _add(largest, total, x):
     """x's columns into total = sum of exp(x - largest), a row each. A largest that starts finite avoids inf - inf."""
     new = tl.maximum(largest, tl.max(x, 1))
@@ -113,14 +118,15 @@ def guided_backward(
     x_out = _row_of(by_current, columns, UNIT)
     y_out = _row_of(by_previous, columns, UNIT)
     columns = columns * UNIT
-    g_row = grad + row * row_grad
+    g_row = _row_of(grad, row_grad, UNIT)
     totals = tl.zeros((LANES,), dtype)
     for start in range(0, columns, LANES * WIDTH):
         mask = start + lane < columns
         x = tl.load(_at(x_row, start, UNIT) + lane, mask, -float("inf"))
         y = tl.load(_at(y_row, start, UNIT) + lane, mask, -float("inf"))
         live = (x != -float("inf")) & (y != -float("inf"))
-        totals += tl.sum(tl.load(g_row + (start + lane) * column_grad, live & mask, 0.0), 1)
+        g = tl.load(_grad_at(g_row, start, lane, column_grad, UNIT), mask, 0.0)
+        totals += tl.sum(tl.where(live, g, 0.0), 1)
     total = tl.sum(totals, 0)
     rows = tl.num_programs(0)
     top_x, log_x = tl.load(of_current + row), tl.load(of_current + rows + row)
@@ -134,7 +140,7 @@ def guided_backward(
         x = tl.load(_at(x_row, start, UNIT) + lane, mask, -float("inf")).to(dtype)
         y = tl.load(_at(y_row, start, UNIT) + lane, mask, -float("inf")).to(dtype)
         live = (x != -float("inf")) & (y != -float("inf"))
-        g = tl.load(g_row + (start + lane) * column_grad, live & mask, 0.0)
+        g = tl.where(live, tl.load(_grad_at(g_row, start, lane, column_grad, UNIT), mask, 0.0), 0.0)
         if need_current:
             p = tl.where(x == -float("inf"), 0.0, tl.exp(x - top_x - log_x))
             tl.store(_at(x_out, start, UNIT) + lane, (for_x * (g - p * total)).to(x_out.dtype.element_ty), mask)
@@ -177,9 +183,10 @@ def _row(logits: Tensor) -> Tensor:
 
 
 def _unit(*logits: Tensor) -> int:
-    """16 where every row starts at a multiple of 16 bytes and elements, so that loads can be wide, else 1."""
-    wide = all(x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in logits)
-    return 16 if wide else 1
+    """16 where every row is in one piece from a multiple of 16 bytes and elements on, so that loads can be wide;
+    else 1."""
+    in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in logits)
+    return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in logits) else 1
 
 
 def _tile(size: int, unit: int) -> dict[str, int]:
@@ -217,11 +224,11 @@ def backward(
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
     # A gradient that is not needed is not written; its argument only has to have the type of one.
     written = [current if g is None else g for g in grads]
-    unit = _unit(current, previous)
+    unit = _unit(current, previous, grad)
     with torch.cuda.device_of(current):
         guided_backward[(rows,)](
-            grad, current, previous, of_current, of_previous, *written, columns // unit, *grad.stride(),
-            current.stride(0) // unit, previous.stride(0) // unit, guidance, *map(int, needs),
+            grad, current, previous, of_current, of_previous, *written, columns // unit, grad.stride(0) // unit,
+            grad.stride(1), current.stride(0) // unit, previous.stride(0) // unit, guidance, *map(int, needs),
             num_warps=WARPS[current.itemsize], **_tile(current.itemsize, unit),
         )  # fmt: skip
     return grads[0], grads[1]

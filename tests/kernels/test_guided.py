@@ -14,7 +14,7 @@ from tests.kernels.conftest import PLACES
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-SHAPES = [(1, 1), (3, 7), (2, 96), (2, 5000), (2, 3, 33), (5,)]
+SHAPES = [(1, 1), (3, 7), (2, 96), (2, 8224), (2, 5000), (2, 3, 33), (5,)]  # of 96 and 8224 rows are aligned
 
 
 @pytest.fixture(params=[p for p in PLACES if p[1] != "native"], ids=lambda p: "-".join(p))
@@ -305,13 +305,10 @@ def test_empty(shape, place):
             guided_argmax(current, previous, guidance=1.5, backend=backend)
 
 
-@pytest.mark.parametrize("guidance", [1, 1.5])
-def test_gradcheck(guidance, place):
+def test_gradcheck(place):
     device, backend = place
-    current, previous = (x.requires_grad_() for x in logits((3, 6), torch.float64, device))
-    assert torch.autograd.gradcheck(
-        lambda x, y: guided_log_probs(x, y, guidance=guidance, backend=backend), (current, previous)
-    )
+    inputs = [x.requires_grad_() for x in logits((2, 3), torch.float64, device)]
+    assert torch.autograd.gradcheck(lambda x, y: guided_log_probs(x, y, guidance=1.5, backend=backend), inputs)
 
 
 def test_double_backward_is_refused(place):
