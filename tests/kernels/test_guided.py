@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +103,28 @@ def test_is_what_transformers_processor_gives(place):
     expected = processor(torch.zeros(2, 1, dtype=torch.long), current)
     result = guided_log_probs(current.to(device), previous.to(device), guidance=1.5, backend=backend)
     torch.testing.assert_close(result.cpu(), expected)
+
+
+def test_transformers_processors_sample_from_it(place):
+    """The README's own example, on a row of which everything is known."""
+    device, backend = place
+    pytest.importorskip("transformers")
+    readme = (Path(raoe_kernels.__file__).parent / "guided" / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    # p = (1/2, 1/4, 1/4, 0), q = (1/4, 1/2, 1/4, 0); p^1.5 / q^0.5 is in proportion to 4, 1, 2 times 2^-1.5 ...
+    current = tensor([[4.0, 2.0, 2.0, 0.0]], device, torch.float32).log()
+    previous = tensor([[1.0, 2.0, 1.0, 0.0]], device, torch.float32).log()
+    weights = [0.5**1.5 / 0.25**0.5, 0.25**1.5 / 0.5**0.5, 0.25**1.5 / 0.25**0.5]
+    for temperature, top_p, kept in ((1.0, 1.0, [0, 1, 2]), (0.5, 1.0, [0, 1, 2]), (1.0, 0.8, [0, 2]), (0.5, 0.8, [0])):
+        torch.manual_seed(0)
+        names = {"current": current, "previous": previous, "temperature": temperature, "top_p": top_p,
+                 "input_ids": torch.zeros(1, 1, dtype=torch.long, device=device)}  # fmt: skip
+        with use_backend(backend):
+            exec(example, names)
+        raised = [w ** (1 / temperature) if k in kept else 0.0 for k, w in enumerate(weights)] + [0.0]
+        expected = [w / sum(raised) for w in raised]
+        assert names["probabilities"].tolist()[0] == pytest.approx(expected, rel=1e-5)
+        assert names["token"].tolist()[0] in kept
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
@@ -396,7 +420,7 @@ def test_backends_by_name():
         assert guided_argmax(x, x, guidance=1.5).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("guidance", [1.0, 1.5])
+@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 def test_opcheck(guidance, place):
     device, backend = place
     inputs = [x.requires_grad_() for x in logits((3, 5), torch.float32, device)]
@@ -405,7 +429,7 @@ def test_opcheck(guidance, place):
     torch.library.opcheck(torch.ops.raoe_kernels.guided_argmax.default, (*detached, guidance, backend))
 
 
-@pytest.mark.parametrize("guidance", [1.0, 1.5])
+@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 1.5])
 def test_fullgraph_gives_the_same(guidance, place):
     device, backend = place
 
