@@ -11,10 +11,10 @@ from torch import Tensor
 
 from raoe_kernels.triton_compile import Variant, signature_of
 
-# By bytes a logit: a step is LANES x WIDTH columns, WIDTH being what a thread loads at once: 16 bytes. Where rows are not
-# aligned every column is a load of its own, and eight of half precision in flight spill (Triton 3.9, sm_90 and sm_100):
-# four there. Programs are large so that few rows are under way at once, and the second sweep, which goes backwards, finds
-# most of its row in the L2 cache. An argmax has one sweep and needs no such care.
+# By bytes a logit: a step is LANES x WIDTH columns, WIDTH being what a thread loads at once: 16 bytes. Where rows are
+# not aligned every column is a load of its own, and eight of half precision in flight spill (Triton 3.9, sm_90 and
+# sm_100): four there. Programs are large so that few rows are under way at once, and the second sweep, which goes
+# backwards, finds most of its row in the L2 cache. An argmax has one sweep and needs no such care.
 LANES = {2: 1024, 4: 1024, 8: 512}
 WIDTH = {2: 8, 4: 4, 8: 2}
 WIDTH_UNALIGNED = {2: 4, 4: 4, 8: 2}

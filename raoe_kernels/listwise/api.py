@@ -59,9 +59,10 @@ def list_mle_loss(
     tau = _validate.number("tau", tau, low=0, strict=True)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
-        # dynamo cannot trace torch.rand with a generator and a symbolic shape, not even if the generator is None
-        chosen = {} if generator is None else {"generator": generator}
-        order = torch.rand(student.shape, device=student.device, **chosen)
+        if generator is None:  # apart, as dynamo traces torch.rand with a symbolic shape only where none is named
+            order = torch.rand(student.shape, device=student.device)
+        else:
+            order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
         raise ValueError(f"generator is for ties='random' only, got {_validate.describe(generator)}")
     return list_mle(student, teacher, mask, order, tau, backend)

@@ -16,7 +16,8 @@ from tests.kernels.conftest import PLACES
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-SHAPES = [(1, 1), (3, 7), (2, 96), (2, 8224), (2, 5000), (2, 3, 33), (5,)]  # of 96 and 8224 rows are aligned
+# Rows of 96, 8192 and 8224 are aligned: less than a step of the Triton kernels, a whole number of them, and a rest.
+SHAPES = [(1, 1), (3, 7), (2, 96), (1, 8192), (2, 8224), (2, 5000), (2, 3, 33), (5,)]
 
 
 @pytest.fixture(params=[p for p in PLACES if p[1] != "native"], ids=lambda p: "-".join(p))
@@ -287,6 +288,17 @@ def test_a_gradient_of_no_strides(place):
     guided_log_probs(current, previous, guidance=1.5, backend=backend).sum().backward()
     for x, weight in ((current, 1.5), (previous, -0.5)):
         torch.testing.assert_close(x.grad, weight * (1 - 7 * x.detach().softmax(-1)))
+
+
+def test_a_gradient_of_other_strides(place):
+    """Aligned logits whose gradient from above is every second column of something."""
+    device, backend = place
+    inputs = [x.requires_grad_() for x in logits((3, 32), torch.float32, device)]
+    grad = torch.linspace(-2, 3, 192, device=device).reshape(3, 64)[:, ::2]
+    result = guided_log_probs(*inputs, guidance=1.5, backend=backend)
+    strided, plain = (torch.autograd.grad(result, inputs, g, retain_graph=True) for g in (grad, grad.contiguous()))
+    for x, y in zip(strided, plain, strict=True):
+        torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
