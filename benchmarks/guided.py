@@ -19,7 +19,7 @@ from raoe_kernels.guided import reference
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
 VOCABULARY = 128 * 1024
 GUIDANCE = 1.5
-TESTS = ["tests/kernels/test_guided.py"]
+TESTS = ["tests/kernels/test_guided.py", "tests/kernels/test_guided_calls.py"]
 
 Mix = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
