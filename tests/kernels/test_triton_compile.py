@@ -30,6 +30,9 @@ SM_90_GROUPS = {
     "finish": "pairwise.finish",
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
+    "guided_forward": "guided_forward",
+    "guided_backward": "guided_backward",
+    "guided_argmax": "guided_argmax",
 }
 
 # Variants that may spill, bytes a thread (stores + loads); every other one may not. At 4,096 pairs a thread of the
@@ -82,6 +85,7 @@ def limits() -> dict[str, int]:
 
 def test_representatives_compile_for_every_architecture():
     names = ["pairwise.rank_partners fp32 fp32", "cosine_forward fp32"]
+    names += [f"guided_{kernel} bf16 aligned" for kernel in ("forward", "backward", "argmax")]
     rows = in_compiling_process(SCRIPT, "[80, 90, 100]", *names)
     assert [(row["name"], row["arch"]) for row in rows] == [(name, arch) for name in names for arch in (80, 90, 100)]
     assert complaints(rows, limits()) == []
@@ -108,6 +112,39 @@ def test_no_variant_is_left_out():
     for name in names:
         assert sum(name.startswith(prefix) for prefix in SM_90_GROUPS.values()) == 1, name
     assert set(SPILLS) <= set(names)
+
+
+ACCESSES = """
+import json, re, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from raoe_kernels.triton_compile import variants
+
+found = {v.name: v for v in variants() if v.name in sys.argv}
+for name in sys.argv[1:]:
+    v = found[name]
+    source = ASTSource(v.kernel, v.signature, constexprs=v.constants)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": v.warps}).asm["ptx"]
+    print(json.dumps([len(re.findall(kind + r"[.]global\\S*[.](v4[.]b32|v2[.]b64) ", ptx)) for kind in ("ld", "st")]))
+"""
+
+# 16-byte loads and stores: two sweeps over two contexts, and over the gradient from above; one sweep.
+WIDE = {"guided_forward": (4, 1), "guided_backward": (6, 2), "guided_argmax": (2, 0)}
+
+
+@pytest.mark.slow
+def test_aligned_guided_rows_move_16_bytes_at_once():
+    names = [f"{kernel} {dtype} aligned" for dtype in ("bf16", "fp32", "fp64") for kernel in WIDE]
+    for name, (loads, stores) in zip(names, wide_accesses(names), strict=True):
+        least = WIDE[name.split()[0]]
+        assert loads >= least[0] and stores >= least[1], (name, loads, stores)
+    assert wide_accesses(["guided_forward bf16 any"]) == [[0, 0]]  # they may start anywhere
+
+
+def wide_accesses(names: list[str]) -> list[list[int]]:
+    """Loads and stores of 16 bytes in the PTX of each of these variants."""
+    return in_compiling_process(ACCESSES, *names)
 
 
 GREEDY = """

@@ -1,0 +1,158 @@
+"""guided_log_probs as a differentiable function and guided_argmax beside it, eager and under torch.compile.
+
+A backend is three functions on rows (R, V) with V > 0. wide is float64 for float64 logits and float32 otherwise:
+`forward(current, previous, guidance) -> (result (R, V), normaliser of current, of previous)`, all wide, a normaliser
+(2, R) being each row's largest logit z and log(sum exp(logit - z)), both 0 for a row of only -inf;
+`backward(grad, current, previous, normaliser of current, of previous, guidance, (need current, need previous)) ->
+gradients, None where not needed`; and `argmax(current, previous, guidance) -> (R,)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._dispatch import Backend, Op, triton_missing
+
+OP = Op(
+    "guided",
+    ("guided_log_probs", "guided_argmax"),
+    {
+        "reference": Backend("raoe_kernels.guided.reference"),
+        "scan": Backend("raoe_kernels.guided.scan"),
+        "triton": Backend("raoe_kernels.guided.triton_kernels", triton_missing),
+    },
+)
+
+
+def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.guided(current, previous, guidance, backend)[0]
+    module = OP.select(current.device, backend)
+    if torch.is_grad_enabled() and (current.requires_grad or previous.requires_grad):
+        return _Guided.apply(current, previous, guidance, module)
+    return _forward(current, _other(current, previous, guidance), guidance, module)[0]
+
+
+def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
+    current, previous = current.detach(), previous.detach()
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.guided_argmax(current, previous, guidance, backend)
+    return _argmax(current, previous, guidance, OP.select(current.device, backend))
+
+
+def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+    """previous; with guidance 1, when it is not to be read, current: mixed with itself it stays what it is."""
+    return current if guidance == 1 else previous
+
+
+def _forward(current: Tensor, other: Tensor, guidance: float, module: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return module.forward(current, other, guidance) if current.numel() else _empty(current)
+
+
+def _empty(current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The results' shapes and dtypes."""
+    dtype = torch.float64 if current.dtype == torch.float64 else torch.float32
+    result = current.new_empty(current.shape, dtype=dtype)
+    return result, result.new_zeros(2, current.shape[0]), result.new_zeros(2, current.shape[0])
+
+
+def _backward(
+    grad: Tensor, saved: tuple[Tensor, ...], guidance: float, needs: tuple[bool, bool], module: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    current = saved[0]
+    used = needs[0], needs[1] and guidance != 1
+    grads: tuple[Tensor | None, ...] = (None, None)
+    if any(used) and current.numel():
+        grads = module.backward(grad, *saved, guidance, used)
+    filled = [current.new_zeros(current.shape) if n and g is None else g for g, n in zip(grads, needs, strict=True)]
+    return filled[0], filled[1]
+
+
+def _argmax(current: Tensor, previous: Tensor, guidance: float, module: Any) -> Tensor:
+    if current.shape[0] == 0:
+        return current.new_empty(0, dtype=torch.int64)
+    return module.argmax(current, _other(current, previous, guidance), guidance)
+
+
+class _Guided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, current: Tensor, previous: Tensor, guidance: float, module: Any) -> Tensor:
+        other = _other(current, previous, guidance)
+        result, *normalisers = _forward(current, other, guidance, module)
+        ctx.save_for_backward(current, other, *normalisers)
+        ctx.guidance, ctx.module = guidance, module
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "guided_log_probs has no second derivative: it was differentiated with create_graph=True"
+            )
+        return *_backward(grad, ctx.saved_tensors, ctx.guidance, ctx.needs_input_grad[:2], ctx.module), None, None
+
+
+# The same as opaque operators, for torch.compile.
+torch.library.define(
+    "raoe_kernels::guided",
+    "(Tensor current, Tensor previous, float guidance, str backend) -> (Tensor result, Tensor nc, Tensor np)",
+)
+torch.library.define(
+    "raoe_kernels::guided_backward",
+    "(Tensor grad, Tensor current, Tensor previous, Tensor nc, Tensor np, float guidance, bool[2] needs, str backend)"
+    " -> (Tensor current, Tensor previous)",
+)
+torch.library.define(
+    "raoe_kernels::guided_argmax", "(Tensor current, Tensor previous, float guidance, str backend) -> Tensor"
+)
+
+
+@torch.library.impl("raoe_kernels::guided", "CompositeExplicitAutograd")
+def _operator(current, previous, guidance, backend):
+    module = OP.select(current.device, backend)
+    return _forward(current, _other(current, previous, guidance), guidance, module)
+
+
+@torch.library.register_fake("raoe_kernels::guided")
+def _fake(current, previous, guidance, backend):
+    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in _empty(current))
+
+
+@torch.library.impl("raoe_kernels::guided_backward", "CompositeExplicitAutograd")
+def _operator_backward(grad, current, previous, nc, np, guidance, needs, backend):
+    saved = current, _other(current, previous, guidance), nc, np
+    grads = _backward(grad, saved, guidance, tuple(needs), OP.select(current.device, backend))
+    return tuple(current.new_empty(0) if g is None else g for g in grads)
+
+
+@torch.library.register_fake("raoe_kernels::guided_backward")
+def _fake_backward(grad, current, previous, nc, np, guidance, needs, backend):
+    return tuple(torch.empty(x.shape if n else 0, dtype=x.dtype, device=x.device)
+                 for x, n in zip((current, previous), needs, strict=True))  # fmt: skip
+
+
+@torch.library.impl("raoe_kernels::guided_argmax", "CompositeExplicitAutograd")
+def _operator_argmax(current, previous, guidance, backend):
+    return _argmax(current, previous, guidance, OP.select(current.device, backend))
+
+
+@torch.library.register_fake("raoe_kernels::guided_argmax")
+def _fake_argmax(current, previous, guidance, backend):
+    return current.new_empty(current.shape[0], dtype=torch.int64)
+
+
+def _save(ctx, inputs, output):
+    current, previous, ctx.guidance, ctx.backend = inputs
+    ctx.save_for_backward(current, previous, *output[1:])
+
+
+def _differentiate(ctx, grad, _, __):
+    needs = ctx.needs_input_grad[:2]
+    grads = torch.ops.raoe_kernels.guided_backward(grad, *ctx.saved_tensors, ctx.guidance, needs, ctx.backend)
+    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None
+
+
+torch.library.register_autograd("raoe_kernels::guided", _differentiate, setup_context=_save)

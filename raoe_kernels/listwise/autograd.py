@@ -1,0 +1,142 @@
+"""list_mle_loss as a differentiable function and refine_similarity beside it, eager and under torch.compile.
+
+A backend is two functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
+`list_mle(student, teacher, mask, order, tau, need_grad) -> (loss, gradient (R, n) or None)`, both wide; the mean is
+made here. Of teacher's equals the one with the smaller order comes first, if there is an order.
+`refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)`, wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._dispatch import Backend, Op
+
+OP = Op(
+    "listwise",
+    ("list_mle_loss", "refine_similarity"),
+    {
+        "reference": Backend("raoe_kernels.listwise.reference"),
+        "scan": Backend("raoe_kernels.listwise.scan"),
+    },
+)
+
+
+def list_mle(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, backend: str
+) -> Tensor:
+    need_grad = student.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.list_mle(student, teacher, mask, order, tau, need_grad, backend)[0]
+    module = OP.select(student.device, backend)
+    if need_grad:
+        return _ListMLE.apply(student, teacher, mask, order, tau, module)
+    return _loss(student, teacher, mask, order, tau, False, module)[0]
+
+
+def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.refine_similarity(phi, mask, omega, backend)
+    return _refine(phi, mask, omega, OP.select(phi.device, backend))
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def _loss(
+    student: Tensor,
+    teacher: Tensor,
+    mask: Tensor | None,
+    order: Tensor | None,
+    tau: float,
+    need_grad: bool,
+    module: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The mean loss and its gradient; both NaN, but for what is masked, where a value is NaN."""
+    if student.numel() == 0:
+        loss = student.new_zeros((), dtype=_wide(student))
+        return loss, student.new_zeros(student.shape, dtype=_wide(student)) if need_grad else None
+    loss, grad = module.list_mle(student, teacher, mask, order, tau, need_grad)
+    loss = loss / student.shape[0]
+    if teacher.is_floating_point():
+        broken = teacher.isnan()
+        broken = (broken if mask is None else broken & mask).any()
+        loss = loss.masked_fill(broken, torch.nan)
+    if grad is None:
+        return loss, None
+    grad = (grad / student.shape[0]).masked_fill(loss.isnan(), torch.nan)
+    return loss, grad if mask is None else grad.masked_fill(~mask, 0)
+
+
+def _refine(phi: Tensor, mask: Tensor | None, omega: float, module: Any) -> Tensor:
+    if phi.numel() == 0:
+        return phi.new_empty(phi.shape, dtype=_wide(phi))
+    n = phi.shape[-1]
+    lists = None if mask is None else mask.reshape(-1, n)
+    return module.refine(phi.detach().reshape(-1, n, n), lists, omega).reshape(phi.shape)
+
+
+class _ListMLE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, mask: Any, order: Any, tau: float, module: Any) -> Tensor:
+        loss, grad = _loss(student, teacher, mask, order, tau, True, module)
+        ctx.save_for_backward(grad)
+        ctx.dtype = student.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("list_mle_loss has no second derivative: it was differentiated with create_graph=True")
+        (grad,) = ctx.saved_tensors
+        return (grad * upstream).to(ctx.dtype), None, None, None, None, None
+
+
+# The same as opaque operators, for torch.compile.
+torch.library.define(
+    "raoe_kernels::list_mle",
+    "(Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad, str backend)"
+    " -> (Tensor loss, Tensor grad)",
+)
+torch.library.define(
+    "raoe_kernels::refine_similarity", "(Tensor phi, Tensor? mask, float omega, str backend) -> Tensor"
+)
+
+
+@torch.library.impl("raoe_kernels::list_mle", "CompositeExplicitAutograd")
+def _operator(student, teacher, mask, order, tau, need_grad, backend):
+    loss, grad = _loss(student, teacher, mask, order, tau, need_grad, OP.select(student.device, backend))
+    return loss, loss.new_empty(0) if grad is None else grad
+
+
+@torch.library.register_fake("raoe_kernels::list_mle")
+def _fake(student, teacher, mask, order, tau, need_grad, backend):
+    shape = student.shape if need_grad else (0,)
+    return student.new_empty((), dtype=_wide(student)), student.new_empty(shape, dtype=_wide(student))
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(output[1])
+    ctx.dtype = inputs[0].dtype
+
+
+def _differentiate(ctx, upstream, _):
+    (grad,) = ctx.saved_tensors
+    return (grad * upstream).to(ctx.dtype), None, None, None, None, None, None
+
+
+torch.library.register_autograd("raoe_kernels::list_mle", _differentiate, setup_context=_save)
+
+
+@torch.library.impl("raoe_kernels::refine_similarity", "CompositeExplicitAutograd")
+def _operator_refine(phi, mask, omega, backend):
+    return _refine(phi, mask, omega, OP.select(phi.device, backend))
+
+
+@torch.library.register_fake("raoe_kernels::refine_similarity")
+def _fake_refine(phi, mask, omega, backend):
+    return phi.new_empty(phi.shape, dtype=_wide(phi))

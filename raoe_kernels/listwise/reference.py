@@ -1,0 +1,50 @@
+"""The specification of the listwise ops, list by list. Any dtype, any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def list_mle(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
+    scores = tau * _wide(student)
+    loss = scores.new_zeros(())
+    grad = torch.zeros_like(scores)
+    for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
+        items = [k for k in range(len(targets)) if mask is None or mask[row, k]]
+        first = [0.0] * len(targets) if order is None else order[row].tolist()
+        items.sort(key=lambda k: (-targets[k], first[k]))
+        for place, chosen in enumerate(items):
+            left = items[place:]
+            loss = loss + s[left].logsumexp(0) - s[chosen]
+            grad[row, left] += s[left].softmax(0)
+            grad[row, chosen] -= 1
+    return loss, tau * grad if need_grad else None
+
+
+def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
+    """Eq. 6-7 with both rankings written out; the similarity that has rank r among a list is sorted[r]."""
+    phi = _wide(phi)
+    refined = torch.zeros_like(phi)
+    for chain in range(phi.shape[0]):
+        sentences = [k for k in range(phi.shape[1]) if mask is None or mask[chain, k]]
+        for place, j in enumerate(sentences):
+            items = sentences[place:]
+            values = phi[chain, j, items]
+            by_similarity = values.sort(descending=True, stable=True)
+            rank = by_similarity.indices.argsort()
+            for true_rank, k in enumerate(items):
+                value = values[true_rank]
+                distance = (value - by_similarity.values[true_rank]).abs()
+                step = torch.log(omega * distance + 1)
+                sign = (true_rank < rank[true_rank]).int() - (true_rank > rank[true_rank]).int()
+                new = values.sum() * torch.nan if values.isnan().any() else value + sign * step
+                refined[chain, j, k] = refined[chain, k, j] = new
+    return refined

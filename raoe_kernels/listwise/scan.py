@@ -1,0 +1,69 @@
+"""The listwise ops in plain torch, all lists at once: one sort and two running sums a row, O(R n) memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+INF = float("inf")
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def list_mle(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
+
+    dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
+    """
+    if mask is not None:
+        teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
+    items = _descending(teacher, order)
+    raw = _wide(student).gather(1, items)
+    inside = None if mask is None else mask.gather(1, items)
+    # Relative to the row's largest, s keeps the digits that its differences have. Items that are not there stay in
+    # their places with weight exp(-inf).
+    known = raw if inside is None else raw.masked_fill(~inside, -INF)
+    largest = known.amax(1, keepdim=True)
+    s = tau * (known - largest.masked_fill(largest == -INF, 0))
+    remaining = s.flip(1).logcumsumexp(1).flip(1)
+    terms = remaining - s
+    if inside is not None:
+        terms = terms.masked_fill(~inside, 0)
+    loss = terms.sum()
+    if not need_grad:
+        return loss, None
+    chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
+    grad = (s + chosen.logcumsumexp(1)).exp() - 1
+    return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
+
+
+def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
+    """Indices that sort each row from its largest value down, equals by `order` and then as they come."""
+    if order is None:
+        return teacher.sort(dim=1, descending=True, stable=True).indices
+    first = order.argsort(dim=1, stable=True)
+    return first.gather(1, teacher.gather(1, first).sort(dim=1, descending=True, stable=True).indices)
+
+
+def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
+    """Row j's list is its columns k >= j. Everything else is sorted in front of it as +inf, so the value of true rank
+    k - j stands at place k: the sorted row lies over phi as it is."""
+    n = phi.shape[-1]
+    phi = _wide(phi)
+    place = torch.arange(n, device=phi.device)
+    listed = (place >= place[:, None]).expand_as(phi)
+    if mask is not None:
+        listed = listed & mask[:, None, :] & mask[:, :, None]
+    broken = (phi.isnan() & listed).any(-1, keepdim=True)
+    ranked = phi.masked_fill(~listed, INF).sort(dim=-1, descending=True).values
+    if mask is not None:  # place of the k-th of `count` sentences: the others are in front
+        real = mask.long()
+        column = (n - real.sum(-1, keepdim=True) + real.cumsum(-1) - 1).clamp(min=0)
+        ranked = ranked.gather(-1, column[:, None, :].expand_as(phi))
+    d = ranked - phi
+    refined = (phi + d.sign() * torch.log1p(omega * d.abs())).masked_fill(broken, torch.nan).masked_fill(~listed, 0)
+    return refined + refined.triu(1).transpose(-1, -2)

@@ -1,0 +1,345 @@
+"""list_mle_loss: by hand, against loops, edges, gradients, argument errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from raoe_kernels import list_mle_loss, refine_similarity
+from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.conftest import DEVICES
+
+INF, NAN = math.inf, math.nan
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.fixture(params=list(itertools.product(DEVICES, ["reference", "scan"])), ids="-".join)
+def place(request):
+    return request.param
+
+
+def named(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def tensor(values, device="cpu", dtype=torch.float64):
+    return torch.tensor(values, device=device, dtype=dtype)
+
+
+def lists(shape, dtype=torch.float64, device="cpu", seed=0, spread=1.0, ragged=False):
+    """Similarities, a teacher with ties, and a mask with holes or None."""
+    seeded = torch.Generator().manual_seed(seed)
+    student = spread * (2 * torch.rand(shape, generator=seeded, dtype=torch.float64) - 1)
+    teacher = torch.randint(-3, 4, shape, generator=seeded) / 4
+    mask = torch.rand(shape, generator=seeded) < 0.7 if ragged else None
+    return student.to(dtype).to(device), teacher.to(dtype).to(device), None if mask is None else mask.to(device)
+
+
+def run(student, teacher, mask=None, backend="scan", upstream=1.0, **options):
+    student = student.detach().clone().requires_grad_()
+    loss = list_mle_loss(student, teacher, mask=mask, backend=backend, **options)
+    return loss.detach(), torch.autograd.grad(loss * upstream, student)[0]
+
+
+def plackett_luce(scores):
+    """- log of the probability that items are drawn one after another in this order, with math alone."""
+    total = 0.0
+    for k, chosen in enumerate(scores):
+        total += math.log(sum(math.exp(x) for x in scores[k:])) - chosen
+    return total
+
+
+def test_list_mle_by_hand(place):
+    device, backend = place
+    # weights exp(s): 1, 3, 2 in the teacher's order 3, 2, 1: 3/6 x 2/3 x 1 = 1/3, and 2/6 x 3/4 x 1 = 1/4
+    student = tensor([[1.0, 3.0, 2.0], [3.0, 1.0, 2.0]], device).log()
+    teacher = tensor([[0.1, 0.9, 0.5], [0.2, 0.1, 0.7]], device)
+    loss, grad = run(student, teacher, backend=backend, tau=1)
+    assert loss.item() == pytest.approx((math.log(3) + math.log(4)) / 2, rel=1e-14)
+    # first row: 3 of 6, 2 of 3, 1 of 1, so the gradients are 1/6 + 1/3 + 1 - 1, 3/6 - 1, 2/6 + 2/3 - 1
+    assert grad[0].tolist() == pytest.approx([0.5 / 2, -0.5 / 2, 0.0], abs=1e-15)
+    assert grad[1].tolist() == pytest.approx([(3 / 6 + 3 / 4 - 1) / 2, (1 / 6 + 1 / 4) / 2, (2 / 6 - 1) / 2], abs=1e-15)
+
+
+def test_probabilities_of_all_orders_sum_to_one(place):
+    device, backend = place
+    student = tensor([[0.3, -0.4, 0.9, 0.1]], device)
+    orders = tensor(list(itertools.permutations(range(4))), device)
+    losses = [list_mle_loss(student, order[None], tau=2, backend=backend).item() for order in orders]
+    assert sum(math.exp(-x) for x in losses) == pytest.approx(1, rel=1e-13)
+
+
+def test_list_mle_is_plackett_luce(place):
+    device, backend = place
+    student, teacher, mask = lists((5, 7), device=device, ragged=True)
+    expected = []
+    for s, t, m in zip(student.tolist(), teacher.tolist(), mask.tolist(), strict=True):
+        items = [(-b, k, 3 * a) for k, (a, b, c) in enumerate(zip(s, t, m, strict=True)) if c]
+        expected.append(plackett_luce([x for _, _, x in sorted(items)]))
+    loss = list_mle_loss(student, teacher, tau=3, mask=mask, backend=backend)
+    assert loss.item() == pytest.approx(sum(expected) / 5, rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=named)
+@pytest.mark.parametrize("tau", [1.0, 20.0, 1000.0])
+@pytest.mark.parametrize(("shape", "ragged"), [((1, 1), False), ((3, 33), False), ((4, 20), True), ((2, 150), True)])
+def test_against_the_reference(shape, ragged, tau, dtype, place, poisoned):
+    device, backend = place
+    student, teacher, mask = lists(shape, dtype, seed=shape[1], ragged=ragged)
+    on_device = [x if x is None else x.to(device) for x in (student, teacher, mask)]
+    ours = run(*on_device, backend, upstream=-2.5, tau=tau)
+    plain = run(student, teacher, mask, "reference", upstream=-2.5, tau=tau)
+    truth = run(student.double(), teacher, mask, "reference", upstream=-2.5, tau=tau)
+    assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert ours[1].dtype == dtype
+    # a list's loss has as many terms as items, and each carries the rounding of its exponent
+    exponents = tau * (student.max() - student.min()).item() * shape[1] ** 0.5
+    assert_loss_accurate(ours[0], plain[0], truth[0], exponents)
+    assert_gradient_accurate(ours[1], plain[1], truth[1], exponents)
+
+
+def test_a_long_list_keeps_its_digits(place):
+    """Running sums of 3,000 items in float32: the rule, not a rule a term."""
+    device, backend = place
+    if backend == "reference":
+        pytest.skip("visits every pair")
+    student, _, _ = lists((2, 3000), torch.float32, seed=8)
+    teacher = torch.arange(6000.0).remainder(1777).reshape(2, 3000)
+    ours = run(student.to(device), teacher.to(device))
+    truth = run(student.double(), teacher, backend="scan")
+    torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(ours[1].cpu().double(), truth[1], rtol=2e-5, atol=2e-5 * truth[1].abs().max().item())
+
+
+def test_scan_is_the_softmax_of_what_is_left(place):
+    """At a spread where the authors' log(sum + 1e-7) flips gradient signs: tau 20, cosines 1.5 apart."""
+    device, backend = place
+    student = torch.linspace(0.9, -0.6, 12, device=device, dtype=torch.float32)[None]
+    teacher = torch.arange(12, device=device)[None].neg()
+    _, grad = run(student, teacher, backend=backend)
+    wide = student.double().requires_grad_()
+    loss = sum((20 * wide[0, k:]).logsumexp(0) - 20 * wide[0, k] for k in range(12))
+    (truth,) = torch.autograd.grad(loss, wide)
+    torch.testing.assert_close(grad.double(), truth, rtol=1e-4, atol=1e-4)
+    clear = truth.abs() > 1e-3
+    assert clear.sum() == 6 and grad[clear].sign().equal(truth[clear].sign().float())
+
+
+def test_the_order_of_columns_does_not_matter(place):
+    device, backend = place
+    student, _, mask = lists((3, 9), device=device, ragged=True)
+    teacher = torch.rand(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(device)
+    loss, grad = run(student, teacher, mask, backend)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2)).to(device)
+    moved = run(student[:, order], teacher[:, order], mask[:, order], backend)
+    torch.testing.assert_close(moved[0], loss)
+    torch.testing.assert_close(moved[1], grad[:, order])
+
+
+def test_equals_keep_their_order(place):
+    device, backend = place
+    student = tensor([[0.5, -0.3, 0.8, 0.1]], device)
+    equal = run(student, torch.zeros(1, 4, device=device), backend=backend)
+    in_order = run(student, tensor([[4.0, 3, 2, 1]], device), backend=backend)
+    signed = run(student, tensor([[0.0, -0.0, 0.0, -0.0]], device), backend=backend)
+    for x in (equal, signed):
+        assert x[0].equal(in_order[0]) and x[1].equal(in_order[1])
+
+
+def test_random_ties_shuffle_equals_only(place):
+    device, backend = place
+    student = tensor([[0.5, -0.3, 0.8, 0.1]], device)
+    teacher = tensor([[1.0, 2.0, 1.0, 1.0]], device)
+    # the three ways to order the equals 0, 2, 3 that differ in loss: all six, after item 1
+    possible = sorted(
+        plackett_luce([2 * student[0, k].item() for k in (1, *rest)]) for rest in itertools.permutations((0, 2, 3))
+    )
+    generator = torch.Generator(device).manual_seed(5)
+    options = {"tau": 2, "ties": "random", "backend": backend}
+    seen = {round(list_mle_loss(student, teacher, generator=generator, **options).item(), 9) for _ in range(80)}
+    assert sorted(seen) == pytest.approx(possible, abs=1e-8)
+
+
+def test_random_ties_are_the_generator_s_and_the_same_on_every_backend():
+    student, teacher, mask = lists((6, 12), ragged=True)
+    runs = [
+        run(student, teacher, mask, backend, ties="random", generator=torch.Generator().manual_seed(seed))
+        for backend, seed in (("reference", 1), ("scan", 1), ("scan", 2))
+    ]
+    for x, y in zip(runs[0], runs[1], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+    assert not torch.isclose(runs[1][0], runs[2][0])
+    alone = torch.arange(72.0).reshape(6, 12)  # no ties: nothing to shuffle
+    assert run(student, alone, mask, ties="random")[0].equal(run(student, alone, mask)[0])
+
+
+def test_what_is_masked_has_no_influence(place, poisoned):
+    device, backend = place
+    student, teacher, mask = lists((4, 9), torch.float32, device, ragged=True)
+    mask[1] = False
+    loss, grad = run(student, teacher, mask, backend)
+    for junk in (NAN, INF, -INF):
+        other = run(student.masked_fill(~mask, junk), teacher.masked_fill(~mask, junk), mask, backend)
+        assert other[0].equal(loss) and other[1].equal(grad)
+    assert grad[~mask].eq(0).all() and grad[1].eq(0).all() and grad[0][mask[0]].ne(0).all()
+
+
+def test_a_mask_is_a_shorter_list_and_empty_lists_count(place):
+    device, backend = place
+    student, teacher, _ = lists((3, 8), device=device)
+    mask = torch.zeros(3, 8, dtype=torch.bool, device=device)
+    mask[0, [0, 3, 4]] = True
+    mask[2, 5] = True
+    alone = run(student[:1, [0, 3, 4]], teacher[:1, [0, 3, 4]], backend=backend)
+    loss, grad = run(student, teacher, mask, backend)
+    torch.testing.assert_close(loss, alone[0] / 3)
+    torch.testing.assert_close(grad[0, [0, 3, 4]], alone[1][0] / 3)
+    assert grad[1:].abs().max() < 1e-15  # one item and none
+    assert run(student, teacher, torch.zeros_like(mask), backend)[0] == 0
+
+
+def test_an_infinite_teacher_sorts(place):
+    device, backend = place
+    student, _, _ = lists((1, 5), device=device)
+    infinite = run(student, tensor([[0.0, -INF, INF, 3.0, -INF]], device), backend=backend)
+    finite = run(student, tensor([[3.0, 2.0, 5.0, 4.0, 1.0]], device), backend=backend)
+    for x, y in zip(infinite, finite, strict=True):
+        assert x.equal(y)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float16])
+def test_teachers_of_any_dtype(dtype, place):
+    device, backend = place
+    student, _, _ = lists((2, 4), device=device)
+    teacher = torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1]], device=device)
+    assert run(student, teacher.to(dtype), backend=backend)[0].equal(run(student, teacher.double(), backend=backend)[0])
+
+
+def test_large_integers_are_not_rounded(place):
+    device, backend = place
+    student, _, _ = lists((1, 3), device=device)
+    big = 2**53
+    teacher = torch.tensor([[big, big + 2, big + 1]], device=device)
+    assert run(student, teacher, backend=backend)[0].equal(run(student, teacher - big, backend=backend)[0])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_nan_is_loud(which, place):
+    device, backend = place
+    inputs = lists((3, 5), torch.float32, device)
+    mask = torch.ones(3, 5, dtype=torch.bool, device=device)
+    mask[2, 4] = False
+    inputs[which][1, 2] = NAN
+    for given in (None, mask):
+        loss, grad = run(*inputs[:2], given, backend)
+        assert loss.isnan()
+        assert grad.isnan().all() if given is None else grad[mask].isnan().all() and grad[~mask].eq(0).all()
+        with torch.no_grad():
+            assert list_mle_loss(*inputs[:2], mask=given, backend=backend).isnan()
+    lone = [x[1:2, 2:3] for x in inputs[:2]]  # an item alone in its list
+    assert run(*lone, backend=backend)[0].isnan() and run(*lone, backend=backend)[1].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (3, 1)])
+def test_lists_of_nothing_cost_nothing(shape, place):
+    device, backend = place
+    student = torch.ones(shape, device=device, requires_grad=True)
+    loss = list_mle_loss(student, torch.zeros(shape, device=device), backend=backend)
+    loss.backward()
+    assert loss.item() == 0 and loss.shape == () and student.grad.equal(torch.zeros(shape, device=device))
+
+
+def test_strides_and_unchanged_inputs(place):
+    device, backend = place
+    student, teacher, mask = lists((4, 6), torch.float32, device, ragged=True)
+    expected = run(student, teacher, mask, backend)
+    wide = torch.full((4, 3, 9), 7.0, device=device)
+    wide[:, 1, 2:8] = student
+    wide.requires_grad_()
+    before = wide.detach().clone()
+    loss = list_mle_loss(
+        wide[:, 1, 2:8], teacher.t().contiguous().t(), mask=mask.t().contiguous().t(), backend=backend
+    )
+    (grad,) = torch.autograd.grad(loss, wide)
+    assert loss.equal(expected[0]) and grad[:, 1, 2:8].equal(expected[1])
+    assert grad.sum().item() == pytest.approx(expected[1].sum().item(), abs=1e-5) and wide.detach().equal(before)
+
+
+def test_half_precision_gradients_survive_loss_scaling(place):
+    device, backend = place
+    student, teacher, _ = lists((2000, 2), torch.float16, device)
+    _, small = run(student.double(), teacher, backend=backend, tau=1e-3)
+    _, scaled = run(student, teacher, backend=backend, tau=1e-3, upstream=2.0**20)
+    torch.testing.assert_close(scaled.double() / 2**20, small, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_gradcheck(ragged, place):
+    device, backend = place
+    student, teacher, mask = lists((3, 5), device=device, ragged=ragged)
+    assert torch.autograd.gradcheck(
+        lambda s: list_mle_loss(s, teacher, tau=3, mask=mask, backend=backend), student.requires_grad_()
+    )
+
+
+def test_no_grad_and_double_backward(place):
+    device, backend = place
+    student, teacher, _ = lists((3, 5), device=device)
+    student.requires_grad_()
+    with torch.no_grad():
+        assert not list_mle_loss(student, teacher, backend=backend).requires_grad
+    assert not list_mle_loss(student.detach(), teacher, backend=backend).requires_grad
+    with pytest.raises(RuntimeError, match="list_mle_loss has no second derivative"):
+        torch.autograd.grad(list_mle_loss(student, teacher, backend=backend), student, create_graph=True)
+
+
+def test_autocast(place):
+    device, backend = place
+    student, teacher, _ = lists((3, 5), torch.bfloat16, device)
+    phi = lists((4, 4), torch.bfloat16, device)[0]
+    outside = *run(student, teacher, backend=backend), refine_similarity(phi, 0.5, backend=backend)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        inside = *run(student, teacher, backend=backend), refine_similarity(phi, 0.5, backend=backend)
+    for x, y in zip(inside, outside, strict=True):
+        assert x.dtype == y.dtype and x.equal(y)
+
+
+def test_equal_inputs_give_bit_equal_results(place):
+    device, backend = place
+    inputs = lists((5, 40), torch.float32, device, ragged=True)
+    for x, y in zip(run(*inputs, backend), run(*inputs, backend), strict=True):
+        assert x.equal(y)
+
+
+S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "student", "teacher", "options"),
+    [
+        (TypeError, "student must be a tensor, got 1", 1, S, {}),
+        (TypeError, "student must be float16, .* int64 tensor", S.long(), S, {}),
+        (ValueError, "student must have 2 dimensions", S[0], S[0], {}),
+        (TypeError, "teacher must be a tensor, got None", S, None, {}),
+        (ValueError, r"teacher must have student's shape \(2, 3\)", S, S[:1], {}),
+        (ValueError, "on its device cpu, got float32 tensor .* on meta", S, S.to("meta"), {}),
+        (ValueError, "teacher must not require grad", S, torch.zeros(2, 3, requires_grad=True), {}),
+        (TypeError, "teacher must hold real numbers", S, S.to(torch.complex64), {}),
+        (TypeError, "mask must be a bool tensor, got float32", S, S, {"mask": S}),
+        (TypeError, "mask must be a tensor", S, S, {"mask": [True]}),
+        (ValueError, r"mask must have student's shape .* \(3,\)", S, S, {"mask": M[0]}),
+        (ValueError, "tau must be a finite number > 0, got 0", S, S, {"tau": 0}),
+        (ValueError, "tau must be a finite number > 0, got inf", S, S, {"tau": INF}),
+        (TypeError, "tau must be a Python number", S, S, {"tau": torch.tensor(1.0)}),
+        (ValueError, "ties must be one of 'ordinal', 'random', got 'average'", S, S, {"ties": "average"}),
+        (ValueError, "generator is for ties='random' only", S, S, {"generator": torch.Generator()}),
+        (ValueError, "backend must be one of", S, S, {"backend": "cuda"}),
+        (RuntimeError, "listwise has no triton backend", S, S, {"backend": "triton"}),
+    ],
+)
+def test_list_mle_argument_errors(error, message, student, teacher, options):
+    with pytest.raises(error, match=message):
+        list_mle_loss(student, teacher, **options)
