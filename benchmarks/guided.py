@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.case import COPIES, Call, Case
 from raoe_kernels import backends, guided_log_probs
-from raoe_kernels.guided import reference
+from raoe_kernels.guidance import reference
 
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
 VOCABULARY = 128 * 1024

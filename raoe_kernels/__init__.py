@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch as _torch
 
 from raoe_kernels import cosine as _cosine
-from raoe_kernels import guided as _guided
+from raoe_kernels import guidance as _guidance
 from raoe_kernels import listwise as _listwise
 from raoe_kernels import pairwise as _pairwise
 from raoe_kernels._dispatch import use_backend
 from raoe_kernels.cosine import pairwise_cosine
-from raoe_kernels.guided import guided_argmax, guided_log_probs
+from raoe_kernels.guidance import guided_argmax, guided_log_probs
 from raoe_kernels.listwise import list_mle_loss, refine_similarity
 from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
@@ -39,5 +39,5 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    ops = (_pairwise.OP, _cosine.OP, _guided.OP, _listwise.OP)
+    ops = (_pairwise.OP, _cosine.OP, _guidance.OP, _listwise.OP)
     return {function: op.available(device) for op in ops for function in op.functions}

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 MODULES = (
     "raoe_kernels.pairwise.triton_kernels",
     "raoe_kernels.cosine.triton_kernels",
-    "raoe_kernels.guided.triton_kernels",
+    "raoe_kernels.guidance.triton_kernels",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from raoe_kernels import _validate
-from raoe_kernels.guided.autograd import argmax, log_probs
+from raoe_kernels.guidance.autograd import argmax, log_probs
 
 
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:

@@ -20,9 +20,9 @@ OP = Op(
     "guided",
     ("guided_log_probs", "guided_argmax"),
     {
-        "reference": Backend("raoe_kernels.guided.reference"),
-        "scan": Backend("raoe_kernels.guided.scan"),
-        "triton": Backend("raoe_kernels.guided.triton_kernels", triton_missing),
+        "reference": Backend("raoe_kernels.guidance.reference"),
+        "scan": Backend("raoe_kernels.guidance.scan"),
+        "triton": Backend("raoe_kernels.guidance.triton_kernels", triton_missing),
     },
 )
 
