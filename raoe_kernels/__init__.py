@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch as _torch
 
 from raoe_kernels import cosine as _cosine
+from raoe_kernels import infonce as _infonce
 from raoe_kernels import pairwise as _pairwise
 from raoe_kernels._dispatch import use_backend
 from raoe_kernels.cosine import pairwise_cosine
+from raoe_kernels.infonce import info_nce_loss
 from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
 __version__ = "0.1.0"
@@ -16,6 +18,7 @@ __all__ = [
     "backends",
     "cosent_loss",
     "gated_angular_loss",
+    "info_nce_loss",
     "pairwise_cosine",
     "rank_margin_loss",
     "raoe_loss",
@@ -31,4 +34,4 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    return {function: op.available(device) for op in (_pairwise.OP, _cosine.OP) for function in op.functions}
+    return {function: op.available(device) for op in (_pairwise.OP, _cosine.OP, _infonce.OP) for function in op.functions}
