@@ -69,11 +69,30 @@ def scale(problem: Problem, poison: Tensor) -> Tensor:
     return (poison + factor).masked_fill(outside, torch.nan)
 
 
+def losses(others: Tensor, of_own: Tensor, shift: Tensor, at_own: Tensor) -> Tensor:
+    """-log softmax(x)[own] of each row from of_own = exp(x_own - shift) and others, the sum of the other columns'.
+
+    log(1 + others / own) keeps the digits of a small loss; where the quotient is near the end of its range, own is far
+    below shift, and log(others) is the loss's smaller part.
+    """
+    ratio = others / of_own
+    return torch.where(ratio < 1e30, ratio.log1p(), shift - at_own + others.log())
+
+
 def through_normalisation(grads: Tensor, units: Tensor, inverse: Tensor) -> Tensor:
     """du/dx of u = x / |x|, transposed and applied, in place of `grads`: (g - <g, u> u) / |x|; 0 for rows that count
     as zero."""
     along = torch.linalg.vecdot(grads, units)
     return grads.addcmul_(units, along[:, None], value=-1).mul_(inverse[:, None])
+
+
+def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
+    """sums[places[i]] += rows[i], in the same order of additions every time: on a GPU index_put sorts its indices, and
+    index_add leaves the order to chance."""
+    if sums.is_cuda:
+        sums.index_put_((places,), rows, accumulate=True)
+    else:
+        sums.index_add_(0, places, rows)
 
 
 def scaled(grads: Gradients, upstream: Tensor, dtype: torch.dtype) -> Gradients:

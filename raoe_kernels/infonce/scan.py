@@ -11,7 +11,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raoe_kernels.infonce.problem import Gradients, Problem, inverse_norms, scale, through_normalisation, wide
+from raoe_kernels.infonce.problem import (
+    Gradients,
+    Problem,
+    add_rows,
+    inverse_norms,
+    losses,
+    scale,
+    through_normalisation,
+    wide,
+)
 from raoe_kernels.infonce.reference import backward, split
 
 __all__ = ["backward", "forward"]
@@ -40,8 +49,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         back = torch.zeros_like(a) if by_k is not None else None
         loss += _direction(k[targets], a, everyone, problem.tau, factor, ignored, back, by_a, slice(None))
         if by_k is not None and back is not None:
-            # On a GPU index_put sorts and index_add does not: one order of additions, the same every time.
-            by_k.index_put_((targets,), back, accumulate=True) if by_k.is_cuda else by_k.index_add_(0, targets, back)
+            add_rows(by_k, targets, back)
     if by_a is not None:
         through_normalisation(by_a, a, inverse_a)
     if by_k is not None:
@@ -64,7 +72,7 @@ def _direction(
     of by_rows and by_columns[wanted] that are there."""
     step = max(1, min(len(rows), BUFFER // (len(columns) * columns.element_size())))
     buffer = columns.new_empty(step, len(columns))
-    losses = columns.new_empty(len(rows))
+    total = columns.new_zeros(())
     for start in range(0, len(rows), step):
         chunk = slice(start, min(start + step, len(rows)))
         here, own = rows[chunk], targets[chunk, None]
@@ -80,8 +88,7 @@ def _direction(
         # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
         others = x.exp_().scatter_(1, own, 0).sum(1, keepdim=True)
         of_own = (at_own - shift).exp_()
-        ratio = others / of_own
-        losses[chunk] = torch.where(ratio < 1e30, ratio.log1p(), shift - at_own + others.log())[:, 0]
+        total += losses(others, of_own, shift, at_own).sum()
         if by_rows is None and by_columns is None:
             continue
         x.scatter_(1, own, -others)
@@ -90,7 +97,7 @@ def _direction(
             by_rows[chunk].addcmul_(x @ columns, weight)
         if by_columns is not None:
             by_columns[wanted].addmm_(x[:, wanted].T, here * weight)
-    return losses.sum()
+    return total
 
 
 def _units(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
