@@ -26,25 +26,32 @@ from raoe_kernels.triton_compile import Variant, signature_of
 
 
 class Tiles(NamedTuple):
-    """Of a launch: rows and columns of logits a tile, depth of one step of its product, warps."""
+    """Of a launch: rows and columns of logits a tile, depth of one step of its product, warps, and (gradient only)
+    the columns of the gradient that one program makes: wider rows take several, and each makes the logits again."""
 
     ROWS: int
     COLUMNS: int
     DEPTH: int
     warps: int
+    OUT: int = 0
 
 
-# Per arithmetic, forward and backward; chosen so that nothing spills on sm_80, sm_90 and sm_100, not by time on a GPU.
+# Forward and backward, per arithmetic; chosen so that nothing spills on sm_80, sm_90 and sm_100, not by time on a GPU.
 # Tensor cores take tiles of 64 and more. float32 and float64 products by fused multiply-adds keep both operands of a
 # step in registers, so their steps are short.
-TILES = {
-    "half": (Tiles(128, 128, 64, 8), Tiles(64, 64, 64, 8)),
-    "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8)),
-    "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8)),
-    "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4)),
+ALIGNED_TILES = {
+    "half": (Tiles(128, 128, 64, 8), Tiles(64, 64, 64, 8, 128)),
+    "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
+    "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8, 128)),
+    "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 64)),
 }
-# Columns of the gradient that one program makes. Wider rows (D) take several, and each makes the logits again.
-OUT = {"half": 256, "tf32": 128, "fp32": 128, "fp64": 64}
+# Rows that cannot be loaded 16 bytes at a time need an address an element: smaller tiles.
+UNALIGNED_TILES = {
+    "half": (Tiles(64, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
+    "tf32": (Tiles(64, 64, 32, 8), Tiles(64, 32, 32, 8, 64)),
+    "fp32": (Tiles(64, 32, 16, 8), Tiles(64, 32, 16, 8, 64)),
+    "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 32)),
+}
 # Programs that forward wants before it stops splitting the columns among them: about two a multiprocessor.
 PROGRAMS = 256
 NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
@@ -55,29 +62,33 @@ POINTERS = ["rows", "columns", "inverse_rows", "inverse_columns", "targets", "ma
 POINTERS += ["others", "at_own", "stats", "factor", "grad"]
 
 
-# One compilation for all numbers and alignments; what alignment gains is ALIGNED's to say.
+# One compilation for all numbers and alignments; what alignment gains is UNIT's to say: 16 where row
+# pointers are multiples of 16 bytes, and strides and depth, which are passed in units of it, of 16 elements.
 kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 
 @triton.jit
-def _rows_of(x, index, inside, depth_index, depth, stride):
+def _rows_of(x, index, inside, depth_index, depth, stride, UNIT: tl.constexpr):
     """Elements depth_index of rows `index`, (rows, depths); 0 outside."""
-    where = index[:, None] * stride + depth_index[None, :]
-    return tl.load(x + where, inside[:, None] & (depth_index < depth)[None, :], 0.0)
+    where = x + (index[:, None] * stride + depth_index[None, :])
+    if UNIT == 16:
+        where = tl.multiple_of(where, (16, 16))
+    return tl.load(where, inside[:, None] & (depth_index < depth)[None, :], 0.0)
 
 
 @triton.jit
 def _cosines(
     rows, columns, row, column, row_in, column_in, over_rows, over_columns, depth, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """(ROWS, COLUMNS) similarities. Products are of the rows as given; norms come after, in full precision."""
     dtype: tl.constexpr = over_rows.dtype
     dot = tl.zeros((ROWS, COLUMNS), dtype)
     for start in range(0, depth, DEPTH):
         part = start + tl.arange(0, DEPTH)
-        x = _rows_of(rows, row, row_in, part, depth, row_stride)
-        y = _rows_of(columns, column, column_in, part, depth, column_stride)
+        x = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT)
+        y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
         dot = tl.dot(x, tl.trans(y), dot, input_precision=PRECISION, out_dtype=dtype)
     return dot * over_rows[:, None] * over_columns[None, :]
 
@@ -100,15 +111,12 @@ def info_nce_forward(
     row_count, column_count, depth, row_stride: tl.int64, column_stride: tl.int64, mask_row: tl.int64,
     mask_column: tl.int64, per_split, tau: tl.float64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, IGNORE: tl.constexpr, PRECISION: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """Of some rows over one split's columns: largest logit m, sum of exp(logit - m) over all but the row's own column,
     and the own column's logit (0 where it is another split's), each to (splits, row_count)."""
     dtype: tl.constexpr = peak.dtype.element_ty
-    if ALIGNED:
-        rows, columns = tl.multiple_of(rows, 16), tl.multiple_of(columns, 16)
-        row_stride, column_stride = tl.multiple_of(row_stride, 16), tl.multiple_of(column_stride, 16)
-        depth = tl.multiple_of(depth, 16)
+    depth, row_stride, column_stride = depth * UNIT, row_stride * UNIT, column_stride * UNIT
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_in = row < row_count
     scaled = tl.load(inverse_rows + row, row_in, 0.0) * tl.full((), tau, dtype)
@@ -122,7 +130,7 @@ def info_nce_forward(
         column_in = column < column_count
         over = tl.load(inverse_columns + column, column_in, 0.0)
         x = _cosines(rows, columns, row, column, row_in, column_in, scaled, over, depth, row_stride, column_stride,
-                     ROWS, COLUMNS, DEPTH, PRECISION)  # fmt: skip
+                     ROWS, COLUMNS, DEPTH, PRECISION, UNIT)  # fmt: skip
         own = target[:, None] == column[None, :]
         counts = column_in[None, :]
         if IGNORE != 0:
@@ -147,7 +155,7 @@ def info_nce_gradient(
     row_count, column_count, depth, row_stride: tl.int64, column_stride: tl.int64, mask_row: tl.int64,
     mask_column: tl.int64, first, tau: tl.float64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OUT: tl.constexpr, TRANSPOSED: tl.constexpr,
-    IGNORE: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
+    IGNORE: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """OUT elements of the gradients of some rows. TRANSPOSED: the rows are columns first, first + 1, … of the logits,
     and the columns are its rows.
@@ -156,10 +164,7 @@ def info_nce_gradient(
     """
     dtype: tl.constexpr = inverse_rows.dtype.element_ty
     given: tl.constexpr = rows.dtype.element_ty
-    if ALIGNED:
-        rows, columns = tl.multiple_of(rows, 16), tl.multiple_of(columns, 16)
-        row_stride, column_stride = tl.multiple_of(row_stride, 16), tl.multiple_of(column_stride, 16)
-        depth = tl.multiple_of(depth, 16)
+    depth, row_stride, column_stride = depth * UNIT, row_stride * UNIT, column_stride * UNIT
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row_in = row < row_count
     part = tl.program_id(1) * OUT + tl.arange(0, OUT)
@@ -174,7 +179,7 @@ def info_nce_gradient(
         column_in = column < column_count
         over = tl.load(inverse_columns + column, column_in, 0.0)
         x = _cosines(rows, columns, row, column, row_in, column_in, scaled, over, depth, row_stride, column_stride,
-                     ROWS, COLUMNS, DEPTH, PRECISION)  # fmt: skip
+                     ROWS, COLUMNS, DEPTH, PRECISION, UNIT)  # fmt: skip
         index, index_in = (column, column_in) if TRANSPOSED else (row, row_in)
         shift = tl.load(stats + index, index_in, 0.0)
         share = tl.load(stats + count + index, index_in, 0.0)
@@ -195,13 +200,13 @@ def info_nce_gradient(
         w = tl.where(counts, w, 0.0)
         along += tl.sum(w * x, 1)
         w *= over[None, :]
-        y = _rows_of(columns, column, column_in, part, depth, column_stride)
+        y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
         if given == tl.float16:
             # Weights reach below float16's range. TF32 holds all of float16's digits, and float32's exponents.
             by_unit = tl.dot(w, y.to(tl.float32), by_unit, input_precision="tf32")
         else:
             by_unit = tl.dot(w.to(given), y, by_unit, input_precision=PRECISION, out_dtype=dtype)
-    unit = _rows_of(rows, row, row_in, part, depth, row_stride).to(dtype) * over_row[:, None]
+    unit = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT).to(dtype) * over_row[:, None]
     result = (by_unit * tl.full((), tau, dtype) - along[:, None] * unit) * (over_row * tl.load(factor))[:, None]
     place = row[:, None] * depth + part[None, :]
     tl.store(grad + place, result.to(grad.dtype.element_ty), row_in[:, None] & (part < depth)[None, :])
@@ -245,14 +250,18 @@ class _Direction(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         rows, columns = self.rows, self.columns
         strides = (0, 0) if self.mask is None else self.mask.stride()
-        return (len(rows), len(columns), rows.shape[1], rows.stride(0), columns.stride(0), *strides)
+        sizes = (x // self.unit() for x in (rows.shape[1], rows.stride(0), columns.stride(0)))
+        return (len(rows), len(columns), *sizes, *strides)
+
+    def unit(self) -> int:
+        """16 where 16 bytes can be loaded at a time, 1 elsewhere."""
+        both = (self.rows, self.columns)
+        aligned = (x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in both)
+        return 16 if all(aligned) else 1
 
     def constants(self) -> dict:
-        aligned = all(
-            x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in (self.rows, self.columns)
-        )
         ignore = NONE if self.mask is None and self.row_ids is None else IDS if self.mask is None else MASK
-        return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype), "ALIGNED": aligned}
+        return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype), "UNIT": self.unit()}
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -263,15 +272,16 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32" if dtype == torch.float32 and allowed else "ieee"
 
 
-def _arithmetic(dtype: torch.dtype, precision: str) -> str:
-    """Key of TILES and OUT."""
-    if dtype == torch.float64:
-        return "fp64"
-    return "half" if dtype.itemsize == 2 else "tf32" if precision == "tf32" else "fp32"
+def _tiles(dtype: torch.dtype, precision: str, unit: int) -> tuple[Tiles, Tiles]:
+    """Of forward and of backward."""
+    arithmetic = "fp64" if dtype == torch.float64 else "tf32" if precision == "tf32" else "fp32"
+    return (ALIGNED_TILES if unit == 16 else UNALIGNED_TILES)["half" if dtype.itemsize == 2 else arithmetic]
 
 
-def _tiles(tiles: Tiles) -> dict[str, int]:
-    return {"ROWS": tiles.ROWS, "COLUMNS": tiles.COLUMNS, "DEPTH": tiles.DEPTH}
+def _shape(tiles: Tiles) -> dict[str, int]:
+    """Constants of a launch."""
+    shape = {"ROWS": tiles.ROWS, "COLUMNS": tiles.COLUMNS, "DEPTH": tiles.DEPTH}
+    return shape | {"OUT": tiles.OUT} if tiles.OUT else shape
 
 
 def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: Tensor) -> _Direction:
@@ -283,7 +293,7 @@ def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: 
 def _statistics(direction: _Direction, tau: float) -> tuple[Tensor, Tensor]:
     """() sum of the rows' losses; (3, rows) shift, 1 / sum, and weight of the own column in the gradient."""
     constants = direction.constants()
-    tiles = TILES[_arithmetic(direction.rows.dtype, constants["PRECISION"])][0]
+    tiles, _ = _tiles(direction.rows.dtype, constants["PRECISION"], constants["UNIT"])
     blocks = triton.cdiv(len(direction.rows), tiles.ROWS)
     splits = min(triton.cdiv(len(direction.columns), tiles.COLUMNS), max(1, PROGRAMS // blocks))
     per_split = triton.cdiv(triton.cdiv(len(direction.columns), splits), tiles.COLUMNS) * tiles.COLUMNS
@@ -291,7 +301,7 @@ def _statistics(direction: _Direction, tau: float) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(direction.rows):
         info_nce_forward[(blocks, splits)](
             *direction.pointers(), peak, others, at_own, *direction.numbers(), per_split, tau,
-            **_tiles(tiles), **constants, num_warps=tiles.warps,
+            **_shape(tiles), **constants, num_warps=tiles.warps,
         )  # fmt: skip
     shift, at_own = peak.amax(0), at_own.sum(0)
     others = (others * (peak - shift).exp()).sum(0)
@@ -305,15 +315,14 @@ def _gradient(
 ) -> Tensor:
     """Of the direction's rows, in `dtype`; with first >= 0 it is a transposed one whose rows are columns from there."""
     constants = direction.constants()
-    arithmetic = _arithmetic(direction.rows.dtype, constants["PRECISION"])
-    tiles, out = TILES[arithmetic][1], OUT[arithmetic]
+    _, tiles = _tiles(direction.rows.dtype, constants["PRECISION"], constants["UNIT"])
     grad = torch.empty(direction.rows.shape, dtype=dtype, device=direction.rows.device)
-    grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.rows.shape[1], out)
+    grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.rows.shape[1], tiles.OUT)
     if grad.numel():
         with torch.cuda.device_of(direction.rows):
             info_nce_gradient[grid](
                 *direction.pointers(), stats, factor, grad, *direction.numbers(), max(first, 0), tau,
-                **_tiles(tiles), OUT=out, TRANSPOSED=first >= 0, **constants, num_warps=tiles.warps,
+                **_shape(tiles), TRANSPOSED=first >= 0, **constants, num_warps=tiles.warps,
             )  # fmt: skip
     return grad
 
@@ -369,22 +378,21 @@ def variants() -> Iterator[Variant]:
         pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"targets": "*i64", "mask": "*u8"}
         pointers |= {"row_ids": "*i64", "column_ids": "*i64"} | dict.fromkeys(("rows", "columns"), f"*{name}")
         for precision in ("ieee", "tf32") if name == "fp32" else ("ieee",):
-            arithmetic = _arithmetic(dtype, precision)
-            before, after = TILES[arithmetic]
             shown = "tf32" if precision == "tf32" else name
             for ignore in (NONE, MASK, IDS):
-                for aligned in (True, False):
-                    constants = {"IGNORE": ignore, "PRECISION": precision, "ALIGNED": aligned}
-                    which = f"{shown} {('all', 'mask', 'ids')[ignore]}{'' if aligned else ' unaligned'}"
+                for unit in (16, 1):
+                    before, after = _tiles(dtype, precision, unit)
+                    constants = {"IGNORE": ignore, "PRECISION": precision, "UNIT": unit}
+                    which = f"{shown} {('all', 'mask', 'ids')[ignore]}{'' if unit == 16 else ' unaligned'}"
                     yield Variant(f"info_nce_forward {which}", info_nce_forward,
-                                  signature_of(info_nce_forward, **pointers), _tiles(before) | constants,
+                                  signature_of(info_nce_forward, **pointers), _shape(before) | constants,
                                   before.warps)  # fmt: skip
                     # Gradients are in the rows' dtype, or wide where directions are summed or torch.compile asks.
                     for grad in sorted({name, exact}):
                         for transposed in (False, True):
-                            more = {"OUT": OUT[arithmetic], "TRANSPOSED": transposed}
+                            more = {"TRANSPOSED": transposed}
                             signature = signature_of(info_nce_gradient, **(pointers | {"grad": f"*{grad}"}))
                             yield Variant(
                                 f"info_nce_gradient {which}{' columns' if transposed else ' rows'} to {grad}",
-                                info_nce_gradient, signature, _tiles(after) | constants | more, after.warps,
+                                info_nce_gradient, signature, _shape(after) | constants | more, after.warps,
                             )  # fmt: skip
