@@ -100,8 +100,11 @@ def _operator(*inputs):
     grads: Gradients = (None, None, None)
     if any(needs):
         grads = _backward(problem, saved, torch.ones_like(loss), tuple(needs), loss.dtype, module)
-    # Positives and negatives may be views of one buffer; an operator's results must not share memory.
-    return loss, *(loss.new_empty(0) if g is None else g.clone() if g._is_view() else g for g in grads)
+    a, p, n = (loss.new_empty(0) if g is None else g for g in grads)
+    # Positives and negatives may be two parts of one buffer; an operator's results must not share memory.
+    if p.untyped_storage().data_ptr() == n.untyped_storage().data_ptr():
+        n = n.clone()
+    return loss, a, p, n
 
 
 @torch.library.register_fake("raoe_kernels::infonce")

@@ -39,18 +39,18 @@ class Tiles(NamedTuple):
 # Forward and backward, per arithmetic; chosen so that nothing spills on sm_80, sm_90 and sm_100, not by time on a GPU.
 # Tensor cores take tiles of 64 and more. float32 and float64 products by fused multiply-adds keep both operands of a
 # step in registers, so their steps are short.
-ALIGNED_TILES = {
+LARGE = {
     "half": (Tiles(128, 128, 64, 8), Tiles(64, 64, 64, 8, 128)),
     "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
     "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8, 128)),
-    "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 64)),
-}
-# Rows that cannot be loaded 16 bytes at a time need an address an element: smaller tiles.
-UNALIGNED_TILES = {
-    "half": (Tiles(64, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
-    "tf32": (Tiles(64, 64, 32, 8), Tiles(64, 32, 32, 8, 64)),
-    "fp32": (Tiles(64, 32, 16, 8), Tiles(64, 32, 16, 8, 64)),
     "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 32)),
+}
+# Rows that cannot be loaded 16 bytes at a time, and a mask, need an address an element: smaller tiles.
+SMALL = {
+    "half": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 64)),
+    "tf32": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 32)),
+    "fp32": (Tiles(64, 32, 16, 8), Tiles(32, 32, 16, 8, 32)),
+    "fp64": (Tiles(32, 16, 16, 4), Tiles(32, 16, 16, 4, 16)),
 }
 # Programs that forward wants before it stops splitting the columns among them: about two a multiprocessor.
 PROGRAMS = 256
@@ -77,6 +77,23 @@ def _rows_of(x, index, inside, depth_index, depth, stride, UNIT: tl.constexpr):
 
 
 @triton.jit
+def _product(x, y, sums, PRECISION: tl.constexpr):
+    """sums + x y, accumulated in the dtype of sums."""
+    if PRECISION == "widened":
+        return tl.dot(x.to(tl.float32), y.to(tl.float32), sums)
+    return tl.dot(x, y, sums, input_precision=PRECISION, out_dtype=sums.dtype)
+
+
+@triton.jit
+def _narrow(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """x in a dtype that may have fewer digits; Triton's interpreter would cut off what bfloat16 rounds."""
+    if PRECISION == "widened" and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
 def _cosines(
     rows, columns, row, column, row_in, column_in, over_rows, over_columns, depth, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -89,7 +106,7 @@ def _cosines(
         part = start + tl.arange(0, DEPTH)
         x = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT)
         y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
-        dot = tl.dot(x, tl.trans(y), dot, input_precision=PRECISION, out_dtype=dtype)
+        dot = _product(x, tl.trans(y), dot, PRECISION)
     return dot * over_rows[:, None] * over_columns[None, :]
 
 
@@ -203,13 +220,13 @@ def info_nce_gradient(
         y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
         if given == tl.float16:
             # Weights reach below float16's range. TF32 holds all of float16's digits, and float32's exponents.
-            by_unit = tl.dot(w, y.to(tl.float32), by_unit, input_precision="tf32")
+            by_unit = _product(w, y.to(tl.float32), by_unit, "tf32")
         else:
-            by_unit = tl.dot(w.to(given), y, by_unit, input_precision=PRECISION, out_dtype=dtype)
+            by_unit = _product(_narrow(w, given, PRECISION), y, by_unit, PRECISION)
     unit = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT).to(dtype) * over_row[:, None]
     result = (by_unit * tl.full((), tau, dtype) - along[:, None] * unit) * (over_row * tl.load(factor))[:, None]
     place = row[:, None] * depth + part[None, :]
-    tl.store(grad + place, result.to(grad.dtype.element_ty), row_in[:, None] & (part < depth)[None, :])
+    tl.store(grad + place, _narrow(result, grad.dtype.element_ty, PRECISION), row_in[:, None] & (part < depth)[None, :])
 
 
 class _Direction(NamedTuple):
@@ -265,17 +282,24 @@ class _Direction(NamedTuple):
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """float32 products are float32's, unless torch's setting for its own matrix products allows TF32."""
+    """float32 products are float32's, unless torch's setting for its own matrix products allows TF32. bfloat16 is
+    widened first in Triton's interpreter, which would multiply its bit patterns."""
+    if dtype == torch.bfloat16 and not hasattr(info_nce_forward, "params"):
+        return "widened"
     matmul = torch.backends.cuda.matmul
     setting = getattr(matmul, "fp32_precision", None)  # since torch 2.9
     allowed = matmul.allow_tf32 if setting is None else setting == "tf32"
     return "tf32" if dtype == torch.float32 and allowed else "ieee"
 
 
-def _tiles(dtype: torch.dtype, precision: str, unit: int) -> tuple[Tiles, Tiles]:
+def _tiles(dtype: torch.dtype, constants: dict) -> tuple[Tiles, Tiles]:
     """Of forward and of backward."""
-    arithmetic = "fp64" if dtype == torch.float64 else "tf32" if precision == "tf32" else "fp32"
-    return (ALIGNED_TILES if unit == 16 else UNALIGNED_TILES)["half" if dtype.itemsize == 2 else arithmetic]
+    table = LARGE if constants["UNIT"] == 16 and constants["IGNORE"] != MASK else SMALL
+    if dtype.itemsize == 2:
+        return table["half"]
+    if dtype == torch.float64:
+        return table["fp64"]
+    return table["tf32" if constants["PRECISION"] == "tf32" else "fp32"]
 
 
 def _shape(tiles: Tiles) -> dict[str, int]:
@@ -293,7 +317,7 @@ def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: 
 def _statistics(direction: _Direction, tau: float) -> tuple[Tensor, Tensor]:
     """() sum of the rows' losses; (3, rows) shift, 1 / sum, and weight of the own column in the gradient."""
     constants = direction.constants()
-    tiles, _ = _tiles(direction.rows.dtype, constants["PRECISION"], constants["UNIT"])
+    tiles, _ = _tiles(direction.rows.dtype, constants)
     blocks = triton.cdiv(len(direction.rows), tiles.ROWS)
     splits = min(triton.cdiv(len(direction.columns), tiles.COLUMNS), max(1, PROGRAMS // blocks))
     per_split = triton.cdiv(triton.cdiv(len(direction.columns), splits), tiles.COLUMNS) * tiles.COLUMNS
@@ -315,7 +339,7 @@ def _gradient(
 ) -> Tensor:
     """Of the direction's rows, in `dtype`; with first >= 0 it is a transposed one whose rows are columns from there."""
     constants = direction.constants()
-    _, tiles = _tiles(direction.rows.dtype, constants["PRECISION"], constants["UNIT"])
+    _, tiles = _tiles(direction.rows.dtype, constants)
     grad = torch.empty(direction.rows.shape, dtype=dtype, device=direction.rows.device)
     grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.rows.shape[1], tiles.OUT)
     if grad.numel():
@@ -381,8 +405,8 @@ def variants() -> Iterator[Variant]:
             shown = "tf32" if precision == "tf32" else name
             for ignore in (NONE, MASK, IDS):
                 for unit in (16, 1):
-                    before, after = _tiles(dtype, precision, unit)
                     constants = {"IGNORE": ignore, "PRECISION": precision, "UNIT": unit}
+                    before, after = _tiles(dtype, constants)
                     which = f"{shown} {('all', 'mask', 'ids')[ignore]}{'' if unit == 16 else ' unaligned'}"
                     yield Variant(f"info_nce_forward {which}", info_nce_forward,
                                   signature_of(info_nce_forward, **pointers), _shape(before) | constants,
