@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raoe_kernels import pairwise_cosine, raoe_loss
+from raoe_kernels import info_nce_loss, pairwise_cosine, raoe_loss
 from tests.kernels.conftest import HAS_GPU
 from tests.kernels.pairwise_cases import Case
 
@@ -101,3 +101,56 @@ def test_autocast_training_step(backend):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss, _ = step(similarity.bfloat16().requires_grad_(), scores, labels, backend)
     assert loss.dtype == torch.float32 and loss.isfinite()
+
+
+def info_nce_step(inputs, backend: str, **options):
+    loss = info_nce_loss(*inputs, backend=backend, **options)
+    return loss, *torch.autograd.grad(loss, inputs)
+
+
+def info_nce_inputs(sizes, width: int, dtype: torch.dtype):
+    seeded = torch.Generator().manual_seed(width)
+    return [torch.randn(n, width, generator=seeded).to("cuda", dtype).requires_grad_() for n in sizes]
+
+
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_info_nce_has_no_sync_and_captures(backend):
+    inputs = info_nce_inputs((300, 320, 100), 384, torch.bfloat16)
+    ids = torch.arange(300, device="cuda") % 90, torch.arange(420, device="cuda") % 90
+    targets = torch.arange(300, device="cuda").flip(0)
+    options = {"ignore": ids, "targets": targets, "symmetric": True}
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            info_nce_step(inputs, backend, **options)  # compiles
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        info_nce_step(inputs, backend, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = info_nce_step(inputs, backend, **options)
+    with torch.no_grad():
+        for x in inputs:
+            x.copy_(x.flip(0))
+    graph.replay()
+    for x, y in zip(captured, info_nce_step(inputs, backend, **options), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("width", [384, 385])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_info_nce_agrees_with_float64_on_the_cpu(backend, dtype, width):
+    inputs = info_nce_inputs((1000, 1000, 1500), width, dtype)
+    ours = info_nce_step(inputs, backend)
+    exact = [x.detach().cpu().double().requires_grad_() for x in inputs]
+    truth = info_nce_step(exact, "scan")
+    torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-5, atol=0)
+    for x, y in zip(ours[1:], truth[1:], strict=True):
+        largest = y.abs().max().item()
+        bound = max(1e-4, 3 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(x.cpu().double(), y, rtol=0, atol=bound * largest)

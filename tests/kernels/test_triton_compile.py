@@ -30,6 +30,8 @@ SM_90_GROUPS = {
     "finish": "pairwise.finish",
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
+    "info_nce_forward": "info_nce_forward",
+    **{f"info_nce_gradient-{dtype}": f"info_nce_gradient {dtype}" for dtype in ("fp16", "bf16", "fp32", "tf32", "fp64")},
 }
 
 # Variants that may spill, bytes a thread (stores + loads); every other one may not. At 4,096 pairs a thread of the
@@ -92,6 +94,13 @@ def test_representatives_compile_for_every_architecture():
 def test_the_one_block_kernel_compiles_for_other_architectures():
     rows = in_compiling_process(SCRIPT, "[80, 100]", "pairwise.one_block fp32 512")
     assert len(rows) == 2 and complaints(rows, limits()) == []
+
+
+def test_info_nce_representatives_compile_for_every_architecture():
+    names = ["info_nce_forward bf16 all", "info_nce_gradient bf16 ids columns to bf16"]
+    rows = [row for row in in_compiling_process(SCRIPT, "[80, 90, 100]", *names) if "unaligned" not in row["name"]]
+    assert [(row["name"], row["arch"]) for row in rows] == [(name, arch) for name in names for arch in (80, 90, 100)]
+    assert complaints(rows, limits()) == []
 
 
 @pytest.mark.slow
