@@ -34,4 +34,5 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    return {function: op.available(device) for op in (_pairwise.OP, _cosine.OP, _infonce.OP) for function in op.functions}
+    ops = _pairwise.OP, _cosine.OP, _infonce.OP
+    return {function: op.available(device) for op in ops for function in op.functions}

@@ -35,7 +35,7 @@ class Variant(NamedTuple):
     name: str
     kernel: Any
     signature: dict[str, str]
-    constants: dict[str, int]
+    constants: dict[str, Any]
     warps: int
 
 

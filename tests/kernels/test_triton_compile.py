@@ -31,7 +31,7 @@ SM_90_GROUPS = {
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
     "info_nce_forward": "info_nce_forward",
-    **{f"info_nce_gradient-{dtype}": f"info_nce_gradient {dtype}" for dtype in ("fp16", "bf16", "fp32", "tf32", "fp64")},
+    **{f"info_nce_gradient-{d}": f"info_nce_gradient {d}" for d in ("fp16", "bf16", "fp32", "tf32", "fp64")},
 }
 
 # Variants that may spill, bytes a thread (stores + loads); every other one may not. At 4,096 pairs a thread of the
