@@ -125,8 +125,7 @@ def _save(ctx, inputs, output):
 
 def _differentiate(ctx, upstream, *_):
     grads = (
-        (g * upstream).to(ctx.dtype) if need else None
-        for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)
+        (g * upstream).to(ctx.dtype) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)
     )
     return *grads, *[None] * (ctx.count - 3)
 

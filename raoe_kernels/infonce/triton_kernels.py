@@ -1,14 +1,13 @@
-"""info_nce_loss in Triton: tiles of logits live on chip only. Forward keeps a maximum and a sum a row; backward makes
-the tiles again, once for the rows' gradient and once for the columns'. No atomics: every sum has one order."""
+"""info_nce_loss in Triton: what is launched on what, in tiles that are chosen here. Forward keeps a maximum and a sum a
+row; backward makes the logits again, once for the rows' gradient and once for the columns'."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from raoe_kernels.infonce.problem import (
@@ -22,6 +21,15 @@ from raoe_kernels.infonce.problem import (
     wide,
 )
 from raoe_kernels.infonce.reference import split
+from raoe_kernels.infonce.triton_logits import (
+    IDS,
+    MASK,
+    NONE,
+    POINTERS,
+    UNIT,
+    info_nce_forward,
+    info_nce_gradient,
+)
 from raoe_kernels.triton_compile import Variant, signature_of
 
 
@@ -39,14 +47,14 @@ class Tiles(NamedTuple):
 # Forward and backward, per arithmetic; chosen so that nothing spills on sm_80, sm_90 and sm_100, not by time on a GPU.
 # Tensor cores take tiles of 64 and more. float32 and float64 products by fused multiply-adds keep both operands of a
 # step in registers, so their steps are short.
-LARGE = {
+PLAIN = {
     "half": (Tiles(128, 128, 64, 8), Tiles(64, 64, 64, 8, 128)),
     "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
     "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8, 128)),
     "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 32)),
 }
-# Rows that cannot be loaded 16 bytes at a time, and a mask, need an address an element: smaller tiles.
-SMALL = {
+# Where there is a mask, whose strides are any: an address for each of its elements takes registers.
+MASKED = {
     "half": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 64)),
     "tf32": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 32)),
     "fp32": (Tiles(64, 32, 16, 8), Tiles(32, 32, 16, 8, 32)),
@@ -54,184 +62,13 @@ SMALL = {
 }
 # Programs that forward wants before it stops splitting the columns among them: about two a multiprocessor.
 PROGRAMS = 256
-NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
-
-SCALARS = ["row_count", "column_count", "depth", "row_stride", "column_stride", "mask_row", "mask_column", "per_split"]
-SCALARS += ["first", "tau"]
-POINTERS = ["rows", "columns", "inverse_rows", "inverse_columns", "targets", "mask", "row_ids", "column_ids", "peak"]
-POINTERS += ["others", "at_own", "stats", "factor", "grad"]
-
-
-# One compilation for all numbers and alignments; what alignment gains is UNIT's to say: 16 where row
-# pointers are multiples of 16 bytes, and strides and depth, which are passed in units of it, of 16 elements.
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
-
-
-@triton.jit
-def _rows_of(x, index, inside, depth_index, depth, stride, UNIT: tl.constexpr):
-    """Elements depth_index of rows `index`, (rows, depths); 0 outside."""
-    where = x + (index[:, None] * stride + depth_index[None, :])
-    if UNIT == 16:
-        where = tl.multiple_of(where, (16, 16))
-    return tl.load(where, inside[:, None] & (depth_index < depth)[None, :], 0.0)
-
-
-@triton.jit
-def _product(x, y, sums, PRECISION: tl.constexpr):
-    """sums + x y, accumulated in the dtype of sums."""
-    if PRECISION == "widened":
-        return tl.dot(x.to(tl.float32), y.to(tl.float32), sums)
-    return tl.dot(x, y, sums, input_precision=PRECISION, out_dtype=sums.dtype)
-
-
-@triton.jit
-def _narrow(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """x in a dtype that may have fewer digits; Triton's interpreter would cut off what bfloat16 rounds."""
-    if PRECISION == "widened" and dtype == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    return x.to(dtype)
-
-
-@triton.jit
-def _cosines(
-    rows, columns, row, column, row_in, column_in, over_rows, over_columns, depth, row_stride, column_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    UNIT: tl.constexpr,
-):  # fmt: skip
-    """(ROWS, COLUMNS) similarities. Products are of the rows as given; norms come after, in full precision."""
-    dtype: tl.constexpr = over_rows.dtype
-    dot = tl.zeros((ROWS, COLUMNS), dtype)
-    for start in range(0, depth, DEPTH):
-        part = start + tl.arange(0, DEPTH)
-        x = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT)
-        y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
-        dot = _product(x, tl.trans(y), dot, PRECISION)
-    return dot * over_rows[:, None] * over_columns[None, :]
-
-
-@triton.jit
-def _ignored(
-    mask, row_ids, column_ids, row, column, row_in, column_in, mask_row, mask_column, IGNORE: tl.constexpr
-):
-    """(ROWS, COLUMNS) of columns that the caller calls no negatives."""
-    if IGNORE == 1:
-        where = row[:, None] * mask_row + column[None, :] * mask_column
-        return tl.load(mask + where, row_in[:, None] & column_in[None, :], 0) != 0
-    ids = tl.load(row_ids + row, row_in, 0)
-    return ids[:, None] == tl.load(column_ids + column, column_in, 0)[None, :]
-
-
-@kernel
-def info_nce_forward(
-    rows, columns, inverse_rows, inverse_columns, targets, mask, row_ids, column_ids, peak, others, at_own,
-    row_count, column_count, depth, row_stride: tl.int64, column_stride: tl.int64, mask_row: tl.int64,
-    mask_column: tl.int64, per_split, tau: tl.float64,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, IGNORE: tl.constexpr, PRECISION: tl.constexpr,
-    UNIT: tl.constexpr,
-):  # fmt: skip
-    """Of some rows over one split's columns: largest logit m, sum of exp(logit - m) over all but the row's own column,
-    and the own column's logit (0 where it is another split's), each to (splits, row_count)."""
-    dtype: tl.constexpr = peak.dtype.element_ty
-    depth, row_stride, column_stride = depth * UNIT, row_stride * UNIT, column_stride * UNIT
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row_in = row < row_count
-    scaled = tl.load(inverse_rows + row, row_in, 0.0) * tl.full((), tau, dtype)
-    target = tl.load(targets + row, row_in, -1)
-    m = tl.full((ROWS,), float("-inf"), dtype)
-    total = tl.zeros((ROWS,), dtype)
-    own_logit = tl.zeros((ROWS,), dtype)
-    begin = tl.program_id(1) * per_split
-    for start in range(begin, tl.minimum(begin + per_split, column_count), COLUMNS):
-        column = start + tl.arange(0, COLUMNS).to(tl.int64)
-        column_in = column < column_count
-        over = tl.load(inverse_columns + column, column_in, 0.0)
-        x = _cosines(rows, columns, row, column, row_in, column_in, scaled, over, depth, row_stride, column_stride,
-                     ROWS, COLUMNS, DEPTH, PRECISION, UNIT)  # fmt: skip
-        own = target[:, None] == column[None, :]
-        counts = column_in[None, :]
-        if IGNORE != 0:
-            ignored = _ignored(mask, row_ids, column_ids, row, column, row_in, column_in, mask_row, mask_column, IGNORE)
-            counts = counts & (own | (ignored == 0))
-        x = tl.where(counts, x, float("-inf"))
-        own_logit += tl.sum(tl.where(own, x, 0.0), 1)
-        higher = tl.maximum(m, tl.max(x, 1))
-        # A split of which nothing counts has no maximum to subtract.
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(m - shift) + tl.sum(tl.where(own, 0.0, tl.exp(x - shift[:, None])), 1)
-        m = higher
-    place = tl.program_id(1).to(tl.int64) * row_count + row
-    tl.store(peak + place, m, row_in)
-    tl.store(others + place, total, row_in)
-    tl.store(at_own + place, own_logit, row_in)
-
-
-@kernel
-def info_nce_gradient(
-    rows, columns, inverse_rows, inverse_columns, targets, mask, row_ids, column_ids, stats, factor, grad,
-    row_count, column_count, depth, row_stride: tl.int64, column_stride: tl.int64, mask_row: tl.int64,
-    mask_column: tl.int64, first, tau: tl.float64,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OUT: tl.constexpr, TRANSPOSED: tl.constexpr,
-    IGNORE: tl.constexpr, PRECISION: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """OUT elements of the gradients of some rows. TRANSPOSED: the rows are columns first, first + 1, … of the logits,
-    and the columns are its rows.
-
-    With w = dloss/dlogit and u = row / |row|: (tau sum of w column / |column| - (sum of w logit) u) / |row|.
-    """
-    dtype: tl.constexpr = inverse_rows.dtype.element_ty
-    given: tl.constexpr = rows.dtype.element_ty
-    depth, row_stride, column_stride = depth * UNIT, row_stride * UNIT, column_stride * UNIT
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row_in = row < row_count
-    part = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    over_row = tl.load(inverse_rows + row, row_in, 0.0)
-    scaled = over_row * tl.full((), tau, dtype)
-    by_unit = tl.zeros((ROWS, OUT), dtype)
-    along = tl.zeros((ROWS,), dtype)
-    # Statistics are those of the logits' rows: shift, 1 / sum and the own column's weight, one after the other.
-    count = column_count if TRANSPOSED else row_count
-    for start in range(0, column_count, COLUMNS):
-        column = start + tl.arange(0, COLUMNS).to(tl.int64)
-        column_in = column < column_count
-        over = tl.load(inverse_columns + column, column_in, 0.0)
-        x = _cosines(rows, columns, row, column, row_in, column_in, scaled, over, depth, row_stride, column_stride,
-                     ROWS, COLUMNS, DEPTH, PRECISION, UNIT)  # fmt: skip
-        index, index_in = (column, column_in) if TRANSPOSED else (row, row_in)
-        shift = tl.load(stats + index, index_in, 0.0)
-        share = tl.load(stats + count + index, index_in, 0.0)
-        own_weight = tl.load(stats + count + count + index, index_in, 0.0)
-        target = tl.load(targets + index, index_in, -1)
-        if TRANSPOSED:
-            own = target[None, :] == (first + row)[:, None]
-            w = tl.exp(x - shift[None, :]) * share[None, :]
-            w = tl.where(own, own_weight[None, :], w)
-        else:
-            own = target[:, None] == column[None, :]
-            w = tl.exp(x - shift[:, None]) * share[:, None]
-            w = tl.where(own, own_weight[:, None], w)
-        counts = row_in[:, None] & column_in[None, :]
-        if IGNORE != 0:
-            ignored = _ignored(mask, row_ids, column_ids, row, column, row_in, column_in, mask_row, mask_column, IGNORE)
-            counts = counts & (own | (ignored == 0))
-        w = tl.where(counts, w, 0.0)
-        along += tl.sum(w * x, 1)
-        w *= over[None, :]
-        y = _rows_of(columns, column, column_in, part, depth, column_stride, UNIT)
-        if given == tl.float16:
-            # Weights reach below float16's range. TF32 holds all of float16's digits, and float32's exponents.
-            by_unit = _product(w, y.to(tl.float32), by_unit, "tf32")
-        else:
-            by_unit = _product(_narrow(w, given, PRECISION), y, by_unit, PRECISION)
-    unit = _rows_of(rows, row, row_in, part, depth, row_stride, UNIT).to(dtype) * over_row[:, None]
-    result = (by_unit * tl.full((), tau, dtype) - along[:, None] * unit) * (over_row * tl.load(factor))[:, None]
-    place = row[:, None] * depth + part[None, :]
-    tl.store(grad + place, _narrow(result, grad.dtype.element_ty, PRECISION), row_in[:, None] & (part < depth)[None, :])
 
 
 class _Direction(NamedTuple):
-    """Rows that look for their target among columns; what a launch needs to know of them."""
+    """Rows that look for their target among columns; what a launch needs to know of them. `width` is their length
+    without the zeros at their ends."""
 
+    width: int
     rows: Tensor
     columns: Tensor
     inverse_rows: Tensor
@@ -246,14 +83,14 @@ class _Direction(NamedTuple):
         mask = None if self.mask is None else self.mask[:, self.targets].T
         ids = None if self.column_ids is None else self.column_ids[self.targets]
         everyone = torch.arange(len(self.rows), device=self.rows.device)
-        return _Direction(self.columns[self.targets], self.rows, self.inverse_columns[self.targets], self.inverse_rows,
-                          everyone, mask, ids, self.row_ids)  # fmt: skip
+        return _Direction(self.width, self.columns[self.targets], self.rows, self.inverse_columns[self.targets],
+                          self.inverse_rows, everyone, mask, ids, self.row_ids)  # fmt: skip
 
     def transposed(self, wanted: slice) -> _Direction:
         """Some columns as rows, and the rows as columns; targets stay those of the rows."""
         mask = None if self.mask is None else self.mask[:, wanted].T
         ids = None if self.column_ids is None else self.column_ids[wanted]
-        return _Direction(self.columns[wanted], self.rows, self.inverse_columns[wanted], self.inverse_rows,
+        return _Direction(self.width, self.columns[wanted], self.rows, self.inverse_columns[wanted], self.inverse_rows,
                           self.targets, mask, ids, self.row_ids)  # fmt: skip
 
     def pointers(self) -> tuple[Tensor, ...]:
@@ -267,18 +104,12 @@ class _Direction(NamedTuple):
     def numbers(self) -> tuple[int, ...]:
         rows, columns = self.rows, self.columns
         strides = (0, 0) if self.mask is None else self.mask.stride()
-        sizes = (x // self.unit() for x in (rows.shape[1], rows.stride(0), columns.stride(0)))
+        sizes = (x // UNIT.value for x in (rows.shape[1], rows.stride(0), columns.stride(0)))
         return (len(rows), len(columns), *sizes, *strides)
-
-    def unit(self) -> int:
-        """16 where 16 bytes can be loaded at a time, 1 elsewhere."""
-        both = (self.rows, self.columns)
-        aligned = (x.data_ptr() % 16 == 0 and x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in both)
-        return 16 if all(aligned) else 1
 
     def constants(self) -> dict:
         ignore = NONE if self.mask is None and self.row_ids is None else IDS if self.mask is None else MASK
-        return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype), "UNIT": self.unit()}
+        return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype)}
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -294,7 +125,7 @@ def _precision(dtype: torch.dtype) -> str:
 
 def _tiles(dtype: torch.dtype, constants: dict) -> tuple[Tiles, Tiles]:
     """Of forward and of backward."""
-    table = LARGE if constants["UNIT"] == 16 and constants["IGNORE"] != MASK else SMALL
+    table = MASKED if constants["IGNORE"] == MASK else PLAIN
     if dtype.itemsize == 2:
         return table["half"]
     if dtype == torch.float64:
@@ -302,16 +133,26 @@ def _tiles(dtype: torch.dtype, constants: dict) -> tuple[Tiles, Tiles]:
     return table["tf32" if constants["PRECISION"] == "tf32" else "fp32"]
 
 
-def _shape(tiles: Tiles) -> dict[str, int]:
+def _shape(tiles: Tiles) -> dict[str, Any]:
     """Constants of a launch."""
     shape = {"ROWS": tiles.ROWS, "COLUMNS": tiles.COLUMNS, "DEPTH": tiles.DEPTH}
     return shape | {"OUT": tiles.OUT} if tiles.OUT else shape
 
 
 def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: Tensor) -> _Direction:
-    a, k = (x if x.stride(1) == 1 else x.contiguous() for x in (problem.anchors, columns))
-    return _Direction(a, k, inverse_a, inverse_k, problem.targets.contiguous(), problem.ignored, problem.anchor_ids,
+    return _Direction(problem.anchors.shape[1], _aligned(problem.anchors), _aligned(columns), inverse_a, inverse_k,
+                      problem.targets.contiguous(), problem.ignored, problem.anchor_ids,
                       problem.column_ids)  # fmt: skip
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Rows as the kernels take them: as they are, or a copy with zeros to the next multiple of UNIT."""
+    rows, width = x.shape
+    if x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) % UNIT.value == 0 and width % UNIT.value == 0:
+        return x
+    copy = x.new_zeros(rows, triton.cdiv(width, UNIT.value) * UNIT.value)
+    copy[:, :width] = x
+    return copy
 
 
 def _statistics(direction: _Direction, tau: float) -> tuple[Tensor, Tensor]:
@@ -340,12 +181,12 @@ def _gradient(
     """Of the direction's rows, in `dtype`; with first >= 0 it is a transposed one whose rows are columns from there."""
     constants = direction.constants()
     _, tiles = _tiles(direction.rows.dtype, constants)
-    grad = torch.empty(direction.rows.shape, dtype=dtype, device=direction.rows.device)
-    grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.rows.shape[1], tiles.OUT)
+    grad = torch.empty(len(direction.rows), direction.width, dtype=dtype, device=direction.rows.device)
+    grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.width, tiles.OUT)
     if grad.numel():
         with torch.cuda.device_of(direction.rows):
             info_nce_gradient[grid](
-                *direction.pointers(), stats, factor, grad, *direction.numbers(), max(first, 0), tau,
+                *direction.pointers(), stats, factor, grad, *direction.numbers(), direction.width, max(first, 0), tau,
                 **_shape(tiles), TRANSPOSED=first >= 0, **constants, num_warps=tiles.warps,
             )  # fmt: skip
     return grad
@@ -404,19 +245,18 @@ def variants() -> Iterator[Variant]:
         for precision in ("ieee", "tf32") if name == "fp32" else ("ieee",):
             shown = "tf32" if precision == "tf32" else name
             for ignore in (NONE, MASK, IDS):
-                for unit in (16, 1):
-                    constants = {"IGNORE": ignore, "PRECISION": precision, "UNIT": unit}
-                    before, after = _tiles(dtype, constants)
-                    which = f"{shown} {('all', 'mask', 'ids')[ignore]}{'' if unit == 16 else ' unaligned'}"
-                    yield Variant(f"info_nce_forward {which}", info_nce_forward,
-                                  signature_of(info_nce_forward, **pointers), _shape(before) | constants,
-                                  before.warps)  # fmt: skip
-                    # Gradients are in the rows' dtype, or wide where directions are summed or torch.compile asks.
-                    for grad in sorted({name, exact}):
-                        for transposed in (False, True):
-                            more = {"TRANSPOSED": transposed}
-                            signature = signature_of(info_nce_gradient, **(pointers | {"grad": f"*{grad}"}))
-                            yield Variant(
-                                f"info_nce_gradient {which}{' columns' if transposed else ' rows'} to {grad}",
-                                info_nce_gradient, signature, _shape(after) | constants | more, after.warps,
-                            )  # fmt: skip
+                constants = {"IGNORE": ignore, "PRECISION": precision}
+                before, after = _tiles(dtype, constants)
+                which = f"{shown} {('all', 'mask', 'ids')[ignore]}"
+                yield Variant(f"info_nce_forward {which}", info_nce_forward,
+                              signature_of(info_nce_forward, **pointers), _shape(before) | constants,
+                              before.warps)  # fmt: skip
+                # Gradients are in the rows' dtype, or wide where directions are summed or torch.compile asks.
+                for grad in sorted({name, exact}):
+                    for transposed in (False, True):
+                        signature = signature_of(info_nce_gradient, **(pointers | {"grad": f"*{grad}"}))
+                        yield Variant(
+                            f"info_nce_gradient {which}{' columns' if transposed else ' rows'} to {grad}",
+                            info_nce_gradient, signature,
+                            _shape(after) | constants | {"TRANSPOSED": transposed}, after.warps,
+                        )  # fmt: skip
