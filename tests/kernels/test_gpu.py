@@ -138,7 +138,10 @@ def test_info_nce_has_no_sync_and_captures(backend):
             x.copy_(x.flip(0))
     graph.replay()
     for x, y in zip(captured, info_nce_step(inputs, backend, **options), strict=True):
-        assert torch.equal(x, y)
+        if backend == "triton":
+            assert torch.equal(x, y)
+        else:  # cuBLAS may take another algorithm on another stream
+            torch.testing.assert_close(x, y)
 
 
 @pytest.mark.parametrize("width", [384, 385])
@@ -154,3 +157,16 @@ def test_info_nce_agrees_with_float64_on_the_cpu(backend, dtype, width):
         largest = y.abs().max().item()
         bound = max(1e-4, 3 * torch.finfo(dtype).eps)
         torch.testing.assert_close(x.cpu().double(), y, rtol=0, atol=bound * largest)
+
+
+@pytest.mark.parametrize("backend, limit", [("scan", 0.5), ("triton", 0.12)])
+def test_info_nce_does_not_hold_the_logits(backend, limit):
+    """Extra memory as a share of one bfloat16 matrix of logits (537 MB here; inputs and gradients are 6 % of it)."""
+    inputs = info_nce_inputs((16384, 16384), 256, torch.bfloat16)
+    info_nce_step(inputs, backend)  # compiles, and takes cuBLAS's workspace
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    info_nce_step(inputs, backend)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < limit * 2 * 16384**2

@@ -293,17 +293,19 @@ def test_partial_gradients(needs, symmetric, place, poisoned):
             assert x.grad is None
 
 
-def test_strides_and_views_do_not_matter(place, poisoned):
+@pytest.mark.parametrize("start, width", [(5, 33), (16, 32)])
+def test_strides_and_views_do_not_matter(start, width, place, poisoned):
     device, backend = place
-    inputs = rows((7, 7, 5), 33, torch.float64, device)
+    here = slice(start, start + width)
+    inputs = rows((7, 7, 5), width, torch.float64, device)
     given = options("mask-targets-symmetric", 7, 12, device)
     expected = run(inputs, backend, **given)
     wide = torch.full((7, 80), 9.0, dtype=torch.float64, device=device)
-    wide[:, 5:38] = inputs[0]
+    wide[:, here] = inputs[0]
     leaves = [wide.requires_grad_(), inputs[1].t().contiguous().requires_grad_(), inputs[2].repeat(2, 1)]
     leaves[2] = leaves[2].requires_grad_()
     loss = info_nce_loss(
-        leaves[0][:, 5:38],
+        leaves[0][:, here],
         leaves[1].t(),
         leaves[2][:5],
         backend=backend,
@@ -313,9 +315,10 @@ def test_strides_and_views_do_not_matter(place, poisoned):
     )
     grads = torch.autograd.grad(loss * -1.5, leaves)
     torch.testing.assert_close(loss.detach(), expected[0], rtol=1e-13, atol=0)
-    for x, y in zip((grads[0][:, 5:38], grads[1].t(), grads[2][:5]), expected[1:], strict=True):
+    for x, y in zip((grads[0][:, here], grads[1].t(), grads[2][:5]), expected[1:], strict=True):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-14)
-    assert grads[0][:, :5].eq(0).all() and grads[0][:, 38:].eq(0).all() and grads[2][5:].eq(0).all()
+    grads[0][:, here] = 0
+    assert grads[0].eq(0).all() and grads[2][5:].eq(0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
@@ -547,6 +550,21 @@ def test_narrow_integers_are_targets_and_ids(dtype):
     ids = T % 2
     wide = info_nce_loss(A, P, targets=T.flip(0), ignore=(ids, ids))
     assert torch.equal(info_nce_loss(A, P, targets=T.flip(0).to(dtype), ignore=[ids.to(dtype), ids.to(dtype)]), wide)
+
+
+def test_tf32_only_where_torch_allows_it():
+    """Of the Triton kernels; scan's products are torch's own."""
+    pytest.importorskip("triton")
+    from raoe_kernels.infonce.triton_kernels import _precision
+
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        assert _precision(torch.float32) == "ieee"
+        torch.set_float32_matmul_precision("high")
+        assert _precision(torch.float32) == "tf32" and _precision(torch.float64) == _precision(torch.float16) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_auto_on_the_cpu_is_scan():
