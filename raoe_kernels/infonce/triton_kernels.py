@@ -48,7 +48,7 @@ class Tiles(NamedTuple):
 # Tensor cores take tiles of 64 and more. float32 and float64 products by fused multiply-adds keep both operands of a
 # step in registers, so their steps are short.
 PLAIN = {
-    "half": (Tiles(128, 128, 64, 8), Tiles(64, 64, 64, 8, 128)),
+    "half": (Tiles(128, 64, 64, 8), Tiles(64, 64, 64, 8, 128)),
     "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
     "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8, 128)),
     "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 32)),
