@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 MODULES = (
     "raoe_kernels.pairwise.triton_kernels",
     "raoe_kernels.cosine.triton_kernels",
+    "raoe_kernels.contrastive.triton_kernels",
     "raoe_kernels.guidance.triton_kernels",
 )
 
@@ -35,7 +36,7 @@ class Variant(NamedTuple):
     name: str
     kernel: Any
     signature: dict[str, str]
-    constants: dict[str, int]
+    constants: dict[str, Any]
     warps: int
 
 

@@ -33,6 +33,8 @@ SM_90_GROUPS = {
     "guided_forward": "guided_forward",
     "guided_backward": "guided_backward",
     "guided_argmax": "guided_argmax",
+    "info_nce_forward": "info_nce_forward",
+    **{f"info_nce_gradient-{d}": f"info_nce_gradient {d}" for d in ("fp16", "bf16", "fp32", "tf32", "fp64")},
 }
 
 # Variants that may spill, bytes a thread (stores + loads); every other one may not. At 4,096 pairs a thread of the
@@ -96,6 +98,13 @@ def test_representatives_compile_for_every_architecture():
 def test_the_one_block_kernel_compiles_for_other_architectures():
     rows = in_compiling_process(SCRIPT, "[80, 100]", "pairwise.one_block fp32 512")
     assert len(rows) == 2 and complaints(rows, limits()) == []
+
+
+def test_info_nce_representatives_compile_for_every_architecture():
+    names = ["info_nce_forward bf16 all", "info_nce_gradient bf16 ids columns to bf16"]
+    rows = in_compiling_process(SCRIPT, "[80, 90, 100]", *names)
+    assert [(row["name"], row["arch"]) for row in rows] == [(name, arch) for name in names for arch in (80, 90, 100)]
+    assert complaints(rows, limits()) == []
 
 
 @pytest.mark.slow

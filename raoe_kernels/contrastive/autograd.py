@@ -1,0 +1,133 @@
+"""info_nce_loss as a differentiable function, eager and under torch.compile.
+
+A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of anchors, positives and
+negatives will be differentiated and saved being up to three tensors or None; and
+`backward(problem, saved, upstream, needs, dtype) -> gradients` of the three in `dtype`, None where not needed.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels.contrastive.problem import Gradients, Problem, wide
+
+OP = Op(
+    "infonce",
+    ("info_nce_loss",),
+    {
+        "reference": Backend("raoe_kernels.contrastive.reference"),
+        "scan": Backend("raoe_kernels.contrastive.scan"),
+        "triton": Backend("raoe_kernels.contrastive.triton_kernels", triton_missing),
+    },
+)
+_TENSORS = 7  # leading fields of a Problem; numbers follow
+
+
+def info_nce(problem: Problem, backend: str) -> Tensor:
+    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows)
+    if torch.compiler.is_compiling():
+        return torch.ops.raoe_kernels.infonce(*problem, needs, backend)[0]
+    module = OP.select(problem.anchors.device, backend)
+    if any(needs):
+        return _InfoNCE.apply(module, *problem)
+    return _forward(problem, needs, module)[0]
+
+
+def _forward(problem: Problem, needs: tuple[bool, ...], module: ModuleType) -> tuple[Tensor, tuple]:
+    if len(problem.anchors) == 0:
+        return _loss_like(problem), ()
+    # Autocast would make matrix products of the float32 rows in half precision.
+    with torch.autocast(problem.anchors.device.type, enabled=False):
+        return module.forward(problem, needs)
+
+
+def _backward(
+    problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype, module: ModuleType
+) -> Gradients:
+    if len(problem.anchors) == 0:
+        first, second, third = (
+            x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
+            for x, need in zip(problem.rows, needs, strict=True)
+        )
+        return first, second, third
+    with torch.autocast(problem.anchors.device.type, enabled=False):
+        return module.backward(problem, saved, upstream, needs, dtype)
+
+
+def _loss_like(problem: Problem) -> Tensor:
+    return problem.anchors.new_zeros((), dtype=wide(problem.anchors.dtype))
+
+
+class _InfoNCE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, module: ModuleType, *fields: Any) -> Tensor:
+        problem = Problem(*fields)
+        loss, saved = _forward(problem, ctx.needs_input_grad[1:4], module)
+        ctx.save_for_backward(*problem[:_TENSORS], *saved)
+        ctx.options, ctx.module = problem[_TENSORS:], module
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor):
+        if torch.is_grad_enabled():
+            raise RuntimeError("info_nce_loss has no second derivative: it was differentiated with create_graph=True")
+        tensors = ctx.saved_tensors
+        problem, saved = Problem(*tensors[:_TENSORS], *ctx.options), tensors[_TENSORS:]
+        dtype = problem.anchors.dtype
+        grads = _backward(problem, saved, upstream, ctx.needs_input_grad[1:4], dtype, ctx.module)
+        return None, *grads, *[None] * (len(problem) - 3)
+
+
+# The same as an opaque operator, for torch.compile. It makes the gradient in forward, whatever the backend.
+torch.library.define(
+    "raoe_kernels::infonce",
+    "(Tensor anchors, Tensor positives, Tensor? negatives, Tensor targets, Tensor? ignored, Tensor? anchor_ids, "
+    "Tensor? column_ids, float tau, bool symmetric, bool[3] needs, str backend) -> (Tensor loss, Tensor a, Tensor p, "
+    "Tensor n)",
+)
+
+
+@torch.library.impl("raoe_kernels::infonce", "CompositeExplicitAutograd")
+def _operator(*inputs):
+    *fields, needs, backend = inputs
+    problem, module = Problem(*fields), OP.select(inputs[0].device, backend)
+    loss, saved = _forward(problem, tuple(needs), module)
+    grads: Gradients = (None, None, None)
+    if any(needs):
+        grads = _backward(problem, saved, torch.ones_like(loss), tuple(needs), loss.dtype, module)
+    a, p, n = (loss.new_empty(0) if g is None else g for g in grads)
+    # Positives and negatives may be two parts of one buffer; an operator's results must not share memory.
+    if p.untyped_storage().data_ptr() == n.untyped_storage().data_ptr():
+        n = n.clone()
+    return loss, a, p, n
+
+
+@torch.library.register_fake("raoe_kernels::infonce")
+def _fake(*inputs):
+    *fields, needs, _ = inputs
+    problem = Problem(*fields)
+    loss = _loss_like(problem)
+    return loss, *(
+        loss.new_empty(x.shape) if need and x is not None else loss.new_empty(0)
+        for x, need in zip(problem.rows, needs, strict=True)
+    )
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(*output[1:])
+    ctx.needs, ctx.dtype, ctx.count = inputs[-2], inputs[0].dtype, len(inputs)
+
+
+def _differentiate(ctx, upstream, *_):
+    grads = (
+        (g * upstream).to(ctx.dtype) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)
+    )
+    return *grads, *[None] * (ctx.count - 3)
+
+
+torch.library.register_autograd("raoe_kernels::infonce", _differentiate, setup_context=_save)

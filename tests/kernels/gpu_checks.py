@@ -1,0 +1,53 @@
+"""What every op must show on a GPU: no host sync, and capture in a CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels.conftest import HAS_GPU
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no CUDA device")]
+
+Step = Callable[[], Sequence[Tensor]]
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """An error where the host waits for the device. What is inside must have run before: compiling may wait."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def captured(step: Step) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
+    """A step as a CUDA graph, and the tensors that a replay fills."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    return graph, results
+
+
+def replays(step: Step, inputs: Sequence[Tensor], same: Callable[[Tensor, Tensor], bool] = torch.equal) -> None:
+    """A captured step, replayed on other values in the same places, gives what the step itself gives for them."""
+    graph, results = captured(step)
+    before = [x.clone() for x in results]
+    with torch.no_grad():
+        for x in inputs:
+            x.copy_(x.flip(0))
+    graph.replay()
+    assert not all(torch.equal(x, y) for x, y in zip(before, results, strict=True)), "the replay read no new values"
+    for x, y in zip(results, step(), strict=True):
+        assert same(x, y)

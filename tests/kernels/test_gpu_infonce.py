@@ -1,0 +1,69 @@
+"""InfoNCE on a GPU: no host sync, CUDA graphs, agreement with float64 on the CPU, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import info_nce_loss
+from tests.kernels.gpu_checks import needs_gpu, no_sync, replays
+
+pytestmark = needs_gpu
+
+
+def close(x, y):
+    """Where cuBLAS may take another algorithm on another stream."""
+    return torch.allclose(x, y, rtol=1.6e-2, atol=1e-5)
+
+
+def info_nce_step(inputs, backend: str, **options):
+    loss = info_nce_loss(*inputs, backend=backend, **options)
+    return loss, *torch.autograd.grad(loss, inputs)
+
+
+def info_nce_inputs(sizes, width: int, dtype: torch.dtype):
+    seeded = torch.Generator().manual_seed(width)
+    return [torch.randn(n, width, generator=seeded).to("cuda", dtype).requires_grad_() for n in sizes]
+
+
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_no_sync_and_cuda_graph(backend):
+    inputs = info_nce_inputs((300, 320, 100), 384, torch.bfloat16)
+    ids = torch.arange(300, device="cuda") % 90, torch.arange(420, device="cuda") % 90
+    targets = torch.arange(300, device="cuda").flip(0)
+
+    def step():
+        return info_nce_step(inputs, backend, ignore=ids, targets=targets, symmetric=True)
+
+    step()
+    with no_sync():
+        step()
+    replays(step, inputs, torch.equal if backend == "triton" else close)
+
+
+@pytest.mark.parametrize("width", [384, 385])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_agrees_with_float64_on_the_cpu(backend, dtype, width):
+    inputs = info_nce_inputs((1000, 1000, 1500), width, dtype)
+    ours = info_nce_step(inputs, backend)
+    exact = [x.detach().cpu().double().requires_grad_() for x in inputs]
+    truth = info_nce_step(exact, "scan")
+    torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-5, atol=0)
+    for x, y in zip(ours[1:], truth[1:], strict=True):
+        largest = y.abs().max().item()
+        bound = max(1e-4, 3 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(x.cpu().double(), y, rtol=0, atol=bound * largest)
+
+
+@pytest.mark.parametrize("backend, limit", [("scan", 0.5), ("triton", 0.12)])
+def test_does_not_hold_the_logits(backend, limit):
+    """Extra memory as a share of one bfloat16 matrix of logits (537 MB here; inputs and gradients are 6 % of it)."""
+    inputs = info_nce_inputs((16384, 16384), 256, torch.bfloat16)
+    info_nce_step(inputs, backend)  # compiles, and takes cuBLAS's workspace
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    info_nce_step(inputs, backend)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < limit * 2 * 16384**2
