@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch as _torch
 
+from raoe_kernels import attention as _attention
 from raoe_kernels import cosine as _cosine
 from raoe_kernels import pairwise as _pairwise
 from raoe_kernels._dispatch import use_backend
+from raoe_kernels.attention import bidirectional_attention, dual_attention
 from raoe_kernels.cosine import pairwise_cosine
 from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
@@ -14,7 +16,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "backends",
+    "bidirectional_attention",
     "cosent_loss",
+    "dual_attention",
     "gated_angular_loss",
     "pairwise_cosine",
     "rank_margin_loss",
@@ -31,4 +35,5 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    return {function: op.available(device) for op in (_pairwise.OP, _cosine.OP) for function in op.functions}
+    ops = (_pairwise.OP, _cosine.OP, _attention.OP)
+    return {function: op.available(device) for op in ops for function in op.functions}
