@@ -15,7 +15,11 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
-MODULES = ("raoe_kernels.pairwise.triton_kernels", "raoe_kernels.cosine.triton_kernels")
+MODULES = (
+    "raoe_kernels.pairwise.triton_kernels",
+    "raoe_kernels.cosine.triton_kernels",
+    "raoe_kernels.attention.triton_kernels",
+)
 
 
 class Variant(NamedTuple):

@@ -1,0 +1,165 @@
+"""The forward kernel in Triton, and what it shares with the backward ones.
+
+One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base 2:
+m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values.
+
+Places are counted from a sequence's first real token, so that a sentence meets the same tiles in the same order wherever
+it stands in a batch, padded left, right or packed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+POINTERS = [
+    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "firsts", "ends", "valid",
+    "grad_causal", "grad_full", "delta_causal", "delta_full", "grad_q", "grad_k", "grad_v",
+]  # fmt: skip
+SCALARS = [
+    "masked", "whole", "longest", "tiles", "heads", "group", "scale", "q_batch", "q_head", "q_row", "k_batch", "k_head",
+    "k_row", "v_batch", "v_head", "v_row", "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
+]  # fmt: skip
+# Alignment is said by ALIGN and not found out by Triton call by call: a kernel has two forms at most.
+kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def sequence(firsts, ends, batch, longest):
+    """First real token and number of tokens from there to the last real one."""
+    first = tl.load(firsts + batch)
+    return first, tl.maximum(tl.minimum(tl.load(ends + batch) - first, longest), 0)
+
+
+@triton.jit
+def places(start, first, length, valid, masked, whole, BLOCK: tl.constexpr):
+    """Of a tile: offsets in the sequence, positions in the tensor, and which are real.
+
+    In a padded batch of rows of `whole` tokens, the tiles after the last real token go on with the row's padding, first
+    what stands behind it and then what stands before `first`: every token is some tile's. A packed one has whole = 0.
+    """
+    offset = start + tl.arange(0, BLOCK)
+    position = first + offset
+    position -= tl.where(position >= whole, whole, 0)
+    real = offset < length
+    real &= tl.load(valid + position, offset < length * masked, 1) != 0
+    return offset, position, real
+
+
+@triton.jit
+def rows(x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr):
+    """[BLOCK, BLOCK_D] rows of a tensor, zeros where not inside: padding is never read."""
+    column = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] & (column < HEAD_DIM)[None, :]
+    return tl.load(x + position[:, None] * (stride * ALIGN) + column[None, :], mask, 0.0)
+
+
+@triton.jit
+def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr):
+    column = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] & (column < HEAD_DIM)[None, :]
+    tl.store(x + position[:, None] * (stride * ALIGN) + column[None, :], value.to(x.dtype.element_ty), mask)
+
+
+@triton.jit
+def begin(x, offset, ALIGN: tl.constexpr):
+    """A pointer moved by offset elements, known to be at a multiple of 16 bytes (of 2 where ALIGN is 1)."""
+    return tl.multiple_of(x + offset, 2 * ALIGN)
+
+
+@triton.jit
+def dot(a, b, acc, wide: tl.constexpr):
+    """acc + a b, float32 without TF32."""
+    if INTERPRETED:  # there tl.dot multiplies bfloat16's bits as if they were integers
+        a = a.to(wide)
+        b = b.to(wide)
+    return tl.dot(a, b, acc, input_precision="ieee", out_dtype=wide)
+
+
+@triton.jit
+def product(a, b, wide: tl.constexpr):
+    """a b^T."""
+    return dot(a, tl.trans(b), tl.zeros((a.shape[0], b.shape[0]), wide), wide)
+
+
+@triton.jit
+def step(scores, values, m, l, acc, wide: tl.constexpr):
+    """One tile more of the on-line softmax. Scores of -inf weigh exactly 0, also while all were."""
+    high = tl.maximum(m, tl.max(scores, 1))
+    base = tl.where(high == float("-inf"), 0.0, high)
+    p = tl.exp2(scores - base[:, None])
+    fade = tl.exp2(m - base)
+    acc = dot(p.to(values.dtype), values, acc * fade[:, None], wide)
+    return high, l * fade + tl.sum(p, 1), acc
+
+
+@kernel
+def attention_forward(
+    q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, masked, whole, longest, tiles, heads, group,
+    scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
+    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
+    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, DUAL: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written at the diagonal."""
+    wide: tl.constexpr = lse_full.dtype.element_ty
+    tile = tl.program_id(0) % tiles
+    head = tl.program_id(0) // tiles % heads
+    batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
+    first, length = sequence(firsts, ends, batch, longest)
+    valid += batch * whole
+    start = tile * BLOCK
+    offset, position, real = places(start, first, length, valid, masked, whole, BLOCK)
+    mine = offset < tl.maximum(length, whole)
+    base = batch * out_batch + head * out_head
+    out = position * out_row
+    full = begin(full, base * HEAD_DIM, ALIGN)
+    causal = begin(causal, base * HEAD_DIM, ALIGN)
+    lse_full += base
+    lse_causal += base
+    m = tl.full((BLOCK,), float("-inf"), wide)
+    l = tl.zeros((BLOCK,), wide)
+    acc = tl.zeros((BLOCK, BLOCK_D), wide)
+    if start >= length:
+        _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+        if DUAL:
+            _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+        return
+    q = begin(q, (batch * q_batch + head * q_head) * ALIGN, ALIGN)
+    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN, ALIGN)
+    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN, ALIGN)
+    queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+    factor = tl.full((), scale, wide) * LOG2_E
+    before = start if DUAL else length
+    for other in tl.range(0, before, BLOCK, num_stages=STAGES):
+        _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
+        keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+        scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
+        m, l, acc = step(scores, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
+    if DUAL:
+        # The pass crosses the diagonal: its state and the keys up to each row are the causal softmax.
+        keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+        values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+        scores = tl.where(real[None, :], product(queries, keys, wide) * factor, float("-inf"))
+        below = tl.where(offset[None, :] <= offset[:, None], scores, float("-inf"))
+        m_causal, l_causal, acc_causal = step(below, values, m, l, acc, wide)
+        _finish(causal, lse_causal, out, mine, real, m_causal, l_causal, acc_causal, HEAD_DIM, BLOCK_D)
+        m, l, acc = step(scores, values, m, l, acc, wide)
+        for other in tl.range(start + BLOCK, length, BLOCK, num_stages=STAGES):
+            _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
+            keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+            scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
+            m, l, acc = step(scores, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
+    _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _finish(result, lse, row, mine, real, m, l, acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store rows and logsumexps, zeros for padding."""
+    l = tl.where(real, l, 1.0)
+    value = tl.where(real[:, None], acc / l[:, None], 0.0)
+    keep(result, row, mine, 1, value, HEAD_DIM, BLOCK_D, HEAD_DIM)
+    tl.store(lse + row, tl.where(real, m + tl.log2(l), 0.0), mine)
