@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 	$(RUN) -m mypy
 
 bench: $(INSTALLED)  ## ratios against the peers, side by side
-	$(RUN) -m benchmarks all
+	$(RUN) -m benchmarks
 
 build: $(INSTALLED)  ## compile csrc again, in place
 	$(RUN) setup.py build_ext --inplace

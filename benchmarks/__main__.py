@@ -1,43 +1,74 @@
-"""`python -m benchmarks OP`: time every contender of an op side by side, print the ratios, append JSON lines."""
+"""`python -m benchmarks [OP …]`: time every contender of an op side by side, print the ratios, append JSON lines.
+
+`python -m benchmarks report FILE …` makes tables and plots of such lines.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import json
-import statistics
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks import provenance, timing
+from benchmarks import base, gate, provenance, report, timing
+from benchmarks.case import Case
 
 OPS = ("pairwise", "cosine")
+# Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
+PEAK_FROM = 1 << 21
 
 
-def run(op: str, device: str, sizes: list[int] | None, output: Path | None) -> None:
+def run(op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool) -> None:
     """Measure one op. The first contender, our best backend, is what the others are compared with."""
     module = import_module(f"benchmarks.{op}")
-    about = provenance.describe(device)
-    print(f"{op} on {device}: " + ", ".join(f"{k} {v}" for k, v in about.items() if v is not None))
+    about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
+    print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
     for size in sizes or module.SIZES[device]:
-        contenders = module.contenders(size, device)
-        times = timing.measure(contenders, device)
-        first = next(iter(times))
-        print(f"\n{size:,} pairs, forward + backward" + " " * 14 + f"median      min   x {first}   bytes/pair")
-        for name, seconds in times.items():
-            median, ratio = statistics.median(seconds), timing.ratio(seconds, times[first])
-            peak = timing.peak_bytes(contenders[name], device) if size >= 1 << 17 else None
-            row = {"op": op, "device": device, "size": size, "contender": name, "median_s": median}
-            row |= {"min_s": min(seconds), "ratio_to_first": ratio, "peak_bytes": peak, "rounds": len(seconds)}
-            memory = "" if peak is None else f"{peak / size:10.1f}"
-            print(f"  {name:<38} {_show(median)} {_show(min(seconds))} {ratio:{len(first) + 4}.2f} {memory}")
-            if output:
-                with output.open("a") as lines:
-                    lines.write(json.dumps(row | about) + "\n")
-        del contenders, times
+        case = module.case(size, device)
+        rows = measure(case, device)
+        print(table(case, rows, tested))
+        if output:
+            with output.open("a") as lines:
+                for row in rows:
+                    lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
+        del case
         gc.collect()
+
+
+def measure(case: Case, device: str) -> list[dict[str, Any]]:
+    times = timing.measure(case.contenders, device)
+    first = next(iter(times))
+    rows: list[dict[str, Any]] = []
+    for name, seconds in times.items():
+        wall, device_time = ([pair[k] for pair in seconds] for k in (0, 1))
+        low, median, high = timing.quantiles(wall)
+        row = {"title": case.title, "contender": name, "median_s": median, "p10_s": low, "p90_s": high}
+        row |= {"min_s": min(wall), "device_s": timing.quantiles(device_time)[1], "rounds": len(wall)}
+        row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
+        row["peak_bytes"] = timing.peak_bytes(case.contenders[name], device) if case.bytes >= PEAK_FROM else None
+        rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
+    return [*rows, *({"contender": name, "missing": why} for name, why in case.missing.items())]
+
+
+def table(case: Case, rows: list[dict[str, Any]], tested: bool) -> str:
+    measured = [row for row in rows if "missing" not in row]
+    first = measured[0]["contender"]
+    ratio = f"x {first}" if tested else "(no ratios: its tests did not pass or were not run)"
+    lines = [f"\n{case.title:<40}    median      min   device    GB/s  GFLOP/s   peak MB   {ratio}"]
+    for row in measured:
+        seconds = row["device_s"]
+        rate = f"{row['least_bytes'] / seconds / 1e9:7.1f}" if row["least_bytes"] else " " * 7
+        flops = f"{row['least_flops'] / seconds / 1e9:8.1f}" if row["least_flops"] else " " * 8
+        peak = " " * 9 if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:9.1f}"
+        times = "".join(_show(each) for each in (row["median_s"], row["min_s"], seconds))
+        line = f"  {row['contender']:<38}{times} {rate} {flops} {peak}"
+        lines.append(line + (f"{row['ratio_to_first']:9.2f}" if tested else ""))
+    lines += [f"  {row['contender']:<38} missing: {row['missing']}" for row in rows if "missing" in row]
+    return "\n".join(lines)
 
 
 def _show(seconds: float) -> str:
@@ -45,16 +76,39 @@ def _show(seconds: float) -> str:
     return f"{seconds * scale:7.2f}{unit}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("op", choices=[*OPS, "all"])
+def _plain(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
+    parser.add_argument("op", nargs="*", help=f"{', '.join(OPS)}; all of them if none is named. Or: report FILE …")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", type=int, nargs="+", help="pairs; default: the op's own list")
-    parser.add_argument("--output", type=Path, help="append one JSON line a contender and size to this file")
+    parser.add_argument("--sizes", type=int, nargs="+", help="instead of the op's own list")
+    parser.add_argument("--base", metavar="GITREF", help="compare with the tree at this commit instead")
+    parser.add_argument("--json", type=Path, help="append one JSON line a contender and size to this file")
+    parser.add_argument("--untested", action="store_true", help="times without ratios, and without running tests first")
+    parser.add_argument("--output", type=Path, default=Path("benchmark-report"), help="folder of the report")
     arguments = parser.parse_args()
-    for op in OPS if arguments.op == "all" else [arguments.op]:
-        run(op, arguments.device, arguments.sizes, arguments.output)
+    if arguments.op[:1] == ["report"]:
+        print(report.write([Path(name) for name in arguments.op[1:]], arguments.output))
+        return 0
+    if unknown := [op for op in arguments.op if op not in (*OPS, "all")]:
+        parser.error(f"unknown op {unknown[0]!r}; there are {', '.join(OPS)}")
+    ops = list(OPS) if not arguments.op or "all" in arguments.op else arguments.op
+    if arguments.base:
+        base.compare(ops, arguments.device, arguments.sizes, arguments.base)
+        return 0
+    failed = []
+    for op in ops:
+        tests = import_module(f"benchmarks.{op}").TESTS
+        if not arguments.untested and not gate.passes(op, tests, arguments.device):
+            failed.append(op)
+        run(op, arguments.device, arguments.sizes, arguments.json, not arguments.untested and op not in failed)
+    if failed:
+        print(f"\nno ratios for {', '.join(failed)}: the tests failed")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.timing import Call
+from benchmarks.case import COPIES, Call, Case
 from raoe_kernels import backends, raoe_loss
 from raoe_kernels.pairwise import params, scan
 
@@ -18,6 +18,7 @@ SIZES = {"cpu": [512, 8192, 131072, 1 << 20], "cuda": [64, 512, 4096, 8192, 1310
 HUGE = 1 << 24
 REFERENCE_UP_TO = 8192  # B x B float32 matrices beyond it do not fit
 OURS = ("native", "triton", "scan", "reference")
+TESTS = ["tests/kernels/test_pairwise_by_hand.py", "tests/kernels/test_pairwise_conformance.py"]
 
 
 class _Floor(torch.autograd.Function):
@@ -33,48 +34,26 @@ class _Floor(torch.autograd.Function):
         return ctx.saved_tensors[0]
 
 
-def inputs(pairs: int, device: str) -> tuple[torch.Tensor, ...]:
+def inputs(pairs: int, device: str, copy: int = 0) -> tuple[torch.Tensor, ...]:
     """Similarities and scores that agree about as well as in training, three labels that follow the scores loosely."""
-    seeded = torch.Generator().manual_seed(pairs)
+    seeded = torch.Generator().manual_seed(pairs + copy)
     scores = torch.rand(pairs, generator=seeded)
     similarity = (scores + 0.3 * torch.randn(pairs, generator=seeded)).clamp(-1, 1)
     labels = (2.999 * (1 - scores + 0.3 * torch.randn(pairs, generator=seeded)).clamp(0, 1)).long()
     return similarity.to(device).requires_grad_(), scores.to(device), labels.to(device)
 
 
-def step(loss: Callable[[torch.Tensor], torch.Tensor], similarity: torch.Tensor) -> Call:
-    def call() -> None:
-        similarity.grad = None
-        loss(similarity).backward()
+def case(pairs: int, device: str) -> Case:
+    copies = [inputs(pairs, device, copy) for copy in range(COPIES)]
 
-    return call
+    def step(loss: Callable[..., torch.Tensor]) -> Call:
+        def call(i: int) -> None:
+            similarity, scores, labels = copies[i % COPIES]
+            similarity.grad = None
+            loss(similarity, scores, labels).backward()
 
+        return call
 
-def _compiled_scan(scores: torch.Tensor, labels: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """torch.compile of our scan, told the number of labels so that it need not assume any."""
-    constants = params.make(True, True, 20.0, margin=2)
-
-    @torch.compile(fullgraph=True, dynamic=False)
-    def both(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        losses, grads = scan.forward(similarity, scores, labels, constants, True, classes=3)
-        return losses, grads
-
-    class Scan(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, similarity):
-            loss, grad = both(similarity.detach())
-            ctx.save_for_backward(grad)
-            return loss
-
-        @staticmethod
-        def backward(ctx, upstream):
-            return ctx.saved_tensors[0] * upstream
-
-    return Scan.apply
-
-
-def contenders(pairs: int, device: str) -> dict[str, Call]:
-    similarity, scores, labels = inputs(pairs, device)
     available = backends(device)["raoe_loss"]
     result: dict[str, Call] = {}
     for name in OURS:
@@ -82,18 +61,46 @@ def contenders(pairs: int, device: str) -> dict[str, Call]:
             continue
         if name == "reference" and pairs > REFERENCE_UP_TO:
             continue
-        result[f"raoe_loss {name}"] = step(lambda c, name=name: raoe_loss(c, scores, labels, backend=name), similarity)
+        result[f"raoe_loss {name}"] = step(lambda c, s, l, name=name: raoe_loss(c, s, l, backend=name))
+    missing = {}
     if pairs < HUGE:
-        result["compiled scan"] = step(_compiled_scan(scores, labels), similarity)
-        result["CoSENTLoss"] = step(_cosent(scores), similarity)
-        result["floor"] = step(_Floor.apply, similarity)
-        result["sort"] = lambda: torch.sort(scores)
-    return result
+        result["compiled scan"] = step(_compiled_scan())
+        try:
+            result["CoSENTLoss"] = step(_cosent())
+        except ImportError as error:
+            missing["CoSENTLoss"] = str(error)
+        result["floor"] = step(lambda c, s, l: _Floor.apply(c))
+        result["sort"] = lambda i: torch.sort(copies[i % COPIES][1])
+    # Similarity, score and label in, gradient out, scaled by another pass.
+    title = f"{pairs:,} pairs, forward + backward"
+    return Case(title, result, bytes=pairs * (4 + 4 + 8 + 4 + 8), missing=missing)
 
 
-def _cosent(scores: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """sentence-transformers' own class, handed ready similarities."""
+def _compiled_scan() -> Callable[..., torch.Tensor]:
+    """torch.compile of our scan, told the number of labels so that it need not assume any."""
+    constants = params.make(True, True, 20.0, margin=2)
+
+    @torch.compile(fullgraph=True, dynamic=False)
+    def both(similarity, scores, labels) -> tuple[torch.Tensor, torch.Tensor]:
+        return scan.forward(similarity, scores, labels, constants, True, classes=3)
+
+    class Scan(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, similarity, scores, labels):
+            loss, grad = both(similarity.detach(), scores, labels)
+            ctx.save_for_backward(grad)
+            return loss
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return ctx.saved_tensors[0] * upstream, None, None
+
+    return Scan.apply
+
+
+def _cosent() -> Callable[..., torch.Tensor]:
+    """sentence-transformers' own class, handed ready similarities (B x B before its version 6.2)."""
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
     loss = CoSENTLoss(model=torch.nn.Identity(), similarity_fct=lambda a, b: a)
-    return lambda similarity: loss.compute_loss_from_embeddings([similarity, similarity], scores)
+    return lambda c, s, l: loss.compute_loss_from_embeddings([c, c], s)

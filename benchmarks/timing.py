@@ -4,47 +4,54 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-Call = Callable[[], object]
+from benchmarks.case import COPIES, Call
 
 
-def _wait(device: str) -> None:
+def wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def _seconds(call: Call, repeats: int, device: str) -> float:
-    """Wall time of one call, averaged over a run of them that ends with the device idle."""
-    _wait(device)
+def _block(call: Call, repeats: int, device: str) -> tuple[float, float]:
+    """Seconds of one call by the wall clock and by the device's own events, averaged over a run of calls that ends with
+    the device idle. Without a device the two are the same."""
+    wait(device)
+    if device == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
     begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    _wait(device)
-    return (time.perf_counter() - begin) / repeats
+    for i in range(repeats):
+        call(i)
+    if device == "cuda":
+        last.record()
+    wait(device)
+    wall = (time.perf_counter() - begin) / repeats
+    return wall, first.elapsed_time(last) / 1e3 / repeats if device == "cuda" else wall
 
 
 def measure(
     contenders: Mapping[str, Call], device: str, *, rounds: int = 15, block: float = 0.02, budget: float = 60.0
-) -> dict[str, list[float]]:
-    """Seconds a call for each contender, one number a round.
+) -> dict[str, list[tuple[float, float]]]:
+    """(wall, device) seconds a call for each contender, one pair a round.
 
     A round gives each contender about `block` seconds of calls. What takes longer than `budget` for all rounds
     gets fewer of them, at least 3.
     """
     repeats, once = {}, 0.0
     for name, call in contenders.items():
-        call()  # compilation, allocation
-        seconds = min(_seconds(call, 1, device) for _ in range(2))
+        call(0)  # compilation, allocation
+        seconds = min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
     rounds = max(3, min(rounds, int(budget / once))) if once else rounds
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
-            times[name].append(_seconds(call, repeats[name], device))
+            times[name].append(_block(call, repeats[name], device))
     return times
 
 
@@ -53,14 +60,44 @@ def ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(s / f for s, f in zip(slow, fast, strict=True))
 
 
+def quantiles(seconds: list[float]) -> tuple[float, float, float]:
+    """The 10 %, 50 % and 90 % quantiles."""
+    if len(seconds) == 1:
+        return seconds[0], seconds[0], seconds[0]
+    tenths = statistics.quantiles(seconds, n=10, method="inclusive")
+    return tenths[0], statistics.median(seconds), tenths[-1]
+
+
+def rates(device: str) -> dict[str, float]:
+    """What this machine reaches: bytes/s of a copy (read + written), and FLOP/s of a square matrix product."""
+    cells, side = (1 << 28, 8192) if device == "cuda" else (1 << 25, 2048)
+    found = {"copy_bytes_s": 8 * cells / _copy(cells, device)}
+    for dtype in (torch.float32, torch.bfloat16):
+        a = torch.ones(side, side, dtype=dtype, device=device)
+        name = str(dtype).removeprefix("torch.")
+        found[f"matmul_{name}_flop_s"] = 2 * side**3 / _best(lambda i, a=a: a @ a, device)
+    return found
+
+
+def _copy(cells: int, device: str) -> float:
+    source = torch.ones(cells, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    return _best(lambda i: target.copy_(source), device)
+
+
+def _best(call: Call, device: str) -> float:
+    call(0)
+    return min(_block(call, COPIES, device)[1] for _ in range(5))
+
+
 def peak_bytes(call: Call, device: str) -> int | None:
     """Extra memory at the peak of one call: the allocator's on a GPU, resident memory on a CPU (None where unknown)."""
     if device == "cuda":
-        _wait(device)
+        wait(device)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        call()
-        _wait(device)
+        call(0)
+        wait(device)
         return torch.cuda.max_memory_allocated() - before
     return _resident_peak(call)
 
@@ -77,7 +114,7 @@ def _resident_peak(call: Call) -> int | None:
         with open("/proc/self/clear_refs", "w") as mark:
             mark.write("5")
         before = _status("VmRSS")
-        call()
+        call(0)
         return max(_status("VmHWM") - before, 0)
     except (OSError, StopIteration):
         return None

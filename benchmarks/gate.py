@@ -1,0 +1,67 @@
+"""No speed of what is not correct: an op's own tests run before its ratios are shown."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.provenance import ROOT
+
+# What a test's outcome depends on. A pass is remembered until one of these changes.
+SOURCES = ("raoe_kernels", "tests/kernels", "csrc")
+
+
+def passes(op: str, tests: list[str], device: str) -> bool:
+    """Whether the op's fast tests pass on these sources; the tests' own output is shown only if they fail."""
+    if _key(op, device) in _remembered():
+        return True
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+    print(f"{op}: running its tests first ({' '.join(tests)})", flush=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        print(done.stdout[-4000:] + done.stderr[-2000:])
+        return False
+    remember(op, device)
+    return True
+
+
+def remember(op: str, device: str) -> None:
+    """The op's tests have passed on these sources."""
+    known = [*_remembered(), _key(op, device)]
+    _memory().parent.mkdir(parents=True, exist_ok=True)
+    _memory().write_text(json.dumps(known[-32:]))
+
+
+def _remembered() -> list[str]:
+    try:
+        return json.loads(_memory().read_text())
+    except (OSError, ValueError):
+        return []
+
+
+def _memory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "raoe_kernels" / "tested.json"
+
+
+def _key(op: str, device: str) -> str:
+    return f"{op} {device} {_state()}"
+
+
+def _state() -> str:
+    digest = hashlib.sha256(sys.version.encode())
+    for path in _files():
+        digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _files() -> Iterator[Path]:
+    for folder in SOURCES:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path

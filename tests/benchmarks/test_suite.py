@@ -1,0 +1,102 @@
+"""The benchmark suite itself, on contenders that cost nothing. Nothing here looks at how long anything took."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+
+import pytest
+import torch
+
+from benchmarks import __main__ as suite
+from benchmarks import gate, report, timing
+from benchmarks.case import Case
+
+TESTS = {
+    "passes": "def test_it():\n    assert True\n",
+    "fails": "def test_it():\n    assert False\n",
+}
+
+
+@pytest.fixture
+def case():
+    return Case(
+        "3 pairs",
+        {"ours": lambda i: torch.ones(3), "theirs": lambda i: torch.ones(3).sum()},
+        bytes=12,
+        missing={"absent": "No module named 'absent'"},
+    )
+
+
+def test_no_ratio_without_passing_tests(case):
+    rows = suite.measure(case, "cpu")
+    shown, hidden = suite.table(case, rows, tested=True), suite.table(case, rows, tested=False)
+    assert "x ours" in shown and "1.00" in shown
+    assert "no ratios" in hidden and "1.00" not in hidden
+    for text in (shown, hidden):
+        assert "theirs" in text and "absent" in text and "missing: No module named 'absent'" in text
+
+
+def test_the_gate(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name, text in TESTS.items():
+        (tmp_path / f"test_{name}.py").write_text(text)
+    assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
+    assert "assert False" in capsys.readouterr().out
+    assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu"), "a failure is not remembered as a pass"
+    assert gate.passes("op", [str(tmp_path / "test_passes.py")], "cpu")
+    # Remembered for these sources and this op alone.
+    assert gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
+    assert not gate.passes("other", [str(tmp_path / "test_fails.py")], "cpu")
+    monkeypatch.setattr(gate, "_state", lambda: "other sources")
+    assert not gate.passes("op", [str(tmp_path / "test_fails.py")], "cpu")
+
+
+def test_calls_take_the_copies_in_turn():
+    seen = []
+    timing.measure({"a": seen.append}, "cpu", rounds=3, block=1e-9)
+    assert seen == [0, 0, 0, 0, 0, 0], "one call a block: each block starts with the first copy"
+    seen.clear()
+    timing._block(seen.append, 3, "cpu")
+    assert seen == [0, 1, 2]
+
+
+def test_quantiles_and_ratio():
+    assert timing.quantiles([5.0]) == (5.0, 5.0, 5.0)
+    low, median, high = timing.quantiles([float(k) for k in range(11)])
+    assert (low, median, high) == (1.0, 5.0, 9.0)
+    assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
+
+
+@pytest.mark.parametrize("op", suite.OPS)
+def test_every_op_declares_its_inputs_once(op):
+    module = import_module(f"benchmarks.{op}")
+    assert set(module.SIZES) == {"cpu", "cuda"} and module.TESTS
+    case = module.case(min(module.SIZES["cpu"]), "cpu")
+    first = next(iter(case.contenders))
+    assert case.bytes > 0 and str(min(module.SIZES["cpu"])) in case.title.replace(",", "")
+    assert not any(first in why for why in case.missing)
+    for i in range(2):
+        case.contenders[first](i)
+
+
+def test_report(case, tmp_path):
+    lines = tmp_path / "rows.jsonl"
+    about = {"op": "pairwise", "device": "cpu", "commit": "abc", "cpu": "a CPU", "tested": True}
+    with lines.open("w") as file:
+        for size in (3, 30):
+            for row in suite.measure(case, "cpu"):
+                file.write(json.dumps({"size": size, **about, **row}) + "\n")
+    page = report.write([lines], tmp_path / "out").read_text()
+    assert "commit abc" in page and "| 3 pairs |" in page and "missing: No module named 'absent'" in page
+    assert (tmp_path / "out" / "pairwise-0.png").stat().st_size > 1000
+    lines.write_text("{}\nnonsense\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: not a line of benchmark JSON"):
+        report.write([lines], tmp_path / "out")
+
+
+def test_wrong_words(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["benchmarks", "pairwize"])
+    with pytest.raises(SystemExit):
+        suite.main()
+    assert "unknown op 'pairwize'" in capsys.readouterr().err
