@@ -3,7 +3,8 @@
 With p = 2^(score - lse), o the output and g its gradient: ds = p (g v - g o), dq = scale ds k, dk = scale ds^T q,
 dv = p^T g. Where a query may see a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1, a
 number a row. So the two contributions are one, of the gradient w g_full + g_causal and of the delta (g o) mixed alike:
-before the diagonal the mixed gradient stands, after it the full one, and only the diagonal tile needs both.
+up to the diagonal the mixed gradient stands with the causal logsumexp, beyond it the full one with its own. The kernel of
+queries comes first and stores the mixed ones; each of the two kernels is one loop on either side of the diagonal.
 """
 
 from __future__ import annotations
@@ -11,28 +12,39 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raoe_kernels.attention.triton_forward import LOG2_E, begin, dot, keep, kernel, places, product, rows, sequence
+from raoe_kernels.attention.triton_forward import (
+    ALL, BEYOND, LOG2_E, UP_TO, begin, dot, keep, kernel, places, product, rows, seen, sequence,
+)  # fmt: skip
 
 
 @triton.jit
-def _mix(of_causal, of_full, lse_causal, lse_full):
-    """w of_full + of_causal: what stands for both where a query sees a key in both; for rows and for numbers."""
-    w = tl.exp2(lse_causal - lse_full)
-    if len(of_full.shape) == 2:
-        return w[:, None] * of_full + of_causal
-    else:
-        return w * of_full + of_causal
+def _gradient_of_queries(
+    queries, k, v, grad, lse, delta, own, start, end, first, length, valid, masked, whole, k_row, v_row, factor, acc,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    WHICH: tl.constexpr,
+):  # fmt: skip
+    """acc + ds k over the tiles of keys from start to end."""
+    wide: tl.constexpr = acc.dtype
+    for at in tl.range(start, end, BLOCK, num_stages=STAGES):
+        other, place, real = places(at, first, length, valid, masked, whole, BLOCK)
+        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+        count = seen(real[None, :], own[:, None], other[None, :], WHICH)
+        p = tl.exp2(tl.where(count, product(queries, keys, wide) * factor - lse[:, None], float("-inf")))
+        by_p = product(grad, rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN), wide)
+        acc = dot((p * (by_p - delta[:, None])).to(keys.dtype), keys, acc, wide)
+    return acc
 
 
 @kernel
 def attention_backward_q(
-    q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, grad_causal, grad_full, delta_causal, delta_full,
-    grad_q, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64,
-    q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
-    v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
+    delta_full, grad_q, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
+    q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
+    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
+    ALIGN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """delta = g o of both parts, for attention_backward_kv, and the gradient of a tile of queries."""
+    """The gradient of a tile of queries, and for attention_backward_kv delta = g o and if DUAL the mixed gradient."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
@@ -49,11 +61,8 @@ def attention_backward_q(
     causal = begin(causal, base * HEAD_DIM, ALIGN)
     grad_full = begin(grad_full, base * HEAD_DIM, ALIGN)
     grad_causal = begin(grad_causal, base * HEAD_DIM, ALIGN)
+    grad_mixed = begin(grad_mixed, base * HEAD_DIM, ALIGN)
     grad_q = begin(grad_q, base * HEAD_DIM, ALIGN)
-    lse_full += base
-    lse_causal += base
-    delta_full += base
-    delta_causal += base
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -64,57 +73,69 @@ def attention_backward_q(
     factor = tl.full((), scale, wide) * LOG2_E
     grad = rows(grad_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
     delta = tl.sum(grad.to(wide) * rows(full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
-    lse = tl.load(lse_full + out, real, 0.0)
-    tl.store(delta_full + out, delta, real)
+    lse = tl.load(lse_full + base + out, real, 0.0)
+    tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-    after = 0
     if DUAL:
-        mixed = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
-        delta_mixed = tl.sum(mixed * rows(causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
-        tl.store(delta_causal + out, delta_mixed, real)
-        lse_mixed = tl.load(lse_causal + out, real, 0.0)
-        mixed = _mix(mixed, grad.to(wide), lse_mixed, lse).to(dtype)
-        delta_mixed = _mix(delta_mixed, delta, lse_mixed, lse)
-        for other in tl.range(0, start, BLOCK, num_stages=STAGES):
-            _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-            keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-            scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
-            p = tl.exp2(scores - lse_mixed[:, None])
-            by_p = product(mixed, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), wide)
-            ds = p * (by_p - delta_mixed[:, None])
-            acc = dot(ds.to(dtype), keys, acc, wide)
-        keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-        below = offset[None, :] <= offset[:, None]
-        scores = tl.where(real[None, :], product(queries, keys, wide) * factor, float("-inf"))
-        p = tl.exp2(scores - tl.where(below, lse_mixed[:, None], lse[:, None]))
-        by_p = tl.where(below, product(mixed, values, wide) - delta_mixed[:, None],
-                        product(grad, values, wide) - delta[:, None])  # fmt: skip
-        acc = dot((p * by_p).to(dtype), keys, acc, wide)
-        after = start + BLOCK
-    for other in tl.range(after, length, BLOCK, num_stages=STAGES):
-        _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-        keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
-        p = tl.exp2(scores - lse[:, None])
-        by_p = product(grad, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), wide)
-        acc = dot((p * (by_p - delta[:, None])).to(dtype), keys, acc, wide)
+        by_causal = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
+        w = tl.exp2(lse_mixed - lse)
+        result = rows(causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
+        delta_up = w * delta + tl.sum(by_causal * result, 1)
+        mixed = (w[:, None] * grad.to(wide) + by_causal).to(dtype)
+        keep(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
+        tl.store(delta_mixed + base + out, delta_up, real)
+        acc = _gradient_of_queries(
+            queries, k, v, mixed, lse_mixed, delta_up, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid,
+            masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, UP_TO,
+        )  # fmt: skip
+        acc = _gradient_of_queries(
+            queries, k, v, grad, lse, delta, offset, start, length, first, length, valid, masked, whole, k_row, v_row,
+            factor, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+        )  # fmt: skip
+    else:
+        acc = _gradient_of_queries(
+            queries, k, v, grad, lse, delta, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor,
+            acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, ALL,
+        )  # fmt: skip
     acc = tl.where(real[:, None], acc * tl.full((), scale, wide), 0.0)
     keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
+@triton.jit
+def _gradients_of_keys(
+    q, keys, values, grads, lses, deltas, own, mine, start, end, first, length, valid, masked, whole, q_row, out_row,
+    factor, by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr,
+    STAGES: tl.constexpr, WHICH: tl.constexpr,
+):  # fmt: skip
+    """by_key + ds^T q and by_value + p^T g over the tiles of one head's queries from start to end."""
+    wide: tl.constexpr = by_key.dtype
+    for at in tl.range(start, end, BLOCK, num_stages=STAGES):
+        other, place, real = places(at, first, length, valid, masked, whole, BLOCK)
+        out = place * out_row
+        queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+        grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+        lse = tl.load(lses + out, real, 0.0)
+        delta = tl.load(deltas + out, real, 0.0)
+        count = seen(mine[:, None], other[None, :], own[:, None], WHICH)
+        p = tl.exp2(tl.where(count, product(keys, queries, wide) * factor - lse[None, :], float("-inf")))
+        by_value = dot(p.to(keys.dtype), grad, by_value, wide)
+        ds = p * (product(values, grad, wide) - delta[None, :])
+        by_key = dot(ds.to(keys.dtype), queries, by_key, wide)
+    return by_key, by_value
+
+
 @kernel
 def attention_backward_kv(
-    q, k, v, lse_causal, lse_full, firsts, ends, valid, grad_causal, grad_full, delta_causal, delta_full, grad_k,
-    grad_v, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64,
+    q, k, v, lse_causal, lse_full, firsts, ends, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v,
+    masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64,
     q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
     v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
     own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    OTHER: tl.constexpr, DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and values, summed over the query heads that share them. `heads` are k's."""
     wide: tl.constexpr = lse_full.dtype.element_ty
-    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
@@ -142,55 +163,24 @@ def attention_backward_kv(
         base = batch * out_batch + query_head * out_head
         its_q = begin(q, query_head * q_head * ALIGN, ALIGN)
         its_full = begin(grad_full, base * HEAD_DIM, ALIGN)
-        its_causal = begin(grad_causal, base * HEAD_DIM, ALIGN)
-        before = start if DUAL else length
-        for other in tl.range(0, before, BLOCK, num_stages=STAGES):
-            _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-            out = place * out_row
-            queries = rows(its_q, place, there, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-            grad = rows(its_full, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-            delta = tl.load(delta_full + base + out, there, 0.0)
-            lse = tl.load(lse_full + base + out, there, 0.0)
-            p = tl.exp2(tl.where(real[:, None], product(keys, queries, wide) * factor, float("-inf")) - lse[None, :])
-            ds = p * (product(values, grad, wide) - delta[None, :])
-            by_value = dot(p.to(dtype), grad, by_value, wide)
-            by_key = dot(ds.to(dtype), queries, by_key, wide)
+        its_mixed = begin(grad_mixed, base * HEAD_DIM, ALIGN)
         if DUAL:
-            out = position * out_row
-            queries = rows(its_q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-            grad = rows(its_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-            mixed = rows(its_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-            lse = tl.load(lse_full + base + out, real, 0.0)
-            lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
-            delta = tl.load(delta_full + base + out, real, 0.0)
-            delta_mixed = _mix(tl.load(delta_causal + base + out, real, 0.0), delta, lse_mixed, lse)
-            mixed = _mix(mixed.to(wide), grad.to(wide), lse_mixed, lse).to(dtype)
-            below = offset[:, None] <= offset[None, :]
-            scores = tl.where(real[:, None], product(keys, queries, wide) * factor, float("-inf"))
-            p = tl.exp2(scores - tl.where(below, lse_mixed[None, :], lse[None, :]))
-            by_p = tl.where(below, product(values, mixed, wide) - delta_mixed[None, :],
-                            product(values, grad, wide) - delta[None, :])  # fmt: skip
-            shared = tl.where(below, p, 0.0).to(dtype)
-            alone = tl.where(below, 0.0, p).to(dtype)
-            by_value = dot(shared, mixed, by_value, wide)
-            by_value = dot(alone, grad, by_value, wide)
-            by_key = dot((p * by_p).to(dtype), queries, by_key, wide)
-            for other in tl.range(start + BLOCK, length, BLOCK, num_stages=STAGES):
-                _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-                out = place * out_row
-                queries = rows(its_q, place, there, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-                lse = tl.load(lse_full + base + out, there, 0.0)
-                lse_mixed = tl.load(lse_causal + base + out, there, 0.0)
-                delta = _mix(tl.load(delta_causal + base + out, there, 0.0), tl.load(delta_full + base + out, there, 0.0),
-                             lse_mixed, lse)  # fmt: skip
-                mixed = _mix(rows(its_causal, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide),
-                             rows(its_full, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide),
-                             lse_mixed, lse).to(dtype)  # fmt: skip
-                scores = tl.where(real[:, None], product(keys, queries, wide) * factor, float("-inf"))
-                p = tl.exp2(scores - lse_mixed[None, :])
-                ds = p * (product(values, mixed, wide) - delta[None, :])
-                by_value = dot(p.to(dtype), mixed, by_value, wide)
-                by_key = dot(ds.to(dtype), queries, by_key, wide)
+            by_key, by_value = _gradients_of_keys(
+                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0,
+                tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, q_row, out_row, factor, by_key,
+                by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+            )  # fmt: skip
+            by_key, by_value = _gradients_of_keys(
+                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, offset, real, start, length, first,
+                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN,
+                STAGES, UP_TO,
+            )  # fmt: skip
+        else:
+            by_key, by_value = _gradients_of_keys(
+                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0, length, first, length,
+                valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES,
+                ALL,
+            )  # fmt: skip
     by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     keep(grad_k, own, mine, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)

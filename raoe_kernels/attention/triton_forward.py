@@ -1,7 +1,8 @@
 """The forward kernel in Triton, and what it shares with the backward ones.
 
 One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base 2:
-m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values.
+m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the keys up
+to each query first, writes the causal result, and goes on with the keys beyond: one state, never two.
 
 Places are counted from a sequence's first real token, so that a sentence meets the same tiles in the same order wherever
 it stands in a batch, padded left, right or packed.
@@ -14,7 +15,8 @@ import triton.language as tl
 
 POINTERS = [
     "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "firsts", "ends", "valid",
-    "grad_causal", "grad_full", "delta_causal", "delta_full", "grad_q", "grad_k", "grad_v",
+    "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
+    "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
 SCALARS = [
     "masked", "whole", "longest", "tiles", "heads", "group", "scale", "q_batch", "q_head", "q_row", "k_batch", "k_head",
@@ -24,6 +26,8 @@ SCALARS = [
 kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+# Which keys a pass takes: all, those up to the query, those beyond.
+ALL, UP_TO, BEYOND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -96,15 +100,45 @@ def step(scores, values, m, l, acc, wide: tl.constexpr):
     return high, l * fade + tl.sum(p, 1), acc
 
 
+@triton.jit
+def seen(real, query, key, WHICH: tl.constexpr):
+    """Keys that count for queries: the real ones, of those the ones up to the query (UP_TO) or later
+    (BEYOND). real, of the keys, and both offsets lie along the dimensions of the tile: keys may be its rows too."""
+    if WHICH == UP_TO:
+        return real & (key <= query)
+    elif WHICH == BEYOND:
+        return real & (key > query)
+    else:
+        return real
+
+
+@triton.jit
+def _attend(
+    queries, k, v, own, begin, end, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    WHICH: tl.constexpr,
+):  # fmt: skip
+    """The on-line softmax continued over the tiles of keys from begin to end."""
+    wide: tl.constexpr = acc.dtype
+    for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
+        other, place, real = places(start, first, length, valid, masked, whole, BLOCK)
+        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+        count = seen(real[None, :], own[:, None], other[None, :], WHICH)
+        scores = tl.where(count, product(queries, keys, wide) * factor, float("-inf"))
+        m, l, acc = step(scores, rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
+    return m, l, acc
+
+
 @kernel
 def attention_forward(
     q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, masked, whole, longest, tiles, heads, group,
     scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
     k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
-    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, DUAL: tl.constexpr,
-    ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
+    DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written at the diagonal."""
+    """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written where the pass crosses the
+    diagonal. BLOCK queries meet OTHER keys at a time, a divisor of BLOCK."""
     wide: tl.constexpr = lse_full.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
@@ -133,26 +167,21 @@ def attention_forward(
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN, ALIGN)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
-    before = start if DUAL else length
-    for other in tl.range(0, before, BLOCK, num_stages=STAGES):
-        _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-        keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
-        m, l, acc = step(scores, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
     if DUAL:
-        # The pass crosses the diagonal: its state and the keys up to each row are the causal softmax.
-        keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
-        scores = tl.where(real[None, :], product(queries, keys, wide) * factor, float("-inf"))
-        below = tl.where(offset[None, :] <= offset[:, None], scores, float("-inf"))
-        m_causal, l_causal, acc_causal = step(below, values, m, l, acc, wide)
-        _finish(causal, lse_causal, out, mine, real, m_causal, l_causal, acc_causal, HEAD_DIM, BLOCK_D)
-        m, l, acc = step(scores, values, m, l, acc, wide)
-        for other in tl.range(start + BLOCK, length, BLOCK, num_stages=STAGES):
-            _, place, there = places(other, first, length, valid, masked, whole, BLOCK)
-            keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-            scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
-            m, l, acc = step(scores, rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
+        m, l, acc = _attend(
+            queries, k, v, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, k_row, v_row,
+            factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, UP_TO,
+        )  # fmt: skip
+        _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+        m, l, acc = _attend(
+            queries, k, v, offset, start, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
+            HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+        )  # fmt: skip
+    else:
+        m, l, acc = _attend(
+            queries, k, v, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
+            HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, ALL,
+        )  # fmt: skip
     _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
 
 

@@ -18,19 +18,22 @@ from raoe_kernels.attention.triton_backward import attention_backward_kv, attent
 from raoe_kernels.attention.triton_forward import POINTERS, attention_forward
 from raoe_kernels.triton_compile import Variant, signature_of
 
-# (bytes of the dtype, head dimension rounded up to a power of two, at most) -> rows and keys of a tile, then for the
-# forward kernel, the one of queries and the one of keys: warps and stages of the loop's pipeline. Tiles do not depend
-# on the sequences' lengths: that is why a sentence's result is the same to the bit in any batch.
+# (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and the
+# one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.
+# Each is the largest pair of tiles, by own rows first, that no supported GPU spills: what one row of a tile keeps for all
+# of its columns (one accumulator, for keys two) has to fit 255 registers a thread, and the tiles in flight 163 KiB. In
+# half precision 64 own rows are what Hopper's tensor core instruction takes; float32 is multiplied without them. 4 warps
+# where they suffice, so that two programs share a multiprocessor.
 TILES = {
-    (2, 64): (64, (4, 3), (4, 3), (4, 2)),
-    (2, 128): (64, (4, 3), (4, 2), (8, 2)),
-    (2, 256): (64, (8, 2), (8, 2), (8, 1)),
-    (4, 64): (32, (4, 2), (4, 2), (4, 2)),
-    (4, 128): (32, (4, 2), (4, 2), (8, 2)),
-    (4, 256): (16, (4, 2), (4, 2), (4, 2)),
-    (8, 64): (16, (4, 2), (4, 2), (4, 2)),
-    (8, 128): (16, (4, 2), (4, 2), (4, 2)),
-    (8, 256): (16, (4, 1), (4, 1), (8, 1)),
+    (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
+    (2, 128): ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 8, 2)),
+    (2, 256): ((64, 32, 8, 2), (32, 32, 8, 1), (32, 32, 8, 1)),
+    (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
+    (4, 128): ((32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
+    (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 2)),
+    (8, 64): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2)),
+    (8, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
+    (8, 256): ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 16, 1)),
 }  # fmt: skip
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
@@ -38,9 +41,8 @@ KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str, int], int]:
     """Constants and warps of KERNELS[which]."""
     block_d = max(16, triton.next_power_of_2(head_dim))
-    block, *launches = TILES[dtype_bytes, max(64, block_d)]
-    warps, stages = launches[which]
-    return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "STAGES": stages}, warps
+    block, other, warps, stages = TILES[dtype_bytes, max(64, block_d)][which]
+    return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
 
 
 class _Call:
@@ -133,15 +135,19 @@ def backward(
     call = _Call(q, k, v, padding, scale, grad_full, grad_causal)
     make = q.new_zeros if call.packed else q.new_empty
     grad_q, grad_k, grad_v = make(q.shape), None, None
-    delta_full = torch.empty_like(lse_full)
-    delta_causal = torch.empty_like(lse_full) if dual else delta_full
-    lses = (lse_full if lse_causal is None else lse_causal, lse_full)
-    outputs = (full if causal is None else causal, full)
-    middle = (*call.where, grad_causal, grad_full, delta_causal, delta_full)
-    call.launch(1, (*call.inputs, *outputs, *lses, *middle, grad_q), dual=dual)
+    # Scratch that the first kernel fills for the second.
+    delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
+    if dual:
+        delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
+    # Without a causal part its arguments are not read: any tensor stands there.
+    causal, lse_causal = (full, lse_full) if causal is None else (causal, lse_causal)
+    mixed = (grad_full, delta_full) if grad_mixed is None else (grad_mixed, delta_mixed)
+    made = (mixed[0], mixed[1], delta_full)
+    lses = (lse_causal, lse_full)
+    call.launch(1, (*call.inputs, causal, full, *lses, *call.where, grad_causal, grad_full, *made, grad_q), dual=dual)
     if needs[1] or needs[2]:
         grad_k, grad_v = make(k.shape), make(v.shape)
-        call.launch(2, (*call.inputs, *lses, *middle, grad_k, grad_v), *call.own, dual=dual)
+        call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), *call.own, dual=dual)
     return tuple(x if need else None for x, need in zip((grad_q, grad_k, grad_v), needs, strict=True))  # type: ignore
 
 
@@ -158,7 +164,7 @@ def variants() -> Iterator[Variant]:
             for dtype in dtypes:
                 wide = "*fp64" if dtype == "fp64" else "*fp32"
                 pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"firsts": "*i32", "ends": "*i32", "valid": "*u8"}
-                pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_causal", "delta_full"), wide)
+                pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), wide)
                 for dual in (0, 1):
                     constants, warps = _shape_class(sizes[dtype], head_dim, which)
                     constants |= {"DUAL": dual, "ALIGN": 1 if head_dim % 8 else 8}
