@@ -13,14 +13,14 @@ import triton
 import triton.language as tl
 
 from raoe_kernels.attention.triton_forward import (
-    ALL, BEYOND, LOG2_E, UP_TO, begin, dot, keep, kernel, places, product, rows, seen, sequence,
+    ALIGN, ALL, BEYOND, LOG2_E, UP_TO, begin, dot, keep, kernel, places, product, rows, seen, sequence,
 )  # fmt: skip
 
 
 @triton.jit
 def _gradient_of_queries(
     queries, k, v, grad, lse, delta, own, start, end, first, length, valid, masked, whole, k_row, v_row, factor, acc,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WHICH: tl.constexpr,
 ):  # fmt: skip
     """acc + ds k over the tiles of keys from start to end."""
@@ -42,7 +42,7 @@ def attention_backward_q(
     q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
     v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
-    ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a tile of queries, and for attention_backward_kv delta = g o and if DUAL the mixed gradient."""
     wide: tl.constexpr = lse_full.dtype.element_ty
@@ -57,19 +57,19 @@ def attention_backward_q(
     mine = offset < tl.maximum(length, whole)
     base = batch * out_batch + head * out_head
     out = position * out_row
-    full = begin(full, base * HEAD_DIM, ALIGN)
-    causal = begin(causal, base * HEAD_DIM, ALIGN)
-    grad_full = begin(grad_full, base * HEAD_DIM, ALIGN)
-    grad_causal = begin(grad_causal, base * HEAD_DIM, ALIGN)
-    grad_mixed = begin(grad_mixed, base * HEAD_DIM, ALIGN)
-    grad_q = begin(grad_q, base * HEAD_DIM, ALIGN)
+    full = begin(full, base * HEAD_DIM)
+    causal = begin(causal, base * HEAD_DIM)
+    grad_full = begin(grad_full, base * HEAD_DIM)
+    grad_causal = begin(grad_causal, base * HEAD_DIM)
+    grad_mixed = begin(grad_mixed, base * HEAD_DIM)
+    grad_q = begin(grad_q, base * HEAD_DIM)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
         return
-    q = begin(q, (batch * q_batch + head * q_head) * ALIGN, ALIGN)
-    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN, ALIGN)
-    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN, ALIGN)
+    q = begin(q, (batch * q_batch + head * q_head) * ALIGN)
+    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
     grad = rows(grad_full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
     delta = tl.sum(grad.to(wide) * rows(full, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide), 1)
@@ -87,16 +87,16 @@ def attention_backward_q(
         tl.store(delta_mixed + base + out, delta_up, real)
         acc = _gradient_of_queries(
             queries, k, v, mixed, lse_mixed, delta_up, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid,
-            masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, UP_TO,
+            masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
         )  # fmt: skip
         acc = _gradient_of_queries(
             queries, k, v, grad, lse, delta, offset, start, length, first, length, valid, masked, whole, k_row, v_row,
-            factor, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+            factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
         )  # fmt: skip
     else:
         acc = _gradient_of_queries(
             queries, k, v, grad, lse, delta, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor,
-            acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, ALL,
+            acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
         )  # fmt: skip
     acc = tl.where(real[:, None], acc * tl.full((), scale, wide), 0.0)
     keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -105,7 +105,7 @@ def attention_backward_q(
 @triton.jit
 def _gradients_of_keys(
     q, keys, values, grads, lses, deltas, own, mine, start, end, first, length, valid, masked, whole, q_row, out_row,
-    factor, by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr,
+    factor, by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """by_key + ds^T q and by_value + p^T g over the tiles of one head's queries from start to end."""
@@ -132,7 +132,7 @@ def attention_backward_kv(
     q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
     v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
     own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    OTHER: tl.constexpr, DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of keys and values, summed over the query heads that share them. `heads` are k's."""
     wide: tl.constexpr = lse_full.dtype.element_ty
@@ -145,40 +145,40 @@ def attention_backward_kv(
     offset, position, real = places(start, first, length, valid, masked, whole, BLOCK)
     mine = offset < tl.maximum(length, whole)
     own = position * own_row
-    grad_k = begin(grad_k, (batch * own_batch + head * own_head) * HEAD_DIM, ALIGN)
-    grad_v = begin(grad_v, (batch * own_batch + head * own_head) * HEAD_DIM, ALIGN)
+    grad_k = begin(grad_k, (batch * own_batch + head * own_head) * HEAD_DIM)
+    grad_v = begin(grad_v, (batch * own_batch + head * own_head) * HEAD_DIM)
     by_key = tl.zeros((BLOCK, BLOCK_D), wide)
     by_value = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         keep(grad_k, own, mine, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)
         keep(grad_v, own, mine, 1, by_value, HEAD_DIM, BLOCK_D, HEAD_DIM)
         return
-    q = begin(q, batch * q_batch * ALIGN, ALIGN)
-    k = begin(k, (batch * k_batch + head * k_head) * ALIGN, ALIGN)
-    v = begin(v, (batch * v_batch + head * v_head) * ALIGN, ALIGN)
+    q = begin(q, batch * q_batch * ALIGN)
+    k = begin(k, (batch * k_batch + head * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + head * v_head) * ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
     for query_head in range(head * group, head * group + group):
         base = batch * out_batch + query_head * out_head
-        its_q = begin(q, query_head * q_head * ALIGN, ALIGN)
-        its_full = begin(grad_full, base * HEAD_DIM, ALIGN)
-        its_mixed = begin(grad_mixed, base * HEAD_DIM, ALIGN)
+        its_q = begin(q, query_head * q_head * ALIGN)
+        its_full = begin(grad_full, base * HEAD_DIM)
+        its_mixed = begin(grad_mixed, base * HEAD_DIM)
         if DUAL:
             by_key, by_value = _gradients_of_keys(
                 its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0,
                 tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, q_row, out_row, factor, by_key,
-                by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+                by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
             )  # fmt: skip
             by_key, by_value = _gradients_of_keys(
                 its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, offset, real, start, length, first,
-                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN,
+                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
                 STAGES, UP_TO,
             )  # fmt: skip
         else:
             by_key, by_value = _gradients_of_keys(
                 its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0, length, first, length,
-                valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES,
+                valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
                 ALL,
             )  # fmt: skip
     by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)

@@ -22,9 +22,10 @@ SCALARS = [
     "masked", "whole", "longest", "tiles", "heads", "group", "scale", "q_batch", "q_head", "q_row", "k_batch", "k_head",
     "k_row", "v_batch", "v_head", "v_row", "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
 ]  # fmt: skip
-# Alignment is said by ALIGN and not found out by Triton call by call: a kernel has two forms at most.
+# All rows begin at multiples of 16 bytes (launches see to it), so Triton need not find out call by call.
 kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
+ALIGN = tl.constexpr(8)  # strides come in units of as many elements
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Which keys a pass takes: all, those up to the query, those beyond.
 ALL, UP_TO, BEYOND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -54,24 +55,24 @@ def places(start, first, length, valid, masked, whole, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def rows(x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr):
+def rows(x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr):
     """[BLOCK, BLOCK_D] rows of a tensor, zeros where not inside: padding is never read."""
     column = tl.arange(0, BLOCK_D)
     mask = inside[:, None] & (column < HEAD_DIM)[None, :]
-    return tl.load(x + position[:, None] * (stride * ALIGN) + column[None, :], mask, 0.0)
+    return tl.load(x + position[:, None] * (stride * UNIT) + column[None, :], mask, 0.0)
 
 
 @triton.jit
-def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ALIGN: tl.constexpr):
+def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr):
     column = tl.arange(0, BLOCK_D)
     mask = inside[:, None] & (column < HEAD_DIM)[None, :]
-    tl.store(x + position[:, None] * (stride * ALIGN) + column[None, :], value.to(x.dtype.element_ty), mask)
+    tl.store(x + position[:, None] * (stride * UNIT) + column[None, :], value.to(x.dtype.element_ty), mask)
 
 
 @triton.jit
-def begin(x, offset, ALIGN: tl.constexpr):
-    """A pointer moved by offset elements, known to be at a multiple of 16 bytes (of 2 where ALIGN is 1)."""
-    return tl.multiple_of(x + offset, 2 * ALIGN)
+def begin(x, offset):
+    """A pointer moved by offset elements, known to be at a multiple of 16 bytes."""
+    return tl.multiple_of(x + offset, 16)
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def seen(real, query, key, WHICH: tl.constexpr):
 @triton.jit
 def _attend(
     queries, k, v, own, begin, end, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     WHICH: tl.constexpr,
 ):  # fmt: skip
     """The on-line softmax continued over the tiles of keys from begin to end."""
@@ -135,7 +136,7 @@ def attention_forward(
     scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
     k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
     out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    DUAL: tl.constexpr, ALIGN: tl.constexpr, STAGES: tl.constexpr,
+    DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written where the pass crosses the
     diagonal. BLOCK queries meet OTHER keys at a time, a divisor of BLOCK."""
@@ -150,8 +151,8 @@ def attention_forward(
     mine = offset < tl.maximum(length, whole)
     base = batch * out_batch + head * out_head
     out = position * out_row
-    full = begin(full, base * HEAD_DIM, ALIGN)
-    causal = begin(causal, base * HEAD_DIM, ALIGN)
+    full = begin(full, base * HEAD_DIM)
+    causal = begin(causal, base * HEAD_DIM)
     lse_full += base
     lse_causal += base
     m = tl.full((BLOCK,), float("-inf"), wide)
@@ -162,25 +163,25 @@ def attention_forward(
         if DUAL:
             _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
         return
-    q = begin(q, (batch * q_batch + head * q_head) * ALIGN, ALIGN)
-    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN, ALIGN)
-    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN, ALIGN)
+    q = begin(q, (batch * q_batch + head * q_head) * ALIGN)
+    k = begin(k, (batch * k_batch + head // group * k_head) * ALIGN)
+    v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
     if DUAL:
         m, l, acc = _attend(
             queries, k, v, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, k_row, v_row,
-            factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, UP_TO,
+            factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
         )  # fmt: skip
         _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
         m, l, acc = _attend(
             queries, k, v, offset, start, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-            HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, BEYOND,
+            HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
         )  # fmt: skip
     else:
         m, l, acc = _attend(
             queries, k, v, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-            HEAD_DIM, BLOCK_D, OTHER, ALIGN, STAGES, ALL,
+            HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
         )  # fmt: skip
     _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
 

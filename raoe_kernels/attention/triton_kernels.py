@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 from torch import Tensor
 
@@ -26,15 +27,16 @@ from raoe_kernels.triton_compile import Variant, signature_of
 # where they suffice, so that two programs share a multiprocessor.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
-    (2, 128): ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 8, 2)),
+    (2, 128): ((64, 64, 8, 2), (64, 32, 4, 2), (64, 16, 8, 2)),
     (2, 256): ((64, 32, 8, 2), (32, 32, 8, 1), (32, 32, 8, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
-    (4, 128): ((32, 32, 8, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
+    (4, 128): ((16, 16, 4, 2), (32, 16, 8, 2), (32, 32, 8, 2)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 2)),
     (8, 64): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2)),
     (8, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
-    (8, 256): ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 16, 1)),
+    (8, 256): ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
 }  # fmt: skip
+ALIGN = 8  # elements; triton_forward.ALIGN, here for the host
 KERNELS = (attention_forward, attention_backward_q, attention_backward_kv)
 
 
@@ -45,19 +47,26 @@ def _shape_class(dtype_bytes: int, head_dim: int, which: int) -> tuple[dict[str,
     return {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK": block, "OTHER": other, "STAGES": stages}, warps
 
 
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy of it whose rows have a multiple of 8 columns, the added ones 0, and begin at multiples of 16 bytes.
+
+    Columns of zeros change no score and no other column. Kernels that took any stride would load single numbers, each
+    with an address in registers, and spill.
+    """
+    if x.shape[-1] % ALIGN:
+        return F.pad(x, (0, -x.shape[-1] % ALIGN))
+    if x.stride(-1) == 1 and all(step % ALIGN == 0 for step in x.stride()[:-1]) and x.data_ptr() % 16 == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 class _Call:
     """What all launches of a call share: where sequences lie, strides in the form of a padded batch, sizes."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, *grads: Tensor):
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float):
         self.packed = padding.cu_seqlens is not None
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        self.inputs = q, k, v
-        # Strides in units of 8 elements where all are such, and rows then begin at multiples of 16 bytes.
-        strides = [x for tensor in (q, k, v) for x in self.strides(tensor)]
-        even = q.shape[-1] % 8 == 0 and all(x % 8 == 0 for x in strides)
-        even = even and all(x.data_ptr() % 16 == 0 for x in (q, k, v, *grads))
-        self.align = 8 if even else 1
-        self.steps = [x // self.align for x in strides]
+        q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
+        self.steps = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
         self.heads, self.key_heads = q.shape[1], k.shape[1]
         # Results are contiguous: their strides in rows of head_dim elements.
         self.out, self.own = self.row_strides(q.shape), self.row_strides(k.shape)
@@ -98,12 +107,13 @@ class _Call:
         with torch.cuda.device_of(q):
             KERNELS[which][(tiles * heads * self.sequences,)](
                 *tensors, self.masked, self.whole, self.longest, tiles, heads, self.heads // self.key_heads, self.scale,
-                *self.steps, *self.out, *more, DUAL=int(dual), ALIGN=self.align, **constants, num_warps=warps,
+                *self.steps, *self.out, *more, DUAL=int(dual), **constants, num_warps=warps,
             )  # fmt: skip
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Any, ...]:
-    call = _Call(q, k, v, padding, scale)
+    call, width = _Call(q, k, v, padding, scale), q.shape[-1]
+    q = call.inputs[0]
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     # Every row of a padded batch is some tile's; tokens of no packed sequence are nobody's.
     make = q.new_zeros if call.packed else q.new_empty
@@ -111,7 +121,12 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
     causal, lse_causal = (make(q.shape), torch.empty_like(lse_full)) if dual else (None, None)
     written = (full, full, lse_full, lse_full) if causal is None else (causal, full, lse_causal, lse_full)
     call.launch(0, (*call.inputs, *written, *call.where), dual=dual)
-    return causal, full, lse_causal, lse_full
+    return _columns(causal, width), _columns(full, width), lse_causal, lse_full
+
+
+def _columns(x: Tensor | None, width: int) -> Tensor | None:
+    """Without the columns that _aligned added."""
+    return x if x is None or x.shape[-1] == width else x[..., :width].contiguous()
 
 
 def backward(
@@ -129,10 +144,12 @@ def backward(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The kernel of queries runs always: it makes what the one of keys needs."""
-    dual = causal is not None
-    grad_full = grad_full.contiguous()
-    grad_causal = grad_full if grad_causal is None else grad_causal.contiguous()
-    call = _Call(q, k, v, padding, scale, grad_full, grad_causal)
+    dual, width = causal is not None, q.shape[-1]
+    call = _Call(q, k, v, padding, scale)
+    q, k, v = call.inputs
+    grad_full = _aligned(grad_full.contiguous())
+    grad_causal = grad_full if grad_causal is None else _aligned(grad_causal.contiguous())
+    full, causal = _aligned(full), None if causal is None else _aligned(causal)
     make = q.new_zeros if call.packed else q.new_empty
     grad_q, grad_k, grad_v = make(q.shape), None, None
     # Scratch that the first kernel fills for the second.
@@ -148,12 +165,13 @@ def backward(
     if needs[1] or needs[2]:
         grad_k, grad_v = make(k.shape), make(v.shape)
         call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), *call.own, dual=dual)
-    return tuple(x if need else None for x, need in zip((grad_q, grad_k, grad_v), needs, strict=True))  # type: ignore
+    found = zip((grad_q, grad_k, grad_v), needs, strict=True)
+    return tuple(_columns(x, width) if need else None for x, need in found)  # type: ignore[return-value]
 
 
 # Compiled ahead of time: every row of TILES, and head dimensions that are no power of two.
 _ALL, _FEW = ("fp16", "bf16", "fp32", "fp64"), ("bf16",)
-_HEAD_DIMS = {64: _ALL, 128: _ALL, 256: _ALL, 16: _FEW, 80: _FEW, 100: _FEW}
+_HEAD_DIMS = {64: _ALL, 128: _ALL, 256: _ALL, 16: _FEW, 80: _FEW, 96: _FEW}
 
 
 def variants() -> Iterator[Variant]:
@@ -167,6 +185,6 @@ def variants() -> Iterator[Variant]:
                 pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), wide)
                 for dual in (0, 1):
                     constants, warps = _shape_class(sizes[dtype], head_dim, which)
-                    constants |= {"DUAL": dual, "ALIGN": 1 if head_dim % 8 else 8}
+                    constants["DUAL"] = dual
                     name = f"{kernel.__name__} {dtype} {head_dim}{' dual' if dual else ''}"
                     yield Variant(name, kernel, signature_of(kernel, **pointers), constants, warps)
