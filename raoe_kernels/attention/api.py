@@ -47,8 +47,8 @@ def bidirectional_attention(
         backend: "auto", "reference", "scan" (torch's scaled_dot_product_attention) or "triton".
 
     Returns:
-        q's shape and dtype; arithmetic is in float32 at least. Under torch.autocast, inputs other than float64 are first
-        cast to autocast's dtype, as torch's scaled_dot_product_attention does.
+        q's shape and dtype; arithmetic is in float32 at least. Under torch.autocast, inputs other than float64 are
+        first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
 
     Raises:
         TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here, or a second
@@ -109,7 +109,7 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
         raise ValueError(f"q, k and v must have the same dtype and device, got {got}")
     heads, key_heads = q.shape[-3 if ndim == 4 else -2], k.shape[-3 if ndim == 4 else -2]
-    rest = [(*x.shape[: 1 if ndim == 4 else 0], *x.shape[2:]) if ndim == 4 else (x.shape[0], x.shape[2]) for x in (q, k)]
+    rest = [(x.shape[0], *x.shape[2:]) if ndim == 4 else (x.shape[0], x.shape[2]) for x in (q, k)]
     if k.shape != v.shape or rest[0] != rest[1]:
         got = ", ".join(_validate.describe(x) for x in (q, k, v))
         raise ValueError(f"k and v must have the same shape, and q's but for the number of heads, got {got}")

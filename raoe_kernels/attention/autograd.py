@@ -66,10 +66,10 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         if torch.is_grad_enabled():
             raise RuntimeError("attention has no second derivative: it was differentiated with create_graph=True")
-        q, k, v, *where = ctx.saved_tensors[:6]
+        q, k, v, lengths, mask, cu_seqlens = ctx.saved_tensors[:6]
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
-            causal, full, q, k, v, Padding(*where, ctx.longest), ctx.scale, *ctx.saved_tensors[6:],
+            causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest), ctx.scale, *ctx.saved_tensors[6:],
             ctx.needs_input_grad[:3],
         )  # fmt: skip
         return *found, None, None, None, None
@@ -134,8 +134,8 @@ def _operator_backward(
         return tuple(q.new_empty(0) if x is None else x for x in found)
     # What autograd would have kept was lost with the operator's forward: it runs once more.
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        results = _attention(*inputs, padding, scale, dual, module)
+        q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
+        results = _attention(q, k, v, padding, scale, dual, module)
     found = torch.autograd.grad(results, inputs, (grad_causal, grad) if dual else (grad,))
     return tuple(x.contiguous() if need else q.new_empty(0) for x, need in zip(found, needs, strict=True))
 

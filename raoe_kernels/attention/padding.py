@@ -24,7 +24,10 @@ class Padding(NamedTuple):
 
 
 class Padded(NamedTuple):
-    """A batch in padded form, zeros where `real` [b, L] is False (None: all real); `right`: known to be right padding."""
+    """A batch in padded form, zeros where `real` [b, L] is False (None: all real).
+
+    right: known to be right padding
+    """
 
     q: Tensor
     k: Tensor

@@ -24,7 +24,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         results = []
         if dual:
             # With right padding the keys up to a real query are real.
-            mask = None if right else _causal(real)
+            mask = None if right or real is None else _causal(real)
             causal = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
             results.append(unpad(causal, real, padding, tokens))
         # A row without any key sees all of them, which are zeros.

@@ -1,10 +1,10 @@
 """The backward kernels in Triton: one recomputed tile of scores serves both softmaxes.
 
 With p = 2^(score - lse), o the output and g its gradient: ds = p (g v - g o), dq = scale ds k, dk = scale ds^T q,
-dv = p^T g. Where a query may see a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1, a
-number a row. So the two contributions are one, of the gradient w g_full + g_causal and of the delta (g o) mixed alike:
-up to the diagonal the mixed gradient stands with the causal logsumexp, beyond it the full one with its own. The kernel of
-queries comes first and stores the mixed ones; each of the two kernels is one loop on either side of the diagonal.
+dv = p^T g. Where a query may see a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1,
+a number a row. So the two contributions are one, of the gradient w g_full + g_causal and of the delta (g o) mixed
+alike: up to the diagonal the mixed gradient stands with the causal logsumexp, beyond it the full one with its own. The
+kernel of queries comes first and stores the mixed ones; each of the two is one loop on either side of the diagonal.
 """
 
 from __future__ import annotations
@@ -13,8 +13,21 @@ import triton
 import triton.language as tl
 
 from raoe_kernels.attention.triton_forward import (
-    ALIGN, ALL, BEYOND, LOG2_E, UP_TO, begin, dot, keep, kernel, places, product, rows, seen, sequence,
-)  # fmt: skip
+    ALIGN,
+    ALL,
+    BEYOND,
+    LOG2_E,
+    UP_TO,
+    begin,
+    dot,
+    keep,
+    kernel,
+    places,
+    product,
+    rows,
+    seen,
+    sequence,
+)
 
 
 @triton.jit
@@ -86,8 +99,8 @@ def attention_backward_q(
         keep(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
         tl.store(delta_mixed + base + out, delta_up, real)
         acc = _gradient_of_queries(
-            queries, k, v, mixed, lse_mixed, delta_up, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid,
-            masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
+            queries, k, v, mixed, lse_mixed, delta_up, offset, 0, tl.minimum(start + BLOCK, length), first, length,
+            valid, masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
         )  # fmt: skip
         acc = _gradient_of_queries(
             queries, k, v, grad, lse, delta, offset, start, length, first, length, valid, masked, whole, k_row, v_row,
@@ -95,8 +108,8 @@ def attention_backward_q(
         )  # fmt: skip
     else:
         acc = _gradient_of_queries(
-            queries, k, v, grad, lse, delta, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor,
-            acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
+            queries, k, v, grad, lse, delta, offset, 0, length, first, length, valid, masked, whole, k_row, v_row,
+            factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
         )  # fmt: skip
     acc = tl.where(real[:, None], acc * tl.full((), scale, wide), 0.0)
     keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -171,15 +184,15 @@ def attention_backward_kv(
                 by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
             )  # fmt: skip
             by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, offset, real, start, length, first,
-                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
+                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, offset, real, start, length,
+                first, length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
                 STAGES, UP_TO,
             )  # fmt: skip
         else:
             by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0, length, first, length,
-                valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
-                ALL,
+                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0, length, first,
+                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
+                STAGES, ALL,
             )  # fmt: skip
     by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)

@@ -1,11 +1,11 @@
 """The forward kernel in Triton, and what it shares with the backward ones.
 
-One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base 2:
-m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the keys up
-to each query first, writes the causal result, and goes on with the keys beyond: one state, never two.
+One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base
+2: m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the
+keys up to each query first, writes the causal result, and goes on with the keys beyond: one state, never two.
 
-Places are counted from a sequence's first real token, so that a sentence meets the same tiles in the same order wherever
-it stands in a batch, padded left, right or packed.
+Places are counted from a sequence's first real token, so that a sentence meets the same tiles in the same order
+wherever it stands in a batch, padded left, right or packed.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def attention_forward(
     factor = tl.full((), scale, wide) * LOG2_E
     if DUAL:
         m, l, acc = _attend(
-            queries, k, v, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, k_row, v_row,
-            factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
+            queries, k, v, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, k_row,
+            v_row, factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
         )  # fmt: skip
         _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
         m, l, acc = _attend(

@@ -19,12 +19,13 @@ from raoe_kernels.attention.triton_backward import attention_backward_kv, attent
 from raoe_kernels.attention.triton_forward import POINTERS, attention_forward
 from raoe_kernels.triton_compile import Variant, signature_of
 
-# (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and the
-# one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.
-# Each is the largest pair of tiles, by own rows first, that no supported GPU spills: what one row of a tile keeps for all
-# of its columns (one accumulator, for keys two) has to fit 255 registers a thread, and the tiles in flight 163 KiB. In
-# half precision 64 own rows are what Hopper's tensor core instruction takes; float32 is multiplied without them. 4 warps
-# where they suffice, so that two programs share a multiprocessor.
+# (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and
+# the one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.
+# Each is, of those compiled, the one with most own rows that does not spill: accumulators (one, for keys two) and
+# scores have to fit 255 registers a thread, and the tiles in flight the 163 KiB of sm_80. In half precision 64 own rows
+# are what Hopper's tensor core instruction takes; float32 is multiplied without tensor cores. 4 warps where they
+# suffice, so that two programs share a multiprocessor. Which is fastest was not measured.
+# Tiles do not depend on lengths: that is why a sentence's result is the same to the bit in any batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 64, 8, 2), (64, 32, 4, 2), (64, 16, 8, 2)),
@@ -77,7 +78,7 @@ class _Call:
 
     def strides(self, x: Tensor) -> tuple[int, int, int]:
         """Between sequences, heads and tokens."""
-        return (0, x.stride(1), x.stride(0)) if self.packed else x.stride()[:3]
+        return (0, x.stride(1), x.stride(0)) if self.packed else (x.stride(0), x.stride(1), x.stride(2))
 
     def row_strides(self, shape: torch.Size) -> tuple[int, int, int]:
         return (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
@@ -99,7 +100,7 @@ class _Call:
             return (first, padding.lengths.int().contiguous(), none), 0
         return (first, torch.full_like(first, padding.longest), none), 0
 
-    def launch(self, which: int, tensors: tuple[Tensor, ...], *more: int, dual: bool) -> None:
+    def launch(self, which: int, tensors: tuple[Tensor | None, ...], *more: int, dual: bool) -> None:
         q = self.inputs[0]
         constants, warps = _shape_class(q.dtype.itemsize, q.shape[-1], which)
         tiles = triton.cdiv(self.longest, constants["BLOCK"])
@@ -119,7 +120,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
     make = q.new_zeros if call.packed else q.new_empty
     full, lse_full = make(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
     causal, lse_causal = (make(q.shape), torch.empty_like(lse_full)) if dual else (None, None)
-    written = (full, full, lse_full, lse_full) if causal is None else (causal, full, lse_causal, lse_full)
+    # Without a causal part its arguments are not read: any tensor stands there.
+    written = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
     call.launch(0, (*call.inputs, *written, *call.where), dual=dual)
     return _columns(causal, width), _columns(full, width), lse_causal, lse_full
 
@@ -156,17 +158,16 @@ def backward(
     delta_full, delta_mixed, grad_mixed = torch.empty_like(lse_full), None, None
     if dual:
         delta_mixed, grad_mixed = torch.empty_like(lse_full), q.new_empty(q.shape)
-    # Without a causal part its arguments are not read: any tensor stands there.
-    causal, lse_causal = (full, lse_full) if causal is None else (causal, lse_causal)
-    mixed = (grad_full, delta_full) if grad_mixed is None else (grad_mixed, delta_mixed)
-    made = (mixed[0], mixed[1], delta_full)
-    lses = (lse_causal, lse_full)
-    call.launch(1, (*call.inputs, causal, full, *lses, *call.where, grad_causal, grad_full, *made, grad_q), dual=dual)
+    outputs = (causal, full) if dual else (full, full)
+    lses = (lse_causal, lse_full) if dual else (lse_full, lse_full)
+    made = (grad_mixed, delta_mixed, delta_full) if dual else (grad_full, delta_full, delta_full)
+    call.launch(1, (*call.inputs, *outputs, *lses, *call.where, grad_causal, grad_full, *made, grad_q), dual=dual)
     if needs[1] or needs[2]:
         grad_k, grad_v = make(k.shape), make(v.shape)
         call.launch(2, (*call.inputs, *lses, *call.where, grad_full, *made, grad_k, grad_v), *call.own, dual=dual)
     found = zip((grad_q, grad_k, grad_v), needs, strict=True)
-    return tuple(_columns(x, width) if need else None for x, need in found)  # type: ignore[return-value]
+    dq, dk, dv = (_columns(x, width) if need else None for x, need in found)
+    return dq, dk, dv
 
 
 # Compiled ahead of time: every row of TILES, and head dimensions that are no power of two.

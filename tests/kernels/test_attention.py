@@ -19,7 +19,16 @@ OPS = pytest.mark.parametrize("dual", [False, True], ids=["bidirectional", "dual
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
-@pytest.fixture(params=[p for p in PLACES if p[1] != "native"], ids=lambda p: "-".join(p))
+# Triton's interpreter takes seconds a call; test_triton_briefly is its fast test.
+INTERPRETED = ("cpu", "triton")
+OUR_PLACES = [
+    pytest.param(p, marks=[pytest.mark.slow] if p == INTERPRETED else [], id="-".join(p))
+    for p in PLACES
+    if p[1] != "native"
+]
+
+
+@pytest.fixture(params=OUR_PLACES)
 def place(request):
     return request.param
 
@@ -50,6 +59,19 @@ def test_against_the_reference(dtype, dual, form, place, poisoned):
     for x in ours:
         assert batch.padding(x).eq(0).all()
         assert batch.tokens(x).ne(0).any()
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+@pytest.mark.parametrize("form, dual", [("left", True), ("packed", False)])
+def test_triton_briefly(form, dual, poisoned):
+    """Two tiles on either side of the diagonal, columns that are no power of two, grouped heads."""
+    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20)
+    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton")
+    truth = Batch(form, dtype=torch.float32, **options)
+    plain = truth.run(dual, "reference")
+    truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
+    truth.upstream = [x.double() for x in truth.upstream]
+    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference"), 1 + dual)
 
 
 @OPS
@@ -160,7 +182,7 @@ def test_the_last_token_has_seen_everything_already(form, place):
 def test_dual_s_second_is_bidirectional(place):
     device, backend = place
     batch = Batch("left", [3, 66], 70, dtype=torch.float32, device=device)
-    torch.testing.assert_close(batch.run(True, backend)[1], batch.run(False, backend)[0], rtol=0, atol=0)
+    torch.testing.assert_close(batch.run(True, backend)[1], batch.run(False, backend)[0], rtol=1e-5, atol=1e-6)
 
 
 @OPS
@@ -191,7 +213,9 @@ def test_partial_gradients(needs, dual, place):
     device, backend = place
     batch = Batch("lengths", LENGTHS, 7, dtype=torch.float32, device=device, rubbish=0.0)
     expected = batch.run(dual, backend)[1 + dual :]
-    inputs = [x.to(device).clone().requires_grad_(need) for x, need in zip((batch.q, batch.k, batch.v), needs, strict=True)]
+    inputs = [
+        x.to(device).clone().requires_grad_(need) for x, need in zip((batch.q, batch.k, batch.v), needs, strict=True)
+    ]
     op = dual_attention if dual else bidirectional_attention
     results = op(*inputs, lengths=batch.where["lengths"].to(device), backend=backend)
     results = results if dual else (results,)
@@ -258,7 +282,7 @@ def test_nan_in_a_real_token_stays_in_its_sentence(dual, place):
     batch.k[0, :, 1] = torch.nan
     for x in batch.run(dual, backend)[1 + dual - 1 :]:
         x = batch.tokens(x).split([3, 4])
-        assert x[0].isnan().all() or x[0].isnan().any() and x is not None
+        assert x[0].isnan().any()
         assert x[1].isfinite().all()
 
 
