@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 MODULES = (
     "raoe_kernels.pairwise.triton_kernels",
     "raoe_kernels.cosine.triton_kernels",
+    "raoe_kernels.attention.triton_kernels",
     "raoe_kernels.contrastive.triton_kernels",
     "raoe_kernels.guidance.triton_kernels",
 )

@@ -40,13 +40,31 @@ def captured(step: Step) -> tuple[torch.cuda.CUDAGraph, Sequence[Tensor]]:
     return graph, results
 
 
-def replays(step: Step, inputs: Sequence[Tensor], same: Callable[[Tensor, Tensor], bool] = torch.equal) -> None:
-    """A captured step, replayed on other values in the same places, gives what the step itself gives for them."""
-    graph, results = captured(step)
-    before = [x.clone() for x in results]
-    with torch.no_grad():
+def close(x: Tensor, y: Tensor) -> bool:
+    """For libraries that may take another algorithm on another stream; to bfloat16's digits."""
+    return torch.allclose(x, y, rtol=1.6e-2, atol=1e-5)
+
+
+def flip(*inputs: Tensor) -> Callable[[], None]:
+    """What gives the inputs other values: their own, in the opposite order."""
+
+    def change() -> None:
         for x in inputs:
             x.copy_(x.flip(0))
+
+    return change
+
+
+def replays(
+    step: Step, change: Callable[[], None], same: Callable[[Tensor, Tensor], bool] = torch.equal
+) -> None:
+    """A captured step, replayed after `change` has put other values in the same places, gives what the step itself
+    gives for them."""
+    graph, results = captured(step)
+    graph.replay()
+    before = [x.clone() for x in results]
+    with torch.no_grad():
+        change()
     graph.replay()
     assert not all(torch.equal(x, y) for x, y in zip(before, results, strict=True)), "the replay read no new values"
     for x, y in zip(results, step(), strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_kernels import pairwise_cosine, raoe_loss
-from tests.kernels.gpu_checks import needs_gpu, no_sync, replays
+from tests.kernels.gpu_checks import flip, needs_gpu, no_sync, replays
 from tests.kernels.pairwise_cases import Case
 
 pytestmark = needs_gpu
@@ -40,7 +40,7 @@ def test_cuda_graph(backend, classes, pairs):
     similarity, scores, labels = batch(pairs, classes)
     similarity.requires_grad_()
     # Parts of them: all flipped alike would only permute the pairs.
-    replays(lambda: step(similarity, scores, labels, backend), [similarity, scores[:7], labels[:200]])
+    replays(lambda: step(similarity, scores, labels, backend), flip(similarity, scores[:7], labels[:200]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,0 +1,173 @@
+"""The public attentions: what a call means, and its argument errors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels import _validate
+from raoe_kernels.attention.autograd import attention
+from raoe_kernels.attention.padding import Padding
+
+MAX_HEAD_DIM = 256
+
+
+def bidirectional_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Every real token of a sentence attends to all real tokens of it (BeLLM, Eq. 3 and 4): softmax(scale q k^T) v.
+
+    Padding has no influence at all: NaN or inf there does not spread, neither forward nor backward. Rows of padding
+    are 0 in the result and in the gradients, whatever gradient comes in for them; so is a sentence without tokens.
+    A sentence's result does not depend on what else is in the batch, up to rounding (the backends' README says where
+    to the bit).
+
+    Args:
+        q: (b, h, L, d), or packed (tokens, h, d): float16, bfloat16, float32 or float64.
+        k, v: (b, hk, L, d), or packed (tokens, hk, d), with q's dtype and device; h is a multiple of hk, and query head
+            i uses key head i // (h / hk). d is 1 to 256.
+        lengths: (b,) integers, the number of real tokens of each row, which come first (right padding); 0 <= lengths
+            <= L, seen to on the CPU only (elsewhere it would cost a wait for the device).
+        padding_mask: (b, L) bool or integers, True or not 0 where a token is real (Hugging Face's attention_mask):
+            left or right padding or any other pattern. At most one of lengths and padding_mask.
+        cu_seqlens: (b + 1,) int32, for packed input and there only: sequence i is tokens cu_seqlens[i] up to
+            cu_seqlens[i + 1]. It does not decrease; tokens outside of all sequences are padding.
+        max_seqlen: the longest sequence's number of tokens, or more; given with cu_seqlens. Tokens of a sequence
+            beyond it would be taken for padding (an error on the CPU).
+        scale: finite, default 1 / sqrt(d).
+        backend: "auto", "reference", "scan" (torch's scaled_dot_product_attention) or "triton".
+
+    Returns:
+        q's shape and dtype; arithmetic is in float32 at least. Under torch.autocast, inputs other than float64 are
+        first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
+
+    Raises:
+        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here, or a second
+        derivative was asked of a backend without one ("triton").
+    """
+    return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, False, backend)[0]
+
+
+def dual_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """(causal, bidirectional) attention of the same queries, keys and values, the two terms of BeLLM's Eq. 5.
+
+    Arguments, errors and the second result are those of bidirectional_attention. In the first a real token attends to
+    the real tokens up to itself by position, also where padding stands before or between them. "triton" makes both in
+    one pass over the keys, "scan" in two calls of torch's attention.
+    """
+    causal, full = _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, True, backend)
+    return causal, full
+
+
+def _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, dual: bool, backend: str):
+    packed = cu_seqlens is not None
+    _tensors(q, k, v, 3 if packed else 4)
+    if sum(x is not None for x in (lengths, padding_mask, cu_seqlens)) > 1:
+        got = {"lengths": lengths, "padding_mask": padding_mask, "cu_seqlens": cu_seqlens}
+        shown = "; ".join(f"{name} {_validate.describe(x)}" for name, x in got.items() if x is not None)
+        raise ValueError(f"lengths, padding_mask and cu_seqlens exclude each other, got {shown}")
+    if packed:
+        padding = Padding(None, None, *_packed(q, cu_seqlens, max_seqlen))
+    else:
+        if max_seqlen is not None:
+            raise ValueError(f"max_seqlen goes with cu_seqlens and packed input, got {max_seqlen!r} without cu_seqlens")
+        padding = Padding(_lengths(q, lengths), _mask(q, padding_mask), None, q.shape[2])
+    scale = q.shape[-1] ** -0.5 if scale is None else _validate.number("scale", scale)
+    if q.dtype != torch.float64 and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    return attention(q, k, v, padding, scale, dual, backend)
+
+
+def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
+    if isinstance(q, Tensor) and q.ndim == 3 and ndim == 4:
+        raise ValueError(f"q must have 4 dimensions, or 3 together with cu_seqlens, got {_validate.describe(q)}")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _validate.float_tensor(name, x, ndim)
+    # Autocast brings them to one dtype: in a model, rotary embeddings leave q and k in float32 and v in half precision.
+    alike = torch.is_autocast_enabled(q.device.type) and torch.float64 not in (q.dtype, k.dtype, v.dtype)
+    if not (q.device == k.device == v.device and (alike or q.dtype == k.dtype == v.dtype)):
+        got = ", ".join(_validate.describe(x) for x in (q, k, v))
+        raise ValueError(f"q, k and v must have the same dtype and device, got {got}")
+    heads, key_heads = q.shape[-3 if ndim == 4 else -2], k.shape[-3 if ndim == 4 else -2]
+    rest = [(x.shape[0], *x.shape[2:]) if ndim == 4 else (x.shape[0], x.shape[2]) for x in (q, k)]
+    if k.shape != v.shape or rest[0] != rest[1]:
+        got = ", ".join(_validate.describe(x) for x in (q, k, v))
+        raise ValueError(f"k and v must have the same shape, and q's but for the number of heads, got {got}")
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(f"q's heads must be a multiple of k's, got {heads} and {key_heads}")
+    if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"q's head dimension must be 1 to {MAX_HEAD_DIM}, got {_validate.describe(q)}")
+
+
+def _companion(name: str, value: object, q: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    """An integer tensor that says where q's tokens are."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {_validate.describe(value)}")
+    _validate.integer_tensor(name, value)
+    if shape is not None and value.shape != shape:
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {_validate.describe(value)}")
+    if value.device != q.device:
+        raise ValueError(f"{name} must be on q's device {q.device}, got {_validate.describe(value)}")
+    return value
+
+
+def _readable(value: Tensor) -> bool:
+    """Whether looking at the values costs nothing: no wait for a device, no break in a graph."""
+    return value.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _lengths(q: Tensor, lengths: Tensor | None) -> Tensor | None:
+    if lengths is None:
+        return None
+    if _companion("lengths", lengths, q, q.shape[:1]).dtype == torch.bool:
+        raise TypeError(f"lengths must be integers, got {_validate.describe(lengths)}")
+    if _readable(lengths) and ((lengths < 0) | (lengths > q.shape[2])).any():
+        raise ValueError(f"lengths must be 0 to {q.shape[2]}, got {lengths.tolist()}")
+    return lengths
+
+
+def _mask(q: Tensor, mask: Tensor | None) -> Tensor | None:
+    if mask is None:
+        return None
+    # Floats are refused: they might be an additive mask, where 0 is a real token.
+    mask = _companion("padding_mask", mask, q, (q.shape[0], q.shape[2]))
+    return mask if mask.dtype == torch.bool else mask != 0
+
+
+def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tensor, int]:
+    _companion("cu_seqlens", cu_seqlens, q, None)
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        raise ValueError(f"cu_seqlens must have shape (sequences + 1,), got {_validate.describe(cu_seqlens)}")
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"cu_seqlens must be int32, got {_validate.describe(cu_seqlens)}")
+    if isinstance(max_seqlen, bool) or not isinstance(max_seqlen, (int, torch.SymInt)):
+        raise TypeError(f"max_seqlen must be an integer, got {_validate.describe(max_seqlen)}")
+    if max_seqlen < 0:
+        raise ValueError(f"max_seqlen must be >= 0, got {max_seqlen}")
+    if _readable(cu_seqlens):
+        if cu_seqlens[0] < 0 or cu_seqlens[-1] > q.shape[0] or (cu_seqlens.diff() < 0).any():
+            raise ValueError(f"cu_seqlens must go up from 0 to at most {q.shape[0]} tokens, got {cu_seqlens.tolist()}")
+        if (cu_seqlens.diff() > max_seqlen).any():
+            raise ValueError(f"max_seqlen must be at least the longest sequence's length, got {max_seqlen} for "
+                             f"cu_seqlens {cu_seqlens.tolist()}")  # fmt: skip
+    return cu_seqlens, max_seqlen

@@ -1,0 +1,30 @@
+"""The specification of bidirectional and dual attention. Any dtype, any device; autograd makes the gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from raoe_kernels.attention.padding import Padding, pad, unpad
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
+    """(bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over the real keys, or those up to the
+    query."""
+    tokens, dtype = q.shape[0], q.dtype
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v, real, _ = pad(q.to(wide), k.to(wide), v.to(wide), padding)
+        heads, length = q.shape[1:3]
+        k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
+        if real is None:
+            real = torch.ones(q.shape[0], length, dtype=torch.bool, device=q.device)
+        both = real[:, None, :] & real[:, :, None]
+        before = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        results = []
+        for allowed in (both & before, both) if dual else (both,):
+            # A query of padding would have no key at all: it may see every key, and its row is zeroed afterwards.
+            allowed = allowed | ~real[:, :, None]
+            scores = (q @ k.transpose(2, 3) * scale).masked_fill(~allowed[:, None], -torch.inf)
+            results.append(unpad(scores.softmax(-1) @ v, real, padding, tokens).to(dtype))
+    return tuple(results)

@@ -1,0 +1,365 @@
+"""bidirectional_attention and dual_attention: every backend x dtype against the float64 reference, and their edges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from raoe_kernels import bidirectional_attention, dual_attention
+from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
+from tests.kernels.attention_cases import FORMS, Batch
+from tests.kernels.conftest import PLACES
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+LENGTHS = [5, 0, 7, 1]
+OPS = pytest.mark.parametrize("dual", [False, True], ids=["bidirectional", "dual"])
+EVERY_FORM = pytest.mark.parametrize("form", FORMS)
+
+
+# Triton's interpreter takes seconds a call; test_triton_briefly is its fast test.
+INTERPRETED = ("cpu", "triton")
+OUR_PLACES = [
+    pytest.param(p, marks=[pytest.mark.slow] if p == INTERPRETED else [], id="-".join(p))
+    for p in PLACES
+    if p[1] != "native"
+]
+
+
+@pytest.fixture(params=OUR_PLACES)
+def place(request):
+    return request.param
+
+
+def assert_as_accurate_as_plain(ours, plain, truth, count):
+    """The rule of raoe_kernels.testing; the roundings are of the values that cancel in a sum, so of size `largest`."""
+    for i, (x, p, t) in enumerate(zip(ours, plain, truth, strict=True)):
+        assert x.dtype == p.dtype
+        factor = LOSS_FACTOR if i < count else GRADIENT_FACTOR
+        largest = max(1.0, t.abs().max().item()) if t.numel() else 0.0
+        assert_accurate(f"result {i}", x, p, t, factor=factor, floor=ULPS * torch.finfo(x.dtype).eps * largest)
+
+
+@EVERY_FORM
+@OPS
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_against_the_reference(dtype, dual, form, place, poisoned):
+    device, backend = place
+    options = dict(lengths=LENGTHS, longest=7, heads=(4, 2), d=20)
+    batch = Batch(form, dtype=dtype, device=device, **options)
+    plain = Batch(form, dtype=dtype, **options).run(dual, "reference")
+    wide = Batch(form, dtype=dtype, **options)
+    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
+    wide.upstream = [x.double() for x in wide.upstream]
+    ours = batch.run(dual, backend)
+    assert all(x.dtype == dtype for x in ours)
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference"), 1 + dual)
+    for x in ours:
+        assert batch.padding(x).eq(0).all()
+        assert batch.tokens(x).ne(0).any()
+
+
+@pytest.mark.skipif(INTERPRETED not in PLACES, reason="Triton is compiled here, not interpreted")
+@pytest.mark.parametrize("form, dual", [("left", True), ("packed", False)])
+def test_triton_briefly(form, dual, poisoned):
+    """Two tiles on either side of the diagonal, columns that are no power of two, grouped heads."""
+    options = dict(lengths=[35, 3], longest=36, heads=(2, 1), d=20)
+    ours = Batch(form, dtype=torch.float32, **options).run(dual, "triton")
+    truth = Batch(form, dtype=torch.float32, **options)
+    plain = truth.run(dual, "reference")
+    truth.q, truth.k, truth.v = (x.double() for x in (truth.q, truth.k, truth.v))
+    truth.upstream = [x.double() for x in truth.upstream]
+    assert_as_accurate_as_plain(ours, plain, truth.run(dual, "reference"), 1 + dual)
+
+
+@OPS
+@pytest.mark.parametrize("d", [1, 16, 33, 80])
+@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+def test_several_tiles(form, d, dual, place, poisoned):
+    """Lengths on both sides of the edges of tiles of 64 (and of the smaller ones of the wider dtypes)."""
+    device, backend = place
+    options = dict(lengths=[63, 129, 65, 17], longest=130, heads=(2, 1), d=d, dtype=torch.float32)
+    ours = Batch(form, device=device, **options).run(dual, backend)
+    plain = Batch(form, **options).run(dual, "reference")
+    wide = Batch(form, **options)
+    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
+    wide.upstream = [x.double() for x in wide.upstream]
+    assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference"), 1 + dual)
+
+
+def test_by_hand(place):
+    """Two real tokens and one of padding; keys chosen so that the weights are 1/4 and 3/4, values 1 and 5."""
+    device, backend = place
+    q = torch.tensor([1.0, 1.0, 7.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
+    k = torch.tensor([0.0, math.log(3), 9.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
+    v = torch.tensor([1.0, 5.0, 100.0], dtype=torch.float64, device=device).reshape(1, 1, 3, 1).requires_grad_()
+    lengths = torch.tensor([2], device=device)
+    causal, full = dual_attention(q, k, v, lengths=lengths, backend=backend)
+    assert causal.flatten().tolist() == pytest.approx([1, 4, 0], abs=1e-14)
+    assert full.flatten().tolist() == pytest.approx([4, 4, 0], abs=1e-14)
+    grads = torch.autograd.grad((causal, full), (q, k, v), (torch.ones_like(full), 2 * torch.ones_like(full)))
+    # d out / d score of key 1 is p0 p1 (v1 - v0) = 3/4, of key 0 its negative; rows: full 2 and 2, causal 0 and 1
+    assert grads[0].flatten().tolist() == pytest.approx([2 * 0.75 * math.log(3), 3 * 0.75 * math.log(3), 0], abs=1e-14)
+    assert grads[1].flatten().tolist() == pytest.approx([-5 * 0.75, 5 * 0.75, 0], abs=1e-14)
+    assert grads[2].flatten().tolist() == pytest.approx([1 + 5 * 0.25, 5 * 0.75, 0], abs=1e-14)
+
+
+@OPS
+def test_is_torch_s_attention_sentence_by_sentence(dual, place):
+    """Each sentence alone through torch, unpadded: independent of this package's masks and packing."""
+    device, backend = place
+    batch = Batch("packed", [5, 3, 0, 9], 12, heads=(6, 2), d=12, device=device)
+    results = batch.run(dual, backend, scale=0.7)[: 1 + dual]
+    for result, causal in zip(results, (True, False) if dual else (False,), strict=True):
+        expected = []
+        for q, k, v in zip(*(x.split(batch.lengths) for x in (batch.q, batch.k, batch.v)), strict=True):
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+            k, v = k[[0, 0, 0, 1, 1, 1]], v[[0, 0, 0, 1, 1, 1]]
+            expected.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.7).transpose(0, 1))
+        torch.testing.assert_close(result.cpu(), torch.cat(expected), rtol=1e-12, atol=1e-13)
+
+
+@OPS
+def test_every_form_says_the_same(dual, place):
+    device, backend = place
+    batches = {form: Batch(form, LENGTHS, 9, heads=(4, 2), device=device) for form in FORMS[1:]}
+    found = {form: [b.tokens(x) for x in b.run(dual, backend)] for form, b in batches.items()}
+    for form in FORMS[2:]:
+        for x, expected in zip(found[form], found["lengths"], strict=True):
+            torch.testing.assert_close(x, expected, rtol=1e-11, atol=1e-12)
+
+
+@OPS
+@EVERY_FORM
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e30])
+def test_padding_has_no_influence(rubbish, form, dual, place, poisoned):
+    """To the bit: what stands in padded queries, keys, values and upstream gradients changes nothing."""
+    device, backend = place
+    options = dict(lengths=LENGTHS, longest=8, dtype=torch.float32, device=device)
+    clean = Batch(form, rubbish=0.0, **options).run(dual, backend)
+    dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend)
+    for x, y in zip(dirty, clean, strict=True):
+        assert torch.equal(x, y)
+
+
+@OPS
+@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+def test_a_sentence_alone_and_in_a_batch(form, dual, place):
+    device, backend = place
+    lengths = [4, 70, 0, 11]
+    batch = Batch(form, lengths, 75, heads=(2, 1), dtype=torch.float32, device=device)
+    together = [batch.tokens(x).split(lengths) for x in batch.run(dual, backend)]
+    for i, count in enumerate(lengths):
+        if not count:
+            continue
+        alone = Batch("full", [count], count, heads=(2, 1), dtype=torch.float32, device=device)
+        alone.q, alone.k, alone.v, *alone.upstream = (
+            batch.tokens(x).split(lengths)[i].transpose(0, 1)[None].contiguous()
+            for x in (batch.q, batch.k, batch.v, *batch.upstream)
+        )
+        for x, expected in zip(alone.run(dual, backend), together, strict=True):
+            if backend == "triton":  # one table of tiles for all lengths, counted from the first real token
+                assert torch.equal(alone.tokens(x), expected[i])
+            torch.testing.assert_close(alone.tokens(x), expected[i], rtol=1e-5, atol=1e-6)
+
+
+@EVERY_FORM
+def test_the_last_token_has_seen_everything_already(form, place):
+    """With one bidirectional last layer, last-token pooling reads a row that is the causal one."""
+    device, backend = place
+    lengths = [5, 66, 1]
+    batch = Batch(form, lengths, 66, dtype=torch.float32, device=device)
+    causal, full = (batch.tokens(x) for x in batch.run(True, backend)[:2])
+    last = torch.tensor(batch.lengths).cumsum(0) - 1
+    assert (causal - full).abs().max() > 0.1
+    torch.testing.assert_close(causal[last], full[last], rtol=1e-5, atol=1e-6)
+    if backend == "triton":
+        assert torch.equal(causal[last], full[last])
+
+
+def test_dual_s_second_is_bidirectional(place):
+    device, backend = place
+    batch = Batch("left", [3, 66], 70, dtype=torch.float32, device=device)
+    torch.testing.assert_close(batch.run(True, backend)[1], batch.run(False, backend)[0], rtol=1e-5, atol=1e-6)
+
+
+@OPS
+@EVERY_FORM
+def test_strides_do_not_matter(form, dual, place, poisoned):
+    device, backend = place
+    batch = Batch(form, LENGTHS, 7, heads=(4, 2), dtype=torch.float32, device=device)
+    expected = batch.run(dual, backend)
+    inputs = []
+    for x in (batch.q, batch.k, batch.v):
+        # last dimension 2 apart, rows of a wider matrix, heads and tokens exchanged, an offset
+        wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 3), torch.nan, dtype=x.dtype).transpose(-3, -2).contiguous()
+        view = wide.to(device).transpose(-3, -2)[..., 1 : 1 + 2 * x.shape[-1] : 2]
+        view.copy_(x)
+        inputs.append(view.requires_grad_())
+    op = dual_attention if dual else bidirectional_attention
+    where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
+    results = op(*inputs, **where, backend=backend)
+    results = results if dual else (results,)
+    upstream = [x.to(device).mT.contiguous().mT for x in batch.upstream[: len(results)]]
+    for x, y in zip((*results, *torch.autograd.grad(results, inputs, upstream)), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+@OPS
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
+def test_partial_gradients(needs, dual, place):
+    device, backend = place
+    batch = Batch("lengths", LENGTHS, 7, dtype=torch.float32, device=device, rubbish=0.0)
+    expected = batch.run(dual, backend)[1 + dual :]
+    inputs = [
+        x.to(device).clone().requires_grad_(need) for x, need in zip((batch.q, batch.k, batch.v), needs, strict=True)
+    ]
+    op = dual_attention if dual else bidirectional_attention
+    results = op(*inputs, lengths=batch.where["lengths"].to(device), backend=backend)
+    results = results if dual else (results,)
+    assert all(x.requires_grad == any(needs) for x in results)
+    if any(needs):
+        torch.autograd.backward(results, [x.to(device) for x in batch.upstream[: len(results)]])
+    for x, need, y in zip(inputs, needs, expected, strict=True):
+        assert (x.grad is None) == (not need)
+        if need:
+            torch.testing.assert_close(x.grad, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_the_gradient_of_one_part(part, place):
+    device, backend = place
+    batch = Batch("holes", LENGTHS, 7, device=device)
+    inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    where = batch.where["padding_mask"].to(device)
+    grads = torch.autograd.grad(
+        dual_attention(*inputs, padding_mask=where, backend=backend)[part], inputs, batch.upstream[0].to(device)
+    )
+    batch.upstream = [x.nan_to_num() * (i == part) for i, x in enumerate(reversed(batch.upstream))][::1]
+    batch.upstream[part] = Batch("holes", LENGTHS, 7).upstream[0]
+    for x, y in zip(grads, batch.run(True, "reference")[2:], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
+
+
+@OPS
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 2, 0, 4), (2, 0, 3, 4)], ids=lambda s: "x".join(map(str, s)))
+def test_empty(shape, dual, place):
+    device, backend = place
+    inputs = [torch.zeros(shape, device=device, requires_grad=True) for _ in range(3)]
+    if shape[1] == 0:
+        inputs[1:] = [torch.zeros(2, 1, 3, 4, device=device, requires_grad=True) for _ in range(2)]
+    results = (dual_attention if dual else bidirectional_attention)(*inputs, backend=backend)
+    for x in results if dual else (results,):
+        assert x.shape == shape
+    sum(x.sum() for x in (results if dual else (results,))).backward()
+    assert all(x.grad is not None and x.grad.eq(0).all() for x in inputs)
+
+
+@OPS
+@pytest.mark.parametrize("ends, longest", [([0], 0), ([0, 0, 0], 0), ([0, 0], 3), ([1, 3, 3], 2)])
+def test_packed_tokens_of_no_sequence_are_padding(ends, longest, dual, place, poisoned):
+    device, backend = place
+    inputs = [torch.full((5, 2, 4), torch.nan, device=device) for _ in range(3)]
+    for x in inputs:
+        x[ends[0] : ends[-1]] = 1.5
+        x.requires_grad_()
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
+    op = dual_attention if dual else bidirectional_attention
+    results = op(*inputs, cu_seqlens=cu_seqlens, max_seqlen=longest, backend=backend)
+    results = results if dual else (results,)
+    for x in (*results, *torch.autograd.grad(results, inputs, [torch.full_like(x, 2.0) for x in results])):
+        inside = torch.arange(5, device=device).ge(ends[0]) & torch.arange(5, device=device).lt(ends[-1])
+        assert x[~inside].eq(0).all() and x[inside].isfinite().all()
+    assert results[0][ends[0] : ends[-1]].eq(1.5).all()
+
+
+@OPS
+def test_nan_in_a_real_token_stays_in_its_sentence(dual, place):
+    device, backend = place
+    batch = Batch("lengths", [3, 4], 5, dtype=torch.float32, device=device)
+    batch.k[0, :, 1] = torch.nan
+    for x in batch.run(dual, backend)[1 + dual - 1 :]:
+        x = batch.tokens(x).split([3, 4])
+        assert x[0].isnan().any()
+        assert x[1].isfinite().all()
+
+
+@OPS
+def test_large_scores_do_not_overflow(dual, place):
+    device, backend = place
+    batch = Batch("left", LENGTHS, 7, dtype=torch.float32, device=device)
+    batch.q, batch.k = batch.q * 300, batch.k * 300
+    truth = Batch("left", LENGTHS, 7)
+    truth.q, truth.k, truth.v = batch.q.double(), batch.k.double(), batch.v.double()
+    ours = batch.run(dual, backend)[: 1 + dual]
+    for x, t in zip(ours, truth.run(dual, "reference"), strict=False):
+        torch.testing.assert_close(x.cpu().double(), t, rtol=1e-3, atol=1e-3)
+
+
+@OPS
+@pytest.mark.parametrize("form", ["lengths", "holes", "packed"])
+def test_gradcheck(form, dual, place):
+    device, backend = place
+    batch = Batch(form, [3, 1, 2], 4, heads=(2, 1), d=3, device=device, rubbish=0.5)
+    inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
+    op = dual_attention if dual else bidirectional_attention
+    assert torch.autograd.gradcheck(lambda q, k, v: op(q, k, v, **where, backend=backend), inputs)
+
+
+@OPS
+def test_equal_calls_are_equal_to_the_bit(dual, place):
+    device, backend = place
+    batch = Batch("holes", [70, 3], 90, heads=(4, 1), dtype=torch.float32, device=device)
+    for x, y in zip(batch.run(dual, backend), batch.run(dual, backend), strict=True):
+        assert torch.equal(x, y)
+
+
+@OPS
+def test_inputs_are_not_modified(dual, place):
+    device, backend = place
+    batch = Batch("left", LENGTHS, 7, device=device)
+    inputs = [x.to(device) for x in (batch.q, batch.k, batch.v)]
+    before = [x.clone() for x in inputs]
+    with torch.no_grad():
+        op = dual_attention if dual else bidirectional_attention
+        op(*inputs, padding_mask=batch.real.to(device), backend=backend)
+    for x, y in zip(inputs, before, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def test_integers_are_a_mask_too(place):
+    device, backend = place
+    batch = Batch("holes", LENGTHS, 7, dtype=torch.float32, device=device)
+    expected = batch.run(True, backend)
+    batch.where["padding_mask"] = batch.where["padding_mask"].long()  # a tokenizer's attention_mask
+    for x, y in zip(batch.run(True, backend), expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@OPS
+def test_autocast_computes_in_its_dtype_as_torch_s_attention_does(dual, place):
+    device, backend = place
+    batch = Batch("lengths", LENGTHS, 7, dtype=torch.float32, device=device)
+    half = Batch("lengths", LENGTHS, 7, dtype=torch.bfloat16, device=device)
+    expected = half.run(dual, backend)
+    op = dual_attention if dual else bidirectional_attention
+    lengths = batch.where["lengths"].to(device)
+    inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v.bfloat16())]
+    with torch.autocast(device, dtype=torch.bfloat16):
+        results = op(*inputs, lengths=lengths, backend=backend)
+        wide = op(*(x.detach().double() for x in inputs), lengths=lengths, backend=backend)
+    results, wide = (results, wide[0]) if dual else ((results,), wide)
+    grads = torch.autograd.grad(results, inputs, [x.to(device) for x in half.upstream[: len(results)]])
+    for x, y in zip((*results, *grads), expected, strict=True):
+        assert torch.equal(x, y.to(x.dtype))
+    assert results[0].dtype == torch.bfloat16 and wide.dtype == torch.float64
+
+
+def test_triton_refuses_a_second_derivative():
+    device = PLACES[-1][0]
+    q = torch.randn(1, 1, 3, 4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(bidirectional_attention(q, q, q, backend="triton").sum(), q, create_graph=True)

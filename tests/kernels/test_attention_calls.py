@@ -1,0 +1,97 @@
+"""The attention ops' argument errors, and both under torch.compile and as registered operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import bidirectional_attention, dual_attention, use_backend
+from tests.kernels.attention_cases import Batch
+
+Q = torch.rand(2, 4, 3, 8)
+K = torch.rand(2, 2, 3, 8)
+P = torch.rand(6, 4, 8)
+ENDS = torch.tensor([0, 2, 6], dtype=torch.int32)
+LENGTHS, MASK = torch.tensor([3, 1]), torch.ones(2, 3, dtype=torch.bool)
+
+WRONG = [
+    ((Q.tolist(), K, K), {}, TypeError, "q must be a tensor.*list"),
+    ((Q, K.long(), K), {}, TypeError, "k must be float16.*int64"),
+    ((Q[0], K[0], K[0]), {}, ValueError, r"q must have 4 dimensions, or 3 together with cu_seqlens.*\(4, 3, 8\)"),
+    ((Q, K.double(), K), {}, ValueError, "q, k and v must have the same dtype and device.*float64"),
+    ((Q, K, K[:, :, :2]), {}, ValueError, r"k and v must have the same shape.*\(2, 2, 2, 8\)"),
+    ((Q, K[:1], K[:1]), {}, ValueError, r"q's but for the number of heads.*\(1, 2, 3, 8\)"),
+    ((Q[:, :3], K, K), {}, ValueError, "q's heads must be a multiple of k's, got 3 and 2"),
+    ((Q, K[:, :0], K[:, :0]), {}, ValueError, "multiple of k's, got 4 and 0"),
+    ((Q[..., :0], K[..., :0], K[..., :0]), {}, ValueError, "head dimension must be 1 to 256"),
+    ((torch.rand(1, 1, 2, 257),) * 3, {}, ValueError, "head dimension must be 1 to 256.*257"),
+    ((Q, K, K), {"lengths": LENGTHS, "padding_mask": MASK}, ValueError, "exclude each other, got lengths"),
+    ((Q, K, K), {"lengths": [3, 1]}, TypeError, "lengths must be a tensor.*list"),
+    ((Q, K, K), {"lengths": LENGTHS.float()}, TypeError, "lengths.*float32"),
+    ((Q, K, K), {"lengths": LENGTHS[:1]}, ValueError, r"lengths must have shape \(2,\).*\(1,\)"),
+    ((Q, K, K), {"lengths": LENGTHS.bool()}, TypeError, "lengths must be integers"),
+    ((Q, K, K), {"lengths": LENGTHS + 1}, ValueError, r"lengths must be 0 to 3, got \[4, 2\]"),
+    ((Q, K, K), {"lengths": -LENGTHS}, ValueError, r"lengths must be 0 to 3, got \[-3, -1\]"),
+    ((Q, K, K), {"padding_mask": MASK.float()}, TypeError, "padding_mask.*float32"),
+    ((Q, K, K), {"padding_mask": MASK[:, :2]}, ValueError, r"padding_mask must have shape \(2, 3\).*\(2, 2\)"),
+    ((Q, K, K), {"padding_mask": MASK.to("meta")}, ValueError, "padding_mask must be on q's device cpu"),
+    ((Q, K, K), {"max_seqlen": 3}, ValueError, "max_seqlen goes with cu_seqlens.*3"),
+    ((Q, K, K), {"cu_seqlens": ENDS, "max_seqlen": 4}, ValueError, r"q must have 3 dimensions.*\(2, 4, 3, 8\)"),
+    ((P, P, P), {"cu_seqlens": ENDS}, TypeError, "max_seqlen must be an integer, got None"),
+    ((P, P, P), {"cu_seqlens": ENDS, "max_seqlen": 3}, ValueError, "max_seqlen must be at least the longest.*3"),
+    ((P, P, P), {"cu_seqlens": ENDS, "max_seqlen": -1}, ValueError, "max_seqlen must be >= 0, got -1"),
+    ((P, P, P), {"cu_seqlens": ENDS.long(), "max_seqlen": 4}, TypeError, "cu_seqlens must be int32.*int64"),
+    ((P, P, P), {"cu_seqlens": ENDS[None], "max_seqlen": 4}, ValueError, r"cu_seqlens must have shape \(sequences"),
+    ((P, P, P), {"cu_seqlens": ENDS.flip(0), "max_seqlen": 4}, ValueError, r"cu_seqlens must go up.*\[6, 2, 0\]"),
+    ((P, P, P), {"cu_seqlens": ENDS + 1, "max_seqlen": 4}, ValueError, "cu_seqlens must go up from 0 to at most 6"),
+    ((Q, K, K), {"scale": float("nan")}, ValueError, "scale"),
+    ((Q, K, K), {"scale": torch.ones(())}, TypeError, "scale must be a Python number.*tensor"),
+    ((Q, K, K), {"backend": "flash"}, ValueError, "backend must be one of 'auto'.*'flash'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", [bidirectional_attention, dual_attention])
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_wrong(number, op):
+    inputs, options, kind, message = WRONG[number]
+    with pytest.raises(kind, match=message):
+        op(*inputs, **options)
+
+
+BACKENDS = ["reference", "scan", pytest.param("triton", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("form", ["full", "lengths", "left", "packed"])
+@pytest.mark.parametrize("dual", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_opcheck(backend, dual, form):
+    batch = Batch(form, [3, 1], 4, dtype=torch.float32, rubbish=0.5)
+    where = [batch.where.get(name) for name in ("lengths", "padding_mask", "cu_seqlens")]
+    inputs = [x.requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    torch.library.opcheck(torch.ops.raoe_kernels.attention.default, (*inputs, *where, 4, 0.3, dual, backend))
+
+
+@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fullgraph_gives_the_same(backend, form):
+    def step(q, k, v, **where):
+        causal, full = dual_attention(q, k, v, **where, backend=backend)
+        return causal + 2 * full - 3 * bidirectional_attention(q, k, v, **where, scale=0.2, backend=backend)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for lengths in ([3, 1], [2, 6]):
+        batch = Batch(form, lengths, 6, heads=(4, 2), dtype=torch.float32, rubbish=0.5)
+        inputs = [x.requires_grad_() for x in (batch.q, batch.k, batch.v)]
+        eager, traced = step(*inputs, **batch.where), compiled(*inputs, **batch.where)
+        torch.testing.assert_close(traced, eager)
+        found = (torch.autograd.grad(x, inputs, batch.upstream[0]) for x in (traced, eager))
+        for x, y in zip(*found, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_a_block_around_the_call_names_the_backend():
+    batch = Batch("lengths", [3, 1], 4, dtype=torch.float32)
+    with use_backend("reference"):
+        named = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where)
+    expected = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where, backend="reference")
+    assert torch.equal(named, expected)
