@@ -31,10 +31,10 @@ TILES = {
     (2, 128): ((64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 8, 2)),
     (2, 256): ((64, 32, 8, 2), (32, 16, 8, 1), (32, 32, 8, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
-    (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 32, 8, 2)),
+    (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 32, 8, 1)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
     (8, 64): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2)),
-    (8, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 8, 2)),
+    (8, 128): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
     (8, 256): ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
 }  # fmt: skip
 ALIGN = 8  # elements; triton_forward.ALIGN, here for the host
@@ -84,14 +84,16 @@ class _Call:
         return (0, 1, shape[1]) if self.packed else (shape[1] * shape[2], shape[2], 1)
 
     def _where(self, q: Tensor, padding: Padding) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-        """First token and end of each sequence, and a byte a token where there may be holes between them."""
-        none = q.new_empty(1, dtype=torch.uint8)
+        """First token and end of each sequence, and 0 or 1 a token where there may be holes between them."""
+        # Triton 3.6 lays products out by the narrowest number that went into them, and has none for doubles and bytes.
+        kind = torch.int32 if q.dtype == torch.float64 else torch.uint8
+        none = q.new_empty(1, dtype=kind)
         if padding.cu_seqlens is not None:
             cu_seqlens = padding.cu_seqlens.contiguous()
             return (cu_seqlens[:-1], cu_seqlens[1:], none), 0
         first = q.new_zeros(q.shape[0], dtype=torch.int32)
         if padding.mask is not None:
-            real = padding.mask.contiguous().view(torch.uint8)
+            real = padding.mask.to(kind).contiguous()
             empty = real.amax(1) == 0
             first = real.argmax(1).masked_fill(empty, 0).int()
             end = (padding.longest - real.flip(1).argmax(1)).masked_fill(empty, 0).int()
@@ -181,8 +183,8 @@ def variants() -> Iterator[Variant]:
     for which, kernel in enumerate(KERNELS):
         for head_dim, dtypes in _HEAD_DIMS.items():
             for dtype in dtypes:
-                wide = "*fp64" if dtype == "fp64" else "*fp32"
-                pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"firsts": "*i32", "ends": "*i32", "valid": "*u8"}
+                wide, kind = ("*fp64", "*i32") if dtype == "fp64" else ("*fp32", "*u8")
+                pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"firsts": "*i32", "ends": "*i32", "valid": kind}
                 pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), wide)
                 for dual in (0, 1):
                     constants, warps = _shape_class(sizes[dtype], head_dim, which)

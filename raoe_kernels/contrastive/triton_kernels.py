@@ -97,7 +97,7 @@ class _Direction(NamedTuple):
         """Arguments common to both kernels; what is absent is not read, and only has to have the right type."""
         return (
             self.rows, self.columns, self.inverse_rows, self.inverse_columns, self.targets,
-            self.targets.view(torch.uint8) if self.mask is None else self.mask.view(torch.uint8),
+            (self.targets if self.mask is None else self.mask).view(_mask_dtype(self.rows.dtype)),
             *(self.targets if ids is None else ids.contiguous() for ids in (self.row_ids, self.column_ids)),
         )  # fmt: skip
 
@@ -110,6 +110,12 @@ class _Direction(NamedTuple):
     def constants(self) -> dict:
         ignore = NONE if self.mask is None and self.row_ids is None else IDS if self.mask is None else MASK
         return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype)}
+
+
+def _mask_dtype(rows: torch.dtype) -> torch.dtype:
+    """Triton 3.6 lays products out by the narrowest number that went into them, and has no layout for doubles next to
+    bytes."""
+    return torch.int32 if rows == torch.float64 else torch.uint8
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -140,9 +146,12 @@ def _shape(tiles: Tiles) -> dict[str, Any]:
 
 
 def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: Tensor) -> _Direction:
+    mask = problem.ignored
+    if mask is not None:
+        dtype = _mask_dtype(problem.anchors.dtype)
+        mask = mask.view(dtype) if dtype == torch.uint8 else mask.to(dtype)
     return _Direction(problem.anchors.shape[1], _aligned(problem.anchors), _aligned(columns), inverse_a, inverse_k,
-                      problem.targets.contiguous(), problem.ignored, problem.anchor_ids,
-                      problem.column_ids)  # fmt: skip
+                      problem.targets.contiguous(), mask, problem.anchor_ids, problem.column_ids)  # fmt: skip
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -240,7 +249,8 @@ def variants() -> Iterator[Variant]:
     names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
     for name, dtype in names.items():
         exact = "fp64" if name == "fp64" else "fp32"
-        pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"targets": "*i64", "mask": "*u8"}
+        pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"targets": "*i64"}
+        pointers |= {"mask": "*i32" if name == "fp64" else "*u8"}
         pointers |= {"row_ids": "*i64", "column_ids": "*i64"} | dict.fromkeys(("rows", "columns"), f"*{name}")
         for precision in ("ieee", "tf32") if name == "fp32" else ("ieee",):
             shown = "tf32" if precision == "tf32" else name

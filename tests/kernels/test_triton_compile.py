@@ -75,7 +75,7 @@ SPILLS = {
     for dtype in ("fp16", "bf16", "fp32")
     for block, allowed in ((128, 64), (1024, 64), (4096, 1024))
 } | {"pairwise.label_partners fp64 fp64 fp64": 160, "pairwise.scan_tiles fp32 fp64 fp32": 32}
-SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 512)
+SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 768)
 
 SCRIPT = """
 import json, sys
