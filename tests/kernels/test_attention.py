@@ -306,7 +306,10 @@ def test_gradcheck(form, dual, place):
     inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
     where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
     op = dual_attention if dual else bidirectional_attention
-    assert torch.autograd.gradcheck(lambda q, k, v: op(q, k, v, **where, backend=backend), inputs)
+    # Along one random direction where every element would be a minute.
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: op(q, k, v, **where, backend=backend), inputs, fast_mode=place == INTERPRETED
+    )
 
 
 @OPS
