@@ -67,11 +67,17 @@ def test_a_million_pairs_agree_with_the_cpu(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_cosine_has_no_sync(backend):
+def test_cosine_has_no_sync_and_captures(backend):
     a, b = (torch.randn(100, 384, device="cuda", requires_grad=True) for _ in range(2))
-    torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), (a, b))
+
+    def cosine():
+        c = pairwise_cosine(a, b, backend=backend)
+        return c, *torch.autograd.grad(c.sum(), (a, b))
+
+    cosine()
     with no_sync():
-        torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), (a, b))
+        cosine()
+    replays(cosine, flip(a))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
