@@ -93,7 +93,7 @@ SHAPES = [
     ((33, 33, 70), 80, "ids"),
     ((20, 2, 30), 48, "ids-targets-symmetric"),
     pytest.param((9, 9, 5), 385, "mask", marks=pytest.mark.slow),
-    pytest.param((130, 140, 150), 400, "ids-targets-symmetric", marks=pytest.mark.slow),
+    pytest.param((66, 70, 80), 160, "ids-targets-symmetric", marks=pytest.mark.slow),
 ]
 
 
