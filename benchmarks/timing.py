@@ -91,7 +91,10 @@ def _best(call: Call, device: str) -> float:
 
 
 def peak_bytes(call: Call, device: str) -> int | None:
-    """Extra memory at the peak of one call: the allocator's on a GPU, resident memory on a CPU (None where unknown)."""
+    """Extra memory at the peak of one call: the allocator's on a GPU, resident memory on a CPU (None where unknown).
+
+    Gradients that an earlier call left and this one replaces are there before: they are not counted.
+    """
     if device == "cuda":
         wait(device)
         before = torch.cuda.memory_allocated()
