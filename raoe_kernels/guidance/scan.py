@@ -22,27 +22,27 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _log_softmax(logits: Tensor, normaliser: Tensor, out: Tensor | None = None) -> Tensor:
-    """Writes the rows' normaliser (2, R) too. 0 in its place in rows of only -inf leaves them what they are."""
-    largest = logits.amax(-1)
-    normaliser[0] = largest.masked_fill_(largest == -INF, 0)
-    result = torch.sub(logits, largest[:, None], out=out)
-    total = result.exp().sum(-1)
-    normaliser[1] = total.masked_fill_(total == 0, 1).log_()
-    return result.sub_(total[:, None])
+def _may_forbid(logits: Tensor) -> bool:
+    """Whether a logit may be -inf. To look for one element by element costs more than a log-softmax, so on a CPU a look
+    at the smallest spares that; elsewhere it would wait for the device."""
+    return logits.device.type != "cpu" or not bool(logits.amin() > -INF)
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
     """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
     dtype = _wide(current)
     result = current.new_empty(current.shape, dtype=dtype)
-    normalisers = result.new_empty(2, len(current)), result.new_empty(2, len(current))
     for part in _chunks(current):
-        x, y = current[part].to(dtype), previous[part].to(dtype)
-        p = _log_softmax(x, normalisers[0][:, part], result[part])
-        p_minus_q = _log_softmax(y, normalisers[1][:, part]).neg_().add_(p)
-        p.add_(p_minus_q, alpha=guidance - 1).masked_fill_(x == -INF, -INF)
-    return result, *normalisers
+        x, y = current[part], previous[part]
+        p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
+        if _may_forbid(y):
+            q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
+        mixed = torch.sub(p, q, out=result[part]).mul_(guidance - 1).add_(p)
+        if _may_forbid(x):
+            mixed.masked_fill_(x == -INF, -INF)
+    # Backward makes the softmax anew: torch's own is faster than one from a normaliser.
+    unused = result.new_zeros(2, len(current))
+    return result, unused, unused.clone()
 
 
 def backward(
@@ -57,20 +57,18 @@ def backward(
     """guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
     for part in _chunks(current):
-        x, y = current[part], previous[part]
-        g = grad[part].masked_fill((x == -INF) | (y == -INF), 0)
+        x, y, g = current[part], previous[part], grad[part]
+        forbids = _may_forbid(x) or _may_forbid(y)
+        if forbids:
+            g = g.masked_fill((x == -INF) | (y == -INF), 0)
         total = g.sum(-1, keepdim=True)
-        if by_current is not None:
-            _gradient(by_current[part], x, normaliser_current[:, part], g, total, guidance)
-        if by_previous is not None:
-            _gradient(by_previous[part], y, normaliser_previous[:, part], g, total, 1 - guidance)
+        for out, logits, weight in ((by_current, x, guidance), (by_previous, y, 1 - guidance)):
+            if out is not None:
+                softmax = logits.softmax(-1, dtype=g.dtype)
+                if forbids:
+                    softmax.masked_fill_(logits == -INF, 0)  # NaN for a row of nothing else
+                out[part].copy_(softmax.mul_(total).neg_().add_(g).mul_(weight))
     return by_current, by_previous
-
-
-def _gradient(out: Tensor, logits: Tensor, normaliser: Tensor, grad: Tensor, total: Tensor, weight: float) -> None:
-    largest, log_sum = normaliser[..., None]
-    softmax = (logits - largest).sub_(log_sum).exp_().masked_fill_(logits == -INF, 0)
-    out.copy_(softmax.mul_(total).neg_().add_(grad).mul_(weight))
 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
@@ -78,7 +76,8 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
         x = current[part].to(_wide(current))
-        scores = x - previous[part]
-        scores.mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
+        scores = (x - previous[part]).mul_(guidance - 1).add_(x)
+        if _may_forbid(x):
+            scores.masked_fill_(x == -INF, -INF)
         best[part] = scores.argmax(-1)
     return best
