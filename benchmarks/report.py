@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+HEAD = (
+    "Made by `python -m benchmarks report`. Median wall time of a call, contenders timed in turn; in brackets how many",
+    "times the first one's that is.",
+)
 WHERE = ("gpu", "cpu", "cores", "date", "commit", "torch", "triton", "sentence-transformers", "transformers", "python")
 
 
@@ -28,7 +32,7 @@ def write(files: list[Path], folder: Path) -> Path:
     if not rows:
         raise SystemExit("nothing to report: name files that `python -m benchmarks --json FILE` wrote")
     folder.mkdir(parents=True, exist_ok=True)
-    page = ["# Benchmarks", ""]
+    page = ["# Benchmarks", "", *HEAD, ""]
     for op in dict.fromkeys(row["op"] for row in rows):
         for where in dict.fromkeys(_where(row) for row in rows if row["op"] == op):
             chosen = [row for row in rows if row["op"] == op and _where(row) == where]
