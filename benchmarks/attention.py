@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.case import Call, Case
-from raoe_kernels import backends, bidirectional_attention, dual_attention
+from benchmarks.case import Call, Case, ours
+from raoe_kernels import bidirectional_attention, dual_attention
 
 SIZES = {"cpu": [64, 512], "cuda": [64, 512, 2048, 8192]}
 # (tokens of a batch with its padding, heads, head dimension)
@@ -45,18 +45,15 @@ def case(length: int, device: str) -> Case:
     def sdpa(which: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=which)
 
-    available = backends(device)["dual_attention"]
     result: dict[str, Call] = {}
-    for name in ("triton", "scan"):
-        if available[name] is True and (name, device) != ("triton", "cpu"):
-            options = {"lengths": lengths, "backend": name}
-            result[f"dual {name}"] = step(lambda o=options: dual_attention(q, k, v, **o))
-            result[f"bidirectional {name}"] = step(lambda o=options: (bidirectional_attention(q, k, v, **o),))
+    for name in ours("dual_attention", device):
+        options = {"lengths": lengths, "backend": name}
+        result[f"dual {name}"] = step(lambda o=options: dual_attention(q, k, v, **o))
+        result[f"bidirectional {name}"] = step(lambda o=options: (bidirectional_attention(q, k, v, **o),))
     result["SDPA twice, masks"] = step(lambda: (sdpa(causal), sdpa(mask)))
     result["SDPA, mask"] = step(lambda: (sdpa(mask),))
-    if available["scan"] is True:
-        compiled = torch.compile(dual_attention, dynamic=False)
-        result["dual scan, compiled"] = step(lambda: compiled(q, k, v, lengths=lengths, backend="scan"))
+    compiled = torch.compile(dual_attention, dynamic=False)
+    result["dual scan, compiled"] = step(lambda: compiled(q, k, v, lengths=lengths, backend="scan"))
     missing = {}
     if device == "cuda":
         result["flex_attention, compiled"] = step(_flex(q, k, v, lengths))

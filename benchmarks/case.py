@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from raoe_kernels import backends
+
 Call = Callable[[int], object]  # call(i) runs on the i-th copy of the inputs, i modulo COPIES
 
 # Copies of the inputs that calls take in turn: otherwise small ones would be timed out of the innermost cache and with
@@ -28,3 +30,10 @@ class Case:
     bytes: int = 0
     flops: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def ours(function: str, device: str) -> list[str]:
+    """The backends of ours to time, the one that should be first in front. Triton's interpreter is not among them."""
+    available = backends(device)[function]
+    names = ("native", "triton", "scan") if device == "cuda" else ("native", "scan")
+    return [name for name in names if available[name] is True]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.case import COPIES, Call, Case
-from raoe_kernels import backends, pairwise_cosine
+from benchmarks.case import COPIES, Call, Case, ours
+from raoe_kernels import pairwise_cosine
 
 SIZES = {"cpu": [64, 512, 8192, 65536], "cuda": [64, 512, 8192, 65536, 1 << 20]}
 COLUMNS = 384
@@ -32,11 +32,9 @@ def case(pairs: int, device: str) -> Case:
 
         return call
 
-    available = backends(device)["pairwise_cosine"]
     result: dict[str, Call] = {}
-    for name in ("native", "triton", "scan"):
-        if available[name] is True and (name, device) != ("triton", "cpu"):
-            result[f"pairwise_cosine {name}"] = step(lambda a, b, name=name: pairwise_cosine(a, b, backend=name))
+    for name in ours("pairwise_cosine", device):
+        result[f"pairwise_cosine {name}"] = step(lambda a, b, name=name: pairwise_cosine(a, b, backend=name))
     result["torch cosine_similarity"] = step(F.cosine_similarity)
     result["compiled cosine_similarity"] = step(torch.compile(F.cosine_similarity, dynamic=False))
     # Both matrices are read twice (the gradient needs the cosine first) and two gradients are written.

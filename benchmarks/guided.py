@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.case import COPIES, Call, Case
-from raoe_kernels import backends, guided_log_probs
+from benchmarks.case import COPIES, Call, Case, ours
+from raoe_kernels import guided_log_probs
 from raoe_kernels.guidance import reference
 
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
@@ -40,13 +40,11 @@ def case(rows: int, device: str) -> Case:
     def step(mix: Mix) -> Call:
         return lambda i: mix(*copies[i % len(copies)])
 
-    available = backends(device)["guided_log_probs"]
     result: dict[str, Call] = {}
-    for name in ("triton", "scan"):
-        if available[name] is True and (name, device) != ("triton", "cpu"):
-            result[f"guided_log_probs {name}"] = step(
-                lambda x, y, name=name: guided_log_probs(x, y, guidance=GUIDANCE, backend=name)
-            )
+    for name in ours("guided_log_probs", device):
+        result[f"guided_log_probs {name}"] = step(
+            lambda x, y, name=name: guided_log_probs(x, y, guidance=GUIDANCE, backend=name)
+        )
     result["eager"] = step(eager)
     result["compiled reference"] = step(
         torch.compile(lambda x, y: reference.forward(x, y, GUIDANCE)[0], dynamic=False, fullgraph=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from benchmarks.case import Call, Case
-from raoe_kernels import backends, info_nce_loss
+from benchmarks.case import Call, Case, ours
+from raoe_kernels import info_nce_loss
 from raoe_kernels.contrastive import scan
 from raoe_kernels.contrastive.problem import Problem
 
@@ -52,13 +52,9 @@ def case(rows: int, device: str) -> Case:
 
         return call
 
-    available = backends(device)["info_nce_loss"]
     result: dict[str, Call] = {}
-    for name in ("triton", "scan"):
-        if available[name] is True and (name, device) != ("triton", "cpu"):
-            result[f"info_nce_loss {name}"] = step(
-                lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name)
-            )
+    for name in ours("info_nce_loss", device):
+        result[f"info_nce_loss {name}"] = step(lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name))
     if rows <= LOGITS_UP_TO:
         result["eager"] = step(eager)
     missing = {"Inf-CL flash loss": "needs a GPU"} if device == "cpu" else {}

@@ -10,14 +10,13 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.case import COPIES, Call, Case
-from raoe_kernels import backends, raoe_loss
+from benchmarks.case import COPIES, Call, Case, ours
+from raoe_kernels import raoe_loss
 from raoe_kernels.pairwise import params, scan
 
 SIZES = {"cpu": [512, 8192, 131072, 1 << 20], "cuda": [64, 512, 4096, 8192, 131072, 1 << 20]}
 HUGE = 1 << 24
 REFERENCE_UP_TO = 8192  # B x B float32 matrices beyond it do not fit
-OURS = ("native", "triton", "scan", "reference")
 TESTS = ["tests/kernels/test_pairwise_by_hand.py", "tests/kernels/test_pairwise_conformance.py"]
 
 
@@ -54,13 +53,8 @@ def case(pairs: int, device: str) -> Case:
 
         return call
 
-    available = backends(device)["raoe_loss"]
     result: dict[str, Call] = {}
-    for name in OURS:
-        if available[name] is not True or (name == "triton" and device == "cpu"):
-            continue
-        if name == "reference" and pairs > REFERENCE_UP_TO:
-            continue
+    for name in ours("raoe_loss", device) + ["reference"] * (pairs <= REFERENCE_UP_TO):
         result[f"raoe_loss {name}"] = step(lambda c, s, l, name=name: raoe_loss(c, s, l, backend=name))
     missing = {}
     if pairs < HUGE:

@@ -98,6 +98,12 @@ def use_backend(backend: str) -> Iterator[None]:
         _block.reset(token)
 
 
+def refuse_second_derivative(function: str) -> None:
+    """For the backward of a function whose gradient is not differentiable itself."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f"{function} has no second derivative: it was differentiated with create_graph=True")
+
+
 def triton_missing(device: torch.device) -> str | None:
     """Why Triton kernels cannot run on `device`, None if they can (on a CPU: only in Triton's interpreter)."""
     from importlib.util import find_spec

@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
+
 LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 
 
@@ -57,10 +59,6 @@ def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, expon
     exponent_range is tau x (max - min) of what stands in the exponents, 0 for ops without them.
     """
     largest = truth.abs().max().item() if truth.numel() else 0.0
-    eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(_wide(actual.dtype)).eps)
+    eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)
     floor = ULPS * eps * (1 + exponent_range) * largest
     assert_accurate("gradient", actual, plain, truth, factor=GRADIENT_FACTOR, floor=floor)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from raoe_kernels._dtypes import wide
 from raoe_kernels.attention.padding import Padding, nothing
 
 OP = Op(
@@ -64,8 +65,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("attention has no second derivative: it was differentiated with create_graph=True")
+        refuse_second_derivative("attention")
         q, k, v, lengths, mask, cu_seqlens = ctx.saved_tensors[:6]
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
@@ -93,11 +93,10 @@ torch.library.define(
 
 def _shapes(q: Tensor, dual: bool) -> tuple[Tensor, ...]:
     """Buffers of the four results; those of a part that is not asked for are empty."""
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    rows = q.shape[:-1]
+    rows, dtype = q.shape[:-1], wide(q.dtype)
     causal, lse_causal = (q.shape, rows) if dual else ((0,), (0,))
     return (
-        q.new_empty(causal), q.new_empty(q.shape), q.new_empty(lse_causal, dtype=wide), q.new_empty(rows, dtype=wide)
+        q.new_empty(causal), q.new_empty(q.shape), q.new_empty(lse_causal, dtype=dtype), q.new_empty(rows, dtype=dtype)
     )  # fmt: skip
 
 

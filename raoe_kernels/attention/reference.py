@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.attention.padding import Padding, pad, unpad
 
 
@@ -12,9 +13,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
     """(bidirectional,) or (causal, bidirectional): softmax(scale q k^T) v over the real keys, or those up to the
     query."""
     tokens, dtype = q.shape[0], q.dtype
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v, real, _ = pad(q.to(wide), k.to(wide), v.to(wide), padding)
+        exact = wide(dtype)
+        q, k, v, real, _ = pad(q.to(exact), k.to(exact), v.to(exact), padding)
         heads, length = q.shape[1:3]
         k, v = (x.repeat_interleave(heads // k.shape[1], 1) for x in (k, v))
         if real is None:

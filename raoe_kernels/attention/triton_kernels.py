@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from raoe_kernels._dtypes import flags, wide
 from raoe_kernels.attention.padding import Padding
 from raoe_kernels.attention.triton_backward import attention_backward_kv, attention_backward_q
 from raoe_kernels.attention.triton_forward import POINTERS, attention_forward
@@ -85,8 +86,7 @@ class _Call:
 
     def _where(self, q: Tensor, padding: Padding) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
         """First token and end of each sequence, and 0 or 1 a token where there may be holes between them."""
-        # Triton 3.6 lays products out by the narrowest number that went into them, and has none for doubles and bytes.
-        kind = torch.int32 if q.dtype == torch.float64 else torch.uint8
+        kind = flags(q.dtype)
         none = q.new_empty(1, dtype=kind)
         if padding.cu_seqlens is not None:
             cu_seqlens = padding.cu_seqlens.contiguous()
@@ -117,10 +117,9 @@ class _Call:
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Any, ...]:
     call, width = _Call(q, k, v, padding, scale), q.shape[-1]
     q = call.inputs[0]
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     # Every row of a padded batch is some tile's; tokens of no packed sequence are nobody's.
     make = q.new_zeros if call.packed else q.new_empty
-    full, lse_full = make(q.shape), q.new_empty(q.shape[:-1], dtype=wide)
+    full, lse_full = make(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
     causal, lse_causal = (make(q.shape), torch.empty_like(lse_full)) if dual else (None, None)
     # Without a causal part its arguments are not read: any tensor stands there.
     written = (causal, full, lse_causal, lse_full) if dual else (full, full, lse_full, lse_full)
@@ -183,9 +182,9 @@ def variants() -> Iterator[Variant]:
     for which, kernel in enumerate(KERNELS):
         for head_dim, dtypes in _HEAD_DIMS.items():
             for dtype in dtypes:
-                wide, kind = ("*fp64", "*i32") if dtype == "fp64" else ("*fp32", "*u8")
+                exact, kind = ("*fp64", "*i32") if dtype == "fp64" else ("*fp32", "*u8")
                 pointers = dict.fromkeys(POINTERS, f"*{dtype}") | {"firsts": "*i32", "ends": "*i32", "valid": kind}
-                pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), wide)
+                pointers |= dict.fromkeys(("lse_causal", "lse_full", "delta_mixed", "delta_full"), exact)
                 for dual in (0, 1):
                     constants, warps = _shape_class(sizes[dtype], head_dim, which)
                     constants["DUAL"] = dual

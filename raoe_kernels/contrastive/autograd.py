@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
-from raoe_kernels.contrastive.problem import Gradients, Problem, wide
+from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from raoe_kernels._dtypes import wide
+from raoe_kernels.contrastive.problem import Gradients, Problem
 
 OP = Op(
     "infonce",
@@ -74,8 +75,7 @@ class _InfoNCE(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("info_nce_loss has no second derivative: it was differentiated with create_graph=True")
+        refuse_second_derivative("info_nce_loss")
         tensors = ctx.saved_tensors
         problem, saved = Problem(*tensors[:_TENSORS], *ctx.options), tensors[_TENSORS:]
         dtype = problem.anchors.dtype

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
+
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
@@ -40,11 +42,6 @@ class Problem(NamedTuple):
     @property
     def column_count(self) -> int:
         return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the arithmetic, and of the loss."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def columns_of(problem: Problem) -> Tensor:

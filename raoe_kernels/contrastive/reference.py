@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.contrastive.problem import (
     Gradients,
     Problem,
@@ -13,7 +14,6 @@ from raoe_kernels.contrastive.problem import (
     scale,
     scaled,
     through_normalisation,
-    wide,
 )
 
 

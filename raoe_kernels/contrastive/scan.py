@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.contrastive.problem import (
     Gradients,
     Problem,
@@ -19,7 +20,6 @@ from raoe_kernels.contrastive.problem import (
     losses,
     scale,
     through_normalisation,
-    wide,
 )
 from raoe_kernels.contrastive.reference import backward, split
 

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from raoe_kernels._dtypes import flags, wide
 from raoe_kernels.contrastive.problem import (
     Gradients,
     Problem,
@@ -18,7 +19,6 @@ from raoe_kernels.contrastive.problem import (
     inverse_norms,
     losses,
     scale,
-    wide,
 )
 from raoe_kernels.contrastive.reference import split
 from raoe_kernels.contrastive.triton_logits import (
@@ -97,7 +97,7 @@ class _Direction(NamedTuple):
         """Arguments common to both kernels; what is absent is not read, and only has to have the right type."""
         return (
             self.rows, self.columns, self.inverse_rows, self.inverse_columns, self.targets,
-            (self.targets if self.mask is None else self.mask).view(_mask_dtype(self.rows.dtype)),
+            (self.targets if self.mask is None else self.mask).view(flags(self.rows.dtype)),
             *(self.targets if ids is None else ids.contiguous() for ids in (self.row_ids, self.column_ids)),
         )  # fmt: skip
 
@@ -110,12 +110,6 @@ class _Direction(NamedTuple):
     def constants(self) -> dict:
         ignore = NONE if self.mask is None and self.row_ids is None else IDS if self.mask is None else MASK
         return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype)}
-
-
-def _mask_dtype(rows: torch.dtype) -> torch.dtype:
-    """Triton 3.6 lays products out by the narrowest number that went into them, and has no layout for doubles next to
-    bytes."""
-    return torch.int32 if rows == torch.float64 else torch.uint8
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -148,7 +142,7 @@ def _shape(tiles: Tiles) -> dict[str, Any]:
 def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: Tensor) -> _Direction:
     mask = problem.ignored
     if mask is not None:
-        dtype = _mask_dtype(problem.anchors.dtype)
+        dtype = flags(problem.anchors.dtype)
         mask = mask.view(dtype) if dtype == torch.uint8 else mask.to(dtype)
     return _Direction(problem.anchors.shape[1], _aligned(problem.anchors), _aligned(columns), inverse_a, inverse_k,
                       problem.targets.contiguous(), mask, problem.anchor_ids, problem.column_ids)  # fmt: skip

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from raoe_kernels._dtypes import wide
 from raoe_kernels._native import missing as native_missing
 
 OP = Op(
@@ -42,7 +43,7 @@ def _forward(a: Tensor, b: Tensor, eps: float, module: Any) -> tuple[Tensor, Ten
 
 def _empty(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Three (B,) results; rows of no columns are zero rows."""
-    dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
+    dtype = wide(a.dtype)
     c, inverse_a, inverse_b = (a.new_zeros(a.shape[0], dtype=dtype) for _ in range(3))
     return c, inverse_a, inverse_b
 
@@ -64,8 +65,7 @@ class _Cosine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("pairwise_cosine has no second derivative: it was differentiated with create_graph=True")
+        refuse_second_derivative("pairwise_cosine")
         return *_backward(grad, ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.module), None, None
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels._native import FLOATS, module
 
 
 def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = a.shape
     a, b = _rows(a), _rows(b)
-    dtype = torch.float64 if a.dtype == torch.float64 else torch.float32
-    c, inverse_a, inverse_b = torch.empty(3, rows, dtype=dtype, device=a.device).unbind()
+    c, inverse_a, inverse_b = torch.empty(3, rows, dtype=wide(a.dtype), device=a.device).unbind()
     _call("cosine", a.device)(
         a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
         c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),

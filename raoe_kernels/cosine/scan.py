@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.cosine.reference import forward
 
 __all__ = ["backward", "forward"]
@@ -16,11 +16,11 @@ def backward(
     """dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
     across = (grad * inverse_a * inverse_b)[:, None]
     along = grad * c
+    exact = wide(a.dtype)
 
     def gradient(row: Tensor, other: Tensor, inverse: Tensor) -> Tensor:
         own = (along * inverse * inverse)[:, None]
-        wide = torch.float64 if row.dtype == torch.float64 else torch.float32
-        return (other.to(wide) * across - row.to(wide) * own).to(row.dtype)
+        return (other.to(exact) * across - row.to(exact) * own).to(row.dtype)
 
     return (
         gradient(a, b, inverse_a) if needs[0] else None,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.triton_compile import Variant, signature_of
 
 # A block of 4 rows x 256 columns is eight elements a thread at 4 warps: enough loads in flight, and 384
@@ -88,9 +89,7 @@ def cosine_backward(
 
 def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     n, columns = a.shape
-    c, inverse_a, inverse_b = a.new_empty(
-        3, n, dtype=torch.float64 if a.dtype == torch.float64 else torch.float32
-    )
+    c, inverse_a, inverse_b = a.new_empty(3, n, dtype=wide(a.dtype))
     with torch.cuda.device_of(a):
         cosine_forward[(triton.cdiv(n, ROWS),)](
             a, b, c, inverse_a, inverse_b, n, columns, *a.stride(), *b.stride(), eps,

@@ -2,7 +2,8 @@
 
 A backend is three functions on rows (R, V) with V > 0. wide is float64 for float64 logits and float32 otherwise:
 `forward(current, previous, guidance) -> (result (R, V), normaliser of current, of previous)`, all wide, a normaliser
-(2, R) being each row's largest logit z and log(sum exp(logit - z)), both 0 for a row of only -inf;
+(2, R) being each row's largest logit z and log(sum exp(logit - z)), both 0 for a row of only -inf, or None where the
+backend's backward does not read it;
 `backward(grad, current, previous, normaliser of current, of previous, guidance, (need current, need previous)) ->
 gradients, None where not needed`; and `argmax(current, previous, guidance) -> (R,)`.
 """
@@ -14,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from raoe_kernels._dtypes import wide
 
 OP = Op(
     "guided",
@@ -48,13 +50,15 @@ def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     return current if guidance == 1 else previous
 
 
-def _forward(current: Tensor, other: Tensor, guidance: float, module: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    current: Tensor, other: Tensor, guidance: float, module: Any
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     return module.forward(current, other, guidance) if current.numel() else _empty(current)
 
 
 def _empty(current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The results' shapes and dtypes."""
-    dtype = torch.float64 if current.dtype == torch.float64 else torch.float32
+    dtype = wide(current.dtype)
     result = current.new_empty(current.shape, dtype=dtype)
     return result, result.new_zeros(2, current.shape[0]), result.new_zeros(2, current.shape[0])
 
@@ -88,10 +92,7 @@ class _Guided(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "guided_log_probs has no second derivative: it was differentiated with create_graph=True"
-            )
+        refuse_second_derivative("guided_log_probs")
         return *_backward(grad, ctx.saved_tensors, ctx.guidance, ctx.needs_input_grad[:2], ctx.module), None, None
 
 
@@ -113,7 +114,8 @@ torch.library.define(
 @torch.library.impl("raoe_kernels::guided", "CompositeExplicitAutograd")
 def _operator(current, previous, guidance, backend):
     module = OP.select(current.device, backend)
-    return _forward(current, _other(current, previous, guidance), guidance, module)
+    found = _forward(current, _other(current, previous, guidance), guidance, module)
+    return tuple(e if x is None else x for x, e in zip(found, _empty(current), strict=True))
 
 
 @torch.library.register_fake("raoe_kernels::guided")

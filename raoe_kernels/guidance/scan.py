@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
+
 INF = float("inf")
 # Logits of one context in flight: enough for torch's threads, few enough that a second pass finds them in the cache.
 CHUNK = 1 << 18
-
-
-def _wide(logits: Tensor) -> torch.dtype:
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
@@ -28,9 +26,9 @@ def _may_forbid(logits: Tensor) -> bool:
     return logits.device.type != "cpu" or not bool(logits.amin() > -INF)
 
 
-def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
     """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
-    dtype = _wide(current)
+    dtype = wide(current.dtype)
     result = current.new_empty(current.shape, dtype=dtype)
     for part in _chunks(current):
         x, y = current[part], previous[part]
@@ -40,17 +38,15 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
         mixed = torch.sub(p, q, out=result[part]).mul_(guidance - 1).add_(p)
         if _may_forbid(x):
             mixed.masked_fill_(x == -INF, -INF)
-    # Backward makes the softmax anew: torch's own is faster than one from a normaliser.
-    unused = result.new_zeros(2, len(current))
-    return result, unused, unused.clone()
+    return result, None, None  # torch's own softmax is faster than one from a normaliser
 
 
 def backward(
     grad: Tensor,
     current: Tensor,
     previous: Tensor,
-    normaliser_current: Tensor,
-    normaliser_previous: Tensor,
+    of_current: Tensor | None,
+    of_previous: Tensor | None,
     guidance: float,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -75,7 +71,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     """argmax of x + (guidance - 1) (x - y), which is guidance x - (guidance - 1) y, and exactly x where y = x."""
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
-        x = current[part].to(_wide(current))
+        x = current[part].to(wide(current.dtype))
         scores = (x - previous[part]).mul_(guidance - 1).add_(x)
         if _may_forbid(x):
             scores.masked_fill_(x == -INF, -INF)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
 from raoe_kernels.triton_compile import Variant, signature_of
 
 # By bytes a logit: a step is LANES x WIDTH columns, WIDTH being what a thread loads at once: 16 bytes. Where rows are
@@ -198,8 +199,7 @@ def _tile(size: int, unit: int) -> dict[str, int]:
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = current.shape
     current, previous = _row(current), _row(previous)
-    dtype = torch.float64 if current.dtype == torch.float64 else torch.float32
-    result = current.new_empty(rows, columns, dtype=dtype)
+    result = current.new_empty(rows, columns, dtype=wide(current.dtype))
     of_current, of_previous = result.new_empty(2, rows), result.new_empty(2, rows)
     unit = _unit(current, previous)
     with torch.cuda.device_of(current):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op
+from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative
+from raoe_kernels._dtypes import wide
 
 OP = Op(
     "listwise",
@@ -43,10 +44,6 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tens
     return _refine(phi, mask, omega, OP.select(phi.device, backend))
 
 
-def _wide(values: Tensor) -> torch.dtype:
-    return torch.float64 if values.dtype == torch.float64 else torch.float32
-
-
 def _loss(
     student: Tensor,
     teacher: Tensor,
@@ -58,8 +55,8 @@ def _loss(
 ) -> tuple[Tensor, Tensor | None]:
     """The mean loss and its gradient; both NaN, but for what is masked, where a value is NaN."""
     if student.numel() == 0:
-        loss = student.new_zeros((), dtype=_wide(student))
-        return loss, student.new_zeros(student.shape, dtype=_wide(student)) if need_grad else None
+        loss = student.new_zeros((), dtype=wide(student.dtype))
+        return loss, student.new_zeros(student.shape, dtype=wide(student.dtype)) if need_grad else None
     loss, grad = module.list_mle(student, teacher, mask, order, tau, need_grad)
     loss = loss / student.shape[0]
     if teacher.is_floating_point():
@@ -74,7 +71,7 @@ def _loss(
 
 def _refine(phi: Tensor, mask: Tensor | None, omega: float, module: Any) -> Tensor:
     if phi.numel() == 0:
-        return phi.new_empty(phi.shape, dtype=_wide(phi))
+        return phi.new_empty(phi.shape, dtype=wide(phi.dtype))
     n = phi.shape[-1]
     lists = None if mask is None else mask.reshape(-1, n)
     return module.refine(phi.detach().reshape(-1, n, n), lists, omega).reshape(phi.shape)
@@ -90,8 +87,7 @@ class _ListMLE(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError("list_mle_loss has no second derivative: it was differentiated with create_graph=True")
+        refuse_second_derivative("list_mle_loss")
         (grad,) = ctx.saved_tensors
         return (grad * upstream).to(ctx.dtype), None, None, None, None, None
 
@@ -116,7 +112,7 @@ def _operator(student, teacher, mask, order, tau, need_grad, backend):
 @torch.library.register_fake("raoe_kernels::list_mle")
 def _fake(student, teacher, mask, order, tau, need_grad, backend):
     shape = student.shape if need_grad else (0,)
-    return student.new_empty((), dtype=_wide(student)), student.new_empty(shape, dtype=_wide(student))
+    return student.new_empty((), dtype=wide(student.dtype)), student.new_empty(shape, dtype=wide(student.dtype))
 
 
 def _save(ctx, inputs, output):
@@ -139,4 +135,4 @@ def _operator_refine(phi, mask, omega, backend):
 
 @torch.library.register_fake("raoe_kernels::refine_similarity")
 def _fake_refine(phi, mask, omega, backend):
-    return phi.new_empty(phi.shape, dtype=_wide(phi))
+    return phi.new_empty(phi.shape, dtype=wide(phi.dtype))

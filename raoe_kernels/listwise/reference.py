@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
+from raoe_kernels._dtypes import wide
 
 
 def list_mle(
     student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
-    scores = tau * _wide(student)
+    scores = tau * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
     grad = torch.zeros_like(scores)
     for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
@@ -31,7 +29,7 @@ def list_mle(
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
     """Eq. 6-7 with both rankings written out; the similarity that has rank r among a list is sorted[r]."""
-    phi = _wide(phi)
+    phi = phi.to(wide(phi.dtype))
     refined = torch.zeros_like(phi)
     for chain in range(phi.shape[0]):
         sentences = [k for k in range(phi.shape[1]) if mask is None or mask[chain, k]]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raoe_kernels._dtypes import wide
+
 INF = float("inf")
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 def list_mle(
@@ -22,7 +20,7 @@ def list_mle(
     if mask is not None:
         teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
     items = _descending(teacher, order)
-    raw = _wide(student).gather(1, items)
+    raw = student.to(wide(student.dtype)).gather(1, items)
     inside = None if mask is None else mask.gather(1, items)
     # Relative to the row's largest, s keeps the digits that its differences have. Items that are not there stay in
     # their places with weight exp(-inf).
@@ -53,7 +51,7 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
     """Row j's list is its columns k >= j. Everything else is sorted in front of it as +inf, so the value of true rank
     k - j stands at place k: the sorted row lies over phi as it is."""
     n = phi.shape[-1]
-    phi = _wide(phi)
+    phi = phi.to(wide(phi.dtype))
     place = torch.arange(n, device=phi.device)
     listed = (place >= place[:, None]).expand_as(phi)
     if mask is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raoe_kernels._dispatch import Backend, Op, triton_missing
+from raoe_kernels._dtypes import wide
 from raoe_kernels._native import missing as native_missing
 from raoe_kernels.pairwise.gradient import backward
 from raoe_kernels.pairwise.params import PairwiseParams
@@ -68,7 +69,7 @@ def _run(
 
 def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """No pair at all: losses of exactly 0, and also the shapes and dtypes that any call returns."""
-    dtype = torch.float64 if similarity.dtype == torch.float64 else torch.float32
+    dtype = wide(similarity.dtype)
     losses = similarity.new_zeros(params.leading, dtype=dtype)
     grads = similarity.new_zeros((*params.leading, *similarity.shape), dtype=dtype) if need_grad else None
     return losses, grads

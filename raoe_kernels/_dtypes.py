@@ -1,0 +1,16 @@
+"""Which dtypes the ops compute in."""
+
+from __future__ import annotations
+
+import torch
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of arithmetic and of losses for inputs of `dtype`: float64 for float64, float32 for all others."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def flags(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of 0-or-1 numbers that a Triton kernel with products of `dtype` reads: bytes, but not beside float64.
+    Triton 3.6 lays products out by the narrowest number that went into them, and doubles have no such layout."""
+    return torch.int32 if dtype == torch.float64 else torch.uint8
