@@ -1,0 +1,98 @@
+"""What a decoder with bidirectional layers is: the decoder's own configuration and which layers, how.
+
+This file and modeling.py are copied beside the weights, so that a saved model also loads, with trust_remote_code,
+where raoe is not installed. They import nothing of ours but, where it is there, `raoe_kernels.dual_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
+"""model_type of the decoders that this was tested with."""
+MODES = ("modify", "sum", "add")
+
+
+class BidirectionalConfig(PreTrainedConfig):
+    """Configuration of a BidirectionalModel.
+
+    Args:
+        text_config: the decoder's configuration; in mode "add" with the added layers counted in.
+        bidirectional_layers: how many of the last layers look both ways, 0 for none.
+        bidirectional_mode: "modify" lifts the causal mask of those layers (BeLLM's Section 3.2, Eq. 4). "sum" runs
+            them both ways, with the same weights, and adds the two outputs before the final norm (Eq. 5 as written).
+            "add" has put so many new bidirectional layers on top (the "addition" of its Table 4).
+        base_model: name of the decoder that an adapter belongs to; None where the weights are all here.
+        base_revision: its revision on the hub.
+        base_quantization: how it was quantised, as keys of transformers.BitsAndBytesConfig.
+
+    Raises:
+        ValueError: an architecture that is none of ARCHITECTURES, a mode that is none of MODES, or a number of layers
+            that the decoder does not have.
+    """
+
+    model_type = "raoe_bidirectional"
+    sub_configs = {"text_config": AutoConfig}  # noqa: RUF012 - transformers' own declaration
+    _auto_class = "AutoConfig"
+
+    def __init__(
+        self,
+        text_config: PreTrainedConfig | dict[str, Any] | None = None,
+        bidirectional_layers: int = 1,
+        bidirectional_mode: str = "modify",
+        base_model: str | None = None,
+        base_revision: str | None = None,
+        base_quantization: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(text_config, dict):
+            text_config = CONFIG_MAPPING[text_config.get("model_type", "llama")](**text_config)
+        # transformers makes one without arguments to see what the defaults are
+        self.text_config = CONFIG_MAPPING["llama"]() if text_config is None else text_config
+        check(self.text_config, bidirectional_layers, bidirectional_mode)
+        self.bidirectional_layers = bidirectional_layers
+        self.bidirectional_mode = bidirectional_mode
+        self.base_model = base_model
+        self.base_revision = base_revision
+        self.base_quantization = base_quantization
+        # setting its own, transformers sets the decoder's, too
+        kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
+        super().__init__(**kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = super().to_dict()
+        # With it transformers would take the base's weights for quantised ones; base_quantization says it instead.
+        for key in ("quantization_config", "_pre_quantization_dtype"):
+            values["text_config"].pop(key, None)
+        return values
+
+
+def check(decoder: PreTrainedConfig, layers: int, mode: str) -> None:
+    """ValueError where the last `layers` layers of such a decoder cannot be made bidirectional."""
+    if decoder.model_type not in ARCHITECTURES:
+        encoder = "" if getattr(decoder, "is_decoder", False) else " It may be an encoder: those look both ways anyway."
+        raise ValueError(
+            f"bidirectional layers are for decoders of type {', '.join(ARCHITECTURES)}; this model is a "
+            f"{decoder.model_type!r}.{encoder}"
+        )
+    if mode not in MODES:
+        raise ValueError(f"bidirectional_mode must be one of {', '.join(MODES)}, got {mode!r}")
+    depth = decoder.num_hidden_layers
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 0 <= layers <= depth:
+        raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
+    if getattr(decoder, "use_bidirectional_attention", None) or not getattr(decoder, "is_causal", True):
+        raise ValueError(f"this {decoder.model_type!r} looks both ways in all layers already")
+    unknown = set(getattr(decoder, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(f"layers of type {', '.join(sorted(unknown))} cannot be made bidirectional")
+
+
+def windows(decoder: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, None where it sees everything."""
+    window, depth = getattr(decoder, "sliding_window", None), decoder.num_hidden_layers
+    kinds = getattr(decoder, "layer_types", None)
+    if kinds is None:
+        return [window] * depth
+    return [window if kind == "sliding_attention" else None for kind in kinds]
