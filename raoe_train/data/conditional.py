@@ -1,0 +1,210 @@
+"""Conditional STS: how similar two sentences are with regard to a condition (C-STS, Deshpande et al. 2023).
+
+Its data is handed out on request (https://github.com/princeton-nlp/c-sts) as csts_train.csv,
+csts_validation.csv and csts_test.csv, with the columns sentence1, sentence2, condition and label.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raoe_train.data.fields import RowProblem, parse_score, parse_sentence
+from raoe_train.data.files import write_json
+from raoe_train.data.sources import Source, open_source
+
+logger = logging.getLogger(__name__)
+
+TEMPLATE = 'Given the context {condition}, summarize the sentence {text} in one word:"'
+"""BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}). The quotation mark stays open."""
+
+TEST_ROWS = 4732
+"""Rows of csts_test.csv: as many predictions as the organisers' script takes."""
+
+LOWEST, HIGHEST = 1, 5
+HIDDEN = -1
+
+
+@dataclass(frozen=True)
+class ConditionalPairs:
+    """Sentence pairs with a condition each, column by column, one entry a row, in file order.
+
+    Attributes:
+        sentence1, sentence2, condition: the texts. A pair commonly comes twice, with two conditions.
+        score: similarity with regard to the condition, 1 to 5; None where labels are hidden or left unread.
+        counts: {"read": rows read, "kept": pairs, "other_split": rows of splits not asked for,
+            "dropped": {reason: rows}}; read = kept + other_split + all dropped.
+    """
+
+    sentence1: list[str]
+    sentence2: list[str]
+    condition: list[str]
+    score: list[float] | None = None
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("sentence2", "condition", "score"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.sentence1):
+                raise ValueError(f"{name} has {len(values)} entries for {len(self.sentence1)} pairs")
+
+    def __len__(self) -> int:
+        return len(self.sentence1)
+
+    def texts(self, template: str = TEMPLATE) -> tuple[list[str], list[str]]:
+        """The first and the second sentences, each with its condition in `template`: what to encode."""
+        first, second = (
+            [with_condition(text, condition, template) for text, condition in zip(side, self.condition, strict=True)]
+            for side in (self.sentence1, self.sentence2)
+        )
+        return first, second
+
+
+def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
+    """`template` with {condition} and {text} filled in; braces in the texts themselves are left alone.
+
+    Raises:
+        ValueError: the template lacks one of the two fields, has another, or has a single brace.
+    """
+    try:
+        fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ValueError(f"template {template!r}: {error}") from None
+    if fields != {"condition", "text"}:
+        raise ValueError(
+            f"template {template!r} must have the fields {{condition}} and {{text}} and no other; "
+            f"it has {', '.join(f'{{{name}}}' for name in sorted(fields)) or 'none'}"
+        )
+    return template.format(condition=condition, text=text)
+
+
+def read_conditional(
+    source: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    on_error: str = "raise",
+) -> ConditionalPairs:
+    """Read C-STS.
+
+    Args:
+        source: a file or dataset as for `read_pairs`, such as csts_validation.csv.
+        columns: {our name: the source's column} for sentence1, sentence2, condition, label and split, where it
+            is not found by its own name; label: None leaves the labels unread. Positions as for `read_pairs`.
+        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it. Do not skip rows of the
+            test set: a submission has a prediction for each.
+
+    Labels are 1 to 5, whole or, as re-annotated editions have them, between. The test set's are all -1:
+    hidden, so that score is None.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a malformed row, an empty text or a label out of range (named by file and line), a column
+            that is missing, hidden labels beside others, or no pair left.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    mapping = dict(columns or {})
+    condition = str(mapping.pop("condition", "condition"))
+    opened = open_source(source, mapping)
+    kept: list[tuple[str, str, str, float | None]] = []
+    dropped: Counter[str] = Counter()
+    examples: list[str] = []
+    for line, fields in opened.rows:
+        try:
+            kept.append(_parse(fields, opened, condition))
+        except RowProblem as problem:
+            where = f"{opened.name}, {opened.unit} {line}: {problem}"
+            if problem.malformed and on_error == "raise":
+                raise ValueError(where) from None
+            dropped[problem.reason] += 1
+            if len(examples) < 3:
+                examples.append(where)
+    if not kept:
+        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
+        raise ValueError(
+            f"{opened.name}: no pair left of {dropped.total()} rows: {reasons}" + "".join(f"\n  {e}" for e in examples)
+        )
+    first, second, conditions, labels = (list(column) for column in zip(*kept, strict=True))
+    score = [label for label in labels if label not in (HIDDEN, None)]
+    if score and len(score) < len(kept):
+        raise ValueError(
+            f"{opened.name}: {len(kept) - len(score)} labels are hidden ({HIDDEN}) and {len(score)} are not; "
+            "read the test set apart"
+        )
+    if dropped:
+        total = len(kept) + dropped.total()
+        logger.warning("%s: %d of %d rows left out: %s", opened.name, dropped.total(), total, dict(dropped))
+    counts = {
+        "read": len(kept) + dropped.total() + opened.other_split[0],
+        "kept": len(kept),
+        "other_split": opened.other_split[0],
+        "dropped": dict(dropped),
+    }
+    return ConditionalPairs(first, second, conditions, score or None, counts)
+
+
+def _parse(fields: dict[str, Any] | str, source: Source, condition: str) -> tuple[str, str, str, float | None]:
+    if isinstance(fields, str):
+        raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
+    unread = source.columns.mapping.get("label", "label") is None
+    found = source.columns.find(fields, () if unread else ("label",))
+    if condition not in fields:
+        raise RowProblem(
+            f"no column {condition!r} for condition; there are: {', '.join(map(repr, fields))}; "
+            "say which: columns condition=..."
+        )
+    label = None
+    if not unread:
+        label = parse_score(fields[found["label"]], None, found["label"])
+        if label != HIDDEN and not LOWEST <= label <= HIGHEST:
+            raise RowProblem(
+                f"{found['label']} {label:g} is neither {LOWEST} to {HIGHEST} nor {HIDDEN} (hidden)", reason="bad label"
+            )
+    return (
+        parse_sentence("sentence1", fields[found["sentence1"]]),
+        parse_sentence("sentence2", fields[found["sentence2"]]),
+        parse_sentence("condition", fields[condition]),
+        label,
+    )
+
+
+def write_submission(
+    path: str | os.PathLike[str], predictions: Sequence[float], *, rows: int | None = TEST_ROWS
+) -> None:
+    """Write predictions of the test set as the file that C-STS's organisers score.
+
+    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test
+    Results"; run_sts.py writes it): one JSON object, {"0": 1.0, "1": 0.0, ...}, with the 0-based number of each
+    row of csts_test.csv as its key. It is handed in with that repository's
+
+        python make_test_submission.py YOUR_EMAIL PATH [--name NAME]
+
+    which takes exactly 4732 predictions and a NAME (or, without one, full path) of at most 200 characters; the
+    scores come by e-mail. Nothing is sent from here.
+
+    Args:
+        predictions: a similarity for each row in file order, higher for more similar; a cosine will do, as the
+            data's measures are Spearman's and Pearson's correlations.
+        rows: how many there must be; None for any number (of another file than the test set).
+
+    Raises:
+        ValueError: another number of predictions, or one that is not a finite number.
+    """
+    values = []
+    for row, prediction in enumerate(predictions):
+        try:
+            value = float(prediction)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"prediction {row} is {prediction!r}, not a finite number")
+        values.append(value)
+    if rows is not None and len(values) != rows:
+        raise ValueError(f"{len(values)} predictions for {rows} rows; the organisers take one for each row")
+    write_json(path, {str(row): value for row, value in enumerate(values)})

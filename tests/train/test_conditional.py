@@ -1,0 +1,175 @@
+"""C-STS: reading its columns, filling prompts, and the file that its organisers score. All rows are made up."""
+
+import json
+import logging
+
+import pytest
+
+from raoe_train.data.conditional import (
+    TEMPLATE,
+    TEST_ROWS,
+    ConditionalPairs,
+    read_conditional,
+    with_condition,
+    write_submission,
+)
+
+HEADER = "sentence1,sentence2,condition,label\n"
+ROWS = (
+    HEADER
+    + '"A man, in red, rows.",Two women paddle a canoe.,The color of the clothes.,2\n'
+    + '"A man, in red, rows.",Two women paddle a canoe.,The kind of sport.,5\n'
+    + '"He said ""stop"".",She sang.,What is said.,1\n'
+)
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_columns_as_published(tmp_path):
+    data = read_conditional(write(tmp_path / "csts_train.csv", ROWS))
+    assert data.sentence1 == ["A man, in red, rows.", "A man, in red, rows.", 'He said "stop".']
+    assert data.sentence2[2] == "She sang."
+    assert data.condition == ["The color of the clothes.", "The kind of sport.", "What is said."]
+    assert data.score == [2.0, 5.0, 1.0]
+    assert len(data) == 3
+    assert data.counts == {"read": 3, "kept": 3, "other_split": 0, "dropped": {}}
+
+
+def test_hidden_labels(tmp_path):
+    for hidden in ("-1", "-1.0"):
+        data = read_conditional(write(tmp_path / "test.csv", HEADER + f"a,b,c,{hidden}\nd,e,f,{hidden}\n"))
+        assert (len(data), data.score) == (2, None)
+    mixed = write(tmp_path / "mixed.csv", HEADER + "a,b,c,-1\nd,e,f,3\ng,h,i,4\n")
+    for on_error in ("raise", "skip"):
+        with pytest.raises(ValueError, match=r"mixed\.csv: 1 labels are hidden \(-1\) and 2 are not"):
+            read_conditional(mixed, on_error=on_error)
+
+
+def test_mapped_columns_positions_and_splits(tmp_path):
+    path = write(tmp_path / "a.tsv", "text1\ttext2\taspect\tgold\tfold\na\tb\tc\t1.5\tx\nd\te\tf\t2\ty\n")
+    mapping = {"condition": "aspect", "label": "gold", "split": "fold"}
+    data = read_conditional(path + "#x", columns=mapping)
+    assert (data.sentence1, data.condition, data.score) == (["a"], ["c"], [1.5])
+    assert data.counts == {"read": 2, "kept": 1, "other_split": 1, "dropped": {}}
+    assert read_conditional(path, columns={"condition": "aspect", "label": None}).score is None
+    bare = write(tmp_path / "b.csv", "a,b,c,4\n")
+    data = read_conditional(bare, columns={"sentence1": 0, "sentence2": 1, "condition": 2, "label": 3})
+    assert (data.condition, data.score) == (["c"], [4.0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sentence1,sentence2,label\na,b,1\n", "a.csv, line 2: no column 'condition' for condition; there are: 'sent"),
+        ("sentence1,sentence2,condition\na,b,c\n", "a.csv, line 2: no column for label"),
+        ("sentence1,condition,label\na,c,1\n", "a.csv, line 2: no column for sentence2"),
+        (HEADER + "a,b,c,1\na,b,c,0\n", r"a.csv, line 3: label 0 is neither 1 to 5 nor -1 \(hidden\)"),
+        (HEADER + "a,b,c,5.5\n", "line 2: label 5.5 is neither"),
+        (HEADER + "a,b,c,high\n", "line 2: label is 'high', not a number"),
+        (HEADER + "a,b,c,\n", "line 2: label is '', not a number"),
+        (HEADER + "a,b,c,nan\n", "line 2: label is 'nan', not a finite number"),
+        (HEADER + '"over\ntwo",b, ,1\n', "line 2: condition is empty"),
+        (HEADER + '"over\ntwo",b,c,1\n,b,c,1\n', "line 4: sentence1 is empty"),
+        (HEADER + "a,b,c\n", "line 2: 3 fields where the header names 4"),
+        (HEADER, "no pair left of 0 rows: there are no rows"),
+    ],
+)
+def test_errors_name_the_line(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_conditional(write(tmp_path / "a.csv", text))
+
+
+def test_malformed_rows_are_skipped_and_counted(tmp_path, caplog):
+    text = HEADER + "a,b,c,1\n\na,b,c,6\na,b, ,2\na,b\nd,e,f,5\n"
+    path = write(tmp_path / "a.csv", text)
+    with pytest.raises(ValueError, match=r"^\S*a\.csv, line 4: label 6 is neither"):  # and not for the blank line 3
+        read_conditional(path)
+    with caplog.at_level(logging.WARNING):
+        data = read_conditional(path, on_error="skip")
+    assert (data.sentence1, data.score) == (["a", "d"], [1.0, 5.0])
+    dropped = {"blank line": 1, "bad label": 1, "empty sentence": 1, "malformed row": 1}
+    assert data.counts == {"read": 6, "kept": 2, "other_split": 0, "dropped": dropped}
+    assert "4 of 6 rows left out" in caplog.text
+    with pytest.raises(ValueError, match=r"no pair left of 1 rows: 1 x bad label\n  .*line 2: label 9"):
+        read_conditional(write(tmp_path / "b.csv", HEADER + "a,b,c,9\n"), on_error="skip")
+    with pytest.raises(ValueError, match="on_error must be"):
+        read_conditional(tmp_path / "a.csv", on_error="ignore")
+
+
+def test_the_prompt():
+    assert (
+        with_condition("A man rows.", "the sport")
+        == 'Given the context the sport, summarize the sentence A man rows. in one word:"'
+    )
+    assert with_condition("{condition} {0}", "{text}", "{text}|{condition}|{{}}") == "{condition} {0}|{text}|{}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{text}", "it has {text}"),
+        ("about {condition}", "it has {condition}"),
+        ("nothing", "it has none"),
+        ("{text} {condition} {label}", "no other; it has {condition}, {label}, {text}"),
+        ("{text.__class__} {condition}", "no other"),
+        ("{} {condition} {text}", "no other"),
+        ("{text} {condition", "expected '}'"),
+        ("{text} {condition} }", "Single '}'"),
+    ],
+)
+def test_templates_are_checked(template, message):
+    with pytest.raises(ValueError, match="template ") as error:
+        with_condition("a", "b", template)
+    assert message in str(error.value)
+
+
+def test_texts_to_encode():
+    pairs = ConditionalPairs(["a", "b"], ["c", "d"], ["x", "y"])
+    assert pairs.texts("{condition}: {text}") == (["x: a", "y: b"], ["x: c", "y: d"])
+    assert pairs.texts()[1][1] == TEMPLATE.format(condition="y", text="d")
+    with pytest.raises(ValueError, match="condition has 1 entries for 2 pairs"):
+        ConditionalPairs(["a", "b"], ["c", "d"], ["x"])
+
+
+def as_the_organisers_read(path):
+    """What make_test_submission.py does with the file before it sends the values."""
+    loaded = json.loads(path.read_text(encoding="utf-8"))
+    return [float(value) for _, value in sorted(loaded.items(), key=lambda item: int(item[0]))]
+
+
+def test_submission(tmp_path):
+    import numpy as np
+    import torch
+
+    path = tmp_path / "predictions.json"
+    predictions = [row / 7 for row in range(TEST_ROWS)]
+    write_submission(path, predictions)
+    assert as_the_organisers_read(path) == predictions
+    assert len(predictions) == 4732
+    loaded = json.loads(path.read_text())
+    assert list(loaded)[:2] == ["0", "1"] and list(loaded)[-1] == "4731"
+    for few in (np.array([0.5, -1], np.float32), torch.tensor([0.5, -1.0]), (0.5, -1)):
+        write_submission(path, few, rows=2)
+        assert json.loads(path.read_text()) == {"0": 0.5, "1": -1.0}
+    write_submission(path, [], rows=None)
+    assert json.loads(path.read_text()) == {}
+
+
+@pytest.mark.parametrize(
+    ("predictions", "rows", "message"),
+    [
+        ([0.5] * 4731, TEST_ROWS, "4731 predictions for 4732 rows"),
+        ([0.5, 0.5], 1, "2 predictions for 1 rows"),
+        ([0.5, float("nan")], 2, "prediction 1 is nan, not a finite number"),
+        ([float("inf")], None, "prediction 0 is inf"),
+        ([[0.5, 0.5]], 1, r"prediction 0 is \[0.5, 0.5\]"),
+        ([None], 1, "prediction 0 is None"),
+    ],
+)
+def test_a_submission_that_would_not_be_scored_is_not_written(tmp_path, predictions, rows, message):
+    with pytest.raises(ValueError, match=message):
+        write_submission(tmp_path / "predictions.json", predictions, rows=rows)
+    assert list(tmp_path.iterdir()) == []
