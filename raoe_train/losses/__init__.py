@@ -1,16 +1,18 @@
-"""sentence-transformers loss modules over raoe_kernels' pairwise losses.
+"""sentence-transformers loss modules over raoe_kernels' losses.
 
-Each is used with ``SentenceTransformerTrainer`` as sentence-transformers' own losses are. They see three
-numbers a
-pair: the cosine that the encoder gives it, its score and, for the angular part, its NLI label. So a batch can
-be encoded piece by piece (``mini_batch_size``) and ranked over all processes (``gather_across_devices``)
-exactly: both give the gradient of the plain single-process batch.
+Each is used with ``SentenceTransformerTrainer`` as sentence-transformers' own losses are. A batch can be encoded piece
+by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``) exactly: both give the
+gradient of the plain single-process batch.
 
-Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2) tensor
-whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.
+The losses of pairs see three numbers a pair: the cosine that the encoder gives it, its score and, for the angular part,
+its NLI label. Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2)
+tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.
+
+InfoNCELoss sees columns of texts, anchor, positive and hard negatives, and no labels.
 """
 
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
+from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
-__all__ = ["AnglELoss", "CoSENTLoss", "GatedAngularLoss", "RAOELoss", "RankMarginLoss"]
+__all__ = ["AnglELoss", "CoSENTLoss", "GatedAngularLoss", "InfoNCELoss", "RAOELoss", "RankMarginLoss"]
