@@ -32,9 +32,10 @@ def _field(default: Any, help: str) -> Any:
 
 @dataclass
 class ScratchConfig:
-    """A small BERT with random weights and a WordPiece tokenizer trained on the training sentences."""
+    """A small model with random weights, and a tokenizer trained on the training sentences."""
 
-    vocab_size: int = _field(4000, "most entries of the WordPiece vocabulary")
+    architecture: str = _field("bert", "bert, with WordPiece, or llama, with byte-level BPE")
+    vocab_size: int = _field(4000, "most entries of the vocabulary")
     hidden_size: int = _field(128, "width")
     layers: int = _field(2, "transformer layers")
     heads: int = _field(4, "attention heads")
@@ -51,15 +52,23 @@ class ModelConfig:
         "bert-base-uncased", "encoder or SentenceTransformer, by name or path; scratch makes one"
     )
     pooling: str | None = _field(
-        None, "mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]"
+        None, "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]"
     )
-    prompt: str | None = _field(None, "put before every sentence, saved with the model")
+    prompt: str | None = _field(None, "text around every {text}, saved with the model: 'query: {text}'")
     max_seq_length: int | None = _field(None, "longer sentences are cut to this many tokens")
     trust_remote_code: bool = _field(False, "run code that comes with the model")
     revision: str | None = _field(None, "branch, tag or commit on the hub")
     device: str | None = _field(None, "torch device; by default the best there is")
     random_weights: bool = _field(False, "keep architecture and tokenizer, draw new weights (training.seed)")
     dropout: float | None = _field(None, "override the encoder's dropout probabilities")
+    dtype: str | None = _field(None, "of the weights: float32, bfloat16 or float16 [as saved]")
+    attention: str | None = _field(None, "eager, sdpa or flex_attention [transformers' choice]")
+    bidirectional_layers: Any = _field(None, "so many of a decoder's last layers look both ways, or 'all' [as saved]")
+    bidirectional_mode: str = _field(
+        "modify", "modify lifts their mask, sum adds causal and bidirectional output, add puts new layers on top"
+    )
+    load_in_4bit: bool = _field(False, "a decoder's weights in 4 bits (QLoRA's NF4); needs a GPU to be fast")
+    lora: dict[str, Any] = _field({}, "train a LoRA adapter: keys of peft.LoraConfig (target_modules: all-linear)")
     scratch: ScratchConfig = _field(ScratchConfig, "the encoder that name 'scratch' makes")
 
 
@@ -68,7 +77,7 @@ class DataConfig:
     """Where sentence pairs come from."""
 
     train: list[str] = _field(
-        [], "sources of pairs (FILE, FILE#split, builtin#train, hub name); no batch mixes them"
+        [], "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name); no batch mixes them"
     )
     dev: str | None = _field(None, "source of development pairs; the encoder best on them is kept")
     input: str | None = _field(None, "source to score or to encode")
@@ -81,6 +90,10 @@ class DataConfig:
         [], "lowest and highest score in data.train; two numbers, or two a source"
     )
     on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
+    pairing: str = _field(
+        "one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"
+    )
+    neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce)")
     max_rows: int | None = _field(
         None, "at most so many rows of each training source, drawn with training.seed"
     )
@@ -90,7 +103,9 @@ class DataConfig:
 class LossConfig:
     """The objective. A default of None means: the loss class's own."""
 
-    name: str = _field("raoe", "raoe, rank_margin, gated_angular, cosent, angle or mse")
+    name: str = _field(
+        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, infonce, mse, or causal_lm, which makes no encoder yet"
+    )
     scale: Any = _field(
         20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
     )
@@ -99,6 +114,8 @@ class LossConfig:
     gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")
     rank_weight: float | None = _field(None, "weight of the rank part (raoe); 1 by default")
     angle_weight: float | None = _field(None, "weight of the angular part (raoe); 1 by default")
+    symmetric: bool | None = _field(None, "positives are to find their anchors, too (infonce)")
+    mask_duplicates: bool | None = _field(None, "equal texts are no negatives of each other (infonce); true by default")
     mini_batch_size: int | None = _field(
         None, "encode so many pairs at a time (gradient caching); same gradient"
     )
@@ -183,12 +200,32 @@ class SweepConfig:
     overwrite: bool = _field(False, "redo runs whose settings changed")
 
 
+@dataclass
+class ExportConfig:
+    """Save an encoder with its adapter merged in."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    merge: bool = _field(False, "make one model of a LoRA adapter and its base")
+    output: str | None = _field(None, "directory to write")
+    overwrite: bool = _field(False, "replace what is in output")
+
+
+@dataclass
+class CheckConfig:
+    """Padding and batch-size invariance of a saved encoder."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    output: str | None = _field(None, "JSON file to write")
+
+
 JOBS: dict[str, type] = {
     "train": TrainConfig,
     "score": ScoreConfig,
     "evaluate": EvaluateConfig,
     "encode": EncodeConfig,
     "sweep": SweepConfig,
+    "export": ExportConfig,
+    "check": CheckConfig,
 }
 # Keys under which other names of the same thing are stored.
 TRAINING_NAMES = {

@@ -1,5 +1,5 @@
-"""Encoders: a Hugging Face model with pooling, a saved SentenceTransformer, or a small BERT made from
-scratch."""
+"""Encoders: a Hugging Face model with pooling, a saved SentenceTransformer, or a small one made from scratch; decoders
+with bidirectional layers, adapters and 4-bit weights among them."""
 
 from __future__ import annotations
 
@@ -7,51 +7,107 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from raoe_train.config import ModelConfig, ScratchConfig
+from raoe_train.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
-POOLING = {"mean": "mean", "cls": "cls", "max": "max", "last": "lasttoken"}
+POOLING = {
+    "mean": "mean",
+    "weighted_mean": "weightedmean",
+    "cls": "cls",
+    "max": "max",
+    "last": "lasttoken",
+}
 SCRATCH = "scratch"
+DTYPES = ("float32", "bfloat16", "float16")
+ALL = "all"  # of bidirectional_layers
+CONDITIONAL = "conditional"  # the prompt that has a {condition}, among a model's prompts
 
 
-def load_encoder(config: ModelConfig, *, sentences: Iterable[str] | None = None, seed: int = 42) -> Any:
+def load_encoder(
+    config: ModelConfig, *, sentences: Iterable[str] | None = None, seed: int = 42, train: bool = False
+) -> Any:
     """The SentenceTransformer that `config` describes.
 
     Args:
-        config: see ModelConfig. Pooling defaults to what a SentenceTransformer was saved with; for a bare
-            encoder to
+        config: see ModelConfig. Pooling defaults to what a SentenceTransformer was saved with; for a bare encoder to
             cls for ModernBERT and mean for all others (the RAOE paper's Table 5).
         sentences: what the tokenizer of a model made from scratch is trained on.
-        seed: of the weights, where ``config.random_weights`` asks for new ones.
+        seed: of the weights that are new: of a random model, an adapter, added layers.
+        train: put config.lora's adapter in.
 
     Raises:
-        ValueError: unknown pooling, or no sentences for a model from scratch.
+        ValueError: a setting that cannot be, or no sentences for a model from scratch.
         FileNotFoundError: a path that is not there.
     """
+    import torch
     from sentence_transformers import SentenceTransformer
 
-    if config.pooling is not None and config.pooling not in POOLING:
-        raise ValueError(f"model.pooling must be one of {', '.join(POOLING)}, got {config.pooling!r}")
+    from raoe_train.bidirectional import register
+
+    register()
+    _check(config, train)
     if config.name == SCRATCH:
+        from raoe_train.scratch import scratch_transformer
+
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
-        modules = [_scratch_transformer(config.scratch, sentences, config.max_seq_length)]
+        transformer = scratch_transformer(config.scratch, sentences, config.max_seq_length)
         model = SentenceTransformer(
-            modules=[*modules, _pooling(modules[0], config.pooling)], device=config.device
+            modules=[transformer, _pooling(transformer, config.pooling)], device=config.device
         )
     else:
-        model = _load(config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _load(config)
     if config.random_weights:
         _draw_weights(model, seed)
-    if config.prompt is not None:
-        model.prompts = {**model.prompts, "default": config.prompt}
-        model.default_prompt_name = "default"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        _as_decoder(model, config, train)
+        if train:
+            _add_adapter(model[0].model, config.lora)
     if config.max_seq_length is not None:
         model.max_seq_length = config.max_seq_length
     _check_positions(model)
+    if config.prompt is not None:
+        _apply_prompt(model, config.prompt)
     return model
+
+
+def _apply_prompt(model: Any, prompt: str) -> None:
+    from raoe_train.data.conditional import is_conditional, split_conditional
+    from raoe_train.prompts import apply_template
+
+    if is_conditional(prompt):  # up to the sentence each text has its own
+        before, after = split_conditional(prompt)
+        apply_template(model, "{text}" + after)
+        model.prompts = {**model.prompts, CONDITIONAL: before}
+    else:
+        apply_template(model, prompt)
+
+
+def _check(config: ModelConfig, train: bool) -> None:
+    from raoe_train.bidirectional.configuration import MODES
+
+    layers = config.bidirectional_layers
+    if config.pooling is not None and config.pooling not in POOLING:
+        raise ValueError(f"model.pooling must be one of {', '.join(POOLING)}, got {config.pooling!r}")
+    if config.dtype is not None and config.dtype not in DTYPES:
+        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
+    if layers not in (None, ALL) and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 0):
+        raise ValueError(f"model.bidirectional_layers must be a whole number or {ALL!r}, got {layers!r}")
+    if config.bidirectional_mode not in MODES:
+        raise ValueError(
+            f"model.bidirectional_mode must be one of {', '.join(MODES)}, got {config.bidirectional_mode!r}"
+        )
+    if config.bidirectional_mode == "add" and layers in (None, ALL, 0):
+        raise ValueError("model.bidirectional_mode add puts model.bidirectional_layers new layers on top: say how many")
+    if config.load_in_4bit and train and not config.lora:
+        raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
+    if config.name == SCRATCH and (config.lora or config.load_in_4bit or config.bidirectional_mode == "add"):
+        raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
 
 
 def _load(config: ModelConfig) -> Any:
@@ -61,9 +117,16 @@ def _load(config: ModelConfig) -> Any:
 
     _check_path(config.name)
     hub: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-    changes = {} if config.dropout is None else _dropout_keys(config, hub)
+    changes: dict[str, Any] = {} if config.dropout is None else _dropout_keys(config, hub)
+    changes |= _added_layers(config, hub)
+    weights = {"dtype": config.dtype, "attn_implementation": config.attention}
+    weights = {key: value for key, value in weights.items() if value is not None}
+    if config.load_in_4bit:
+        weights["quantization_config"] = _quantization(config, new_layers="num_hidden_layers" in changes)
     if is_sentence_transformer_model(config.name, revision=config.revision):
-        model = SentenceTransformer(config.name, device=config.device, config_kwargs=changes, **hub)
+        model = SentenceTransformer(
+            config.name, device=config.device, config_kwargs=changes, model_kwargs=weights, **hub
+        )
         if config.pooling is not None:
             places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
             if len(places) != 1:
@@ -76,7 +139,7 @@ def _load(config: ModelConfig) -> Any:
             )
         return model
     transformer = Transformer(
-        config.name, model_kwargs=dict(hub), processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
+        config.name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
     )
     if transformer.tokenizer.pad_token is None:  # decoders often have none
         transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
@@ -101,18 +164,120 @@ def _check_path(name: str) -> None:
         raise FileNotFoundError(f"no such model directory: {name}")
 
 
-def _dropout_keys(config: ModelConfig, hub: dict[str, Any]) -> dict[str, float]:
+def _base_config(config: ModelConfig, hub: dict[str, Any]) -> Any:
     from pathlib import Path
 
     from transformers import AutoConfig
 
     # Older SentenceTransformers keep the encoder in a sub-folder.
     inner = Path(config.name) / "0_Transformer"
-    found = AutoConfig.from_pretrained(str(inner) if inner.is_dir() else config.name, **hub).to_dict()
+    return AutoConfig.from_pretrained(str(inner) if inner.is_dir() else config.name, **hub)
+
+
+def _dropout_keys(config: ModelConfig, hub: dict[str, Any]) -> dict[str, float]:
+    found = _base_config(config, hub).to_dict()
     names = [name for name, value in found.items() if "dropout" in name and isinstance(value, (int, float))]
     if not names:
         raise ValueError(f"model.dropout: {config.name} has no dropout to set")
     return {name: config.dropout for name in names}  # type: ignore[misc]
+
+
+def _added_layers(config: ModelConfig, hub: dict[str, Any]) -> dict[str, Any]:
+    """Changes to a decoder's configuration that give it new layers on top, of the last one's kind."""
+    from raoe_train.bidirectional.configuration import BidirectionalConfig, check
+
+    if config.bidirectional_mode != "add" or not config.bidirectional_layers:
+        return {}
+    base, new = _base_config(config, hub), int(config.bidirectional_layers)
+    if isinstance(base, BidirectionalConfig):  # saved with them
+        return {}
+    check(base, 0, "add")
+    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + new}
+    kinds = getattr(base, "layer_types", None)
+    return {**changes, "layer_types": [*kinds, *[kinds[-1]] * new]} if kinds else changes
+
+
+def _quantization(config: ModelConfig, *, new_layers: bool) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    from raoe_train.adapters import four_bit
+
+    if new_layers:
+        raise ValueError("new layers cannot be made in 4 bits: use bidirectional_mode modify, or load_in_4bit false")
+    return BitsAndBytesConfig(**four_bit(config.dtype))
+
+
+def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
+    """Put a BidirectionalModel in the place of a plain decoder where layers, an adapter or 4 bits ask for it.
+
+    Also without bidirectional layers it is what saves an adapter together with the name of its base.
+    """
+    from raoe_train.bidirectional.configuration import ARCHITECTURES
+    from raoe_train.bidirectional.modeling import BidirectionalModel
+
+    layers, inner = config.bidirectional_layers, model[0].model
+    if isinstance(inner, BidirectionalModel):
+        there = inner.config
+        wished = len(inner.decoder.layers) if layers == ALL else layers
+        if wished is not None and (wished, config.bidirectional_mode) != (
+            there.bidirectional_layers,
+            there.bidirectional_mode,
+        ):
+            raise ValueError(
+                f"{config.name} has {there.bidirectional_layers} bidirectional layers, mode "
+                f"{there.bidirectional_mode}: leave model.bidirectional_layers out, or start from its base model"
+            )
+        if config.lora and train and not inner.has_adapter:
+            there.base_model, there.base_revision = _base_name(config.name), config.revision
+        _warn_of_last_token(model, there)
+        return
+    decoder = inner.config.model_type in ARCHITECTURES
+    if config.load_in_4bit and not decoder:
+        raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for "
+                         f"{inner.config.model_type!r}")  # fmt: skip
+    if layers is None and not (decoder and (config.load_in_4bit or (config.lora and train))):
+        return
+    depth = inner.config.num_hidden_layers
+    model[0].model = BidirectionalModel.around(
+        inner,
+        depth if layers == ALL else layers or 0,
+        config.bidirectional_mode,
+        base_model=_base_name(config.name),
+        base_revision=config.revision,
+        base_quantization=_quantization(config, new_layers=False).to_dict() if config.load_in_4bit else None,
+    )
+    _warn_of_last_token(model, model[0].model.config)
+
+
+def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
+    from raoe_train.adapters import add_lora
+    from raoe_train.bidirectional.modeling import BidirectionalModel
+
+    if not isinstance(inner, BidirectionalModel):
+        if lora:
+            add_lora(inner, lora)
+    elif lora or inner.has_adapter:
+        new = len(inner.added_layers)
+        last = [f"layers.{number}." for number in range(len(inner.decoder.layers))][len(inner.decoder.layers) - new :]
+        add_lora(inner.decoder, lora, leave=last)
+
+
+def _base_name(name: str) -> str:
+    from pathlib import Path
+
+    path = Path(name).expanduser()  # an adapter may be loaded from elsewhere
+    return str(path.resolve()) if path.is_dir() else name
+
+
+def _warn_of_last_token(model: Any, config: Any) -> None:
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
+    if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
+        logger.warning(
+            "one bidirectional layer and last-token pooling: embeddings are those of the causal model, since the last "
+            "token saw all others anyway; pool the mean, or make two or more layers bidirectional"
+        )
 
 
 def _draw_weights(model: Any, seed: int) -> None:
@@ -127,63 +292,6 @@ def _draw_weights(model: Any, seed: int) -> None:
     missing, _ = old.load_state_dict(new.state_dict(), strict=False)
     if missing:
         raise ValueError(f"model.random_weights cannot make weights for {', '.join(missing[:3])}")
-
-
-def _scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_seq_length: int | None) -> Any:
-    """A BERT with random weights and a lower-casing WordPiece tokenizer trained on `sentences`."""
-    import tempfile
-    from pathlib import Path
-
-    import torch
-    from sentence_transformers.sentence_transformer.modules import Transformer
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    length = max_seq_length or 64
-    words = _train_word_pieces(sentences, config.vocab_size)
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder, "vocab.txt")
-        vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
-        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=length)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            bert = BertModel(
-                BertConfig(
-                    vocab_size=len(words),
-                    hidden_size=config.hidden_size,
-                    num_hidden_layers=config.layers,
-                    num_attention_heads=config.heads,
-                    intermediate_size=config.intermediate_size,
-                    max_position_embeddings=length,
-                    hidden_dropout_prob=config.dropout,
-                    attention_probs_dropout_prob=config.dropout,
-                    pad_token_id=tokenizer.pad_token_id,
-                )
-            )
-        bert.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return Transformer(folder, max_seq_length=length)
-
-
-def _train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    normalizer = normalizers.BertNormalizer(lowercase=True)
-    lines = [normalizer.normalize_str(sentence) for sentence in sentences]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a
-    # hash table: named beforehand, they have the same ones in every process.
-    inner = [
-        f"##{letter}"
-        for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})
-    ]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
-    )
-    tokenizer.train_from_iterator(lines, trainer)
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
 
 
 def _check_positions(model: Any) -> None:

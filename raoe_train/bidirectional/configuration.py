@@ -61,6 +61,10 @@ class BidirectionalConfig(PreTrainedConfig):
         kwargs.setdefault("attn_implementation", self.text_config._attn_implementation)
         super().__init__(**kwargs)
 
+    def forget_base(self) -> None:
+        """From now on the weights are all here."""
+        self.base_model = self.base_revision = self.base_quantization = None
+
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
         # With it transformers would take the base's weights for quantised ones; base_quantization says it instead.

@@ -1,7 +1,7 @@
 """A decoder whose last layers look both ways, over any of transformers' own decoder classes.
 
-The decoder itself is left as it is. Hooks on its last layers give them another mask, which this model's forward makes and
-passes down as an argument: nothing is stored between calls, so several forwards before a backward, and layers that
+The decoder itself is left as it is. Hooks on its last layers give them another mask, which this model's forward makes
+and passes down as an argument: nothing is stored between calls, so several forwards before a backward, and layers that
 gradient checkpointing runs again, see what belongs to them.
 """
 
@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModel,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_bidirectional_mask, sdpa_mask
@@ -25,11 +32,12 @@ from .configuration import BidirectionalConfig, windows
 try:
     from raoe_kernels import dual_attention
 except ImportError:  # a copy of this file beside a saved model: two masks do the same
-    dual_attention = None
+    dual_attention = None  # type: ignore[assignment]
 
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
 ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
 DUAL = "raoe_dual"  # SDPA, but where a layer runs both ways: both from one pass
+HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention", DUAL)
 
 
@@ -43,7 +51,9 @@ class BidirectionalModel(PreTrainedModel):
         decoder: the decoder; by default one with new weights.
     """
 
+    config: BidirectionalConfig
     config_class = BidirectionalConfig
+    decoder: Any  # one of transformers' decoder classes
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -96,7 +106,7 @@ class BidirectionalModel(PreTrainedModel):
                 implementation that is none of ATTENTION.
         """
         if past_key_values is not None or use_cache:
-            raise ValueError("a decoder with bidirectional layers has no key-value cache: its states depend on later tokens")
+            raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
         used = self.decoder.config._attn_implementation
         if used not in ATTENTION:
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION[:3])}, got {used!r}")
@@ -127,41 +137,40 @@ class BidirectionalModel(PreTrainedModel):
         return bool(getattr(self.decoder, "_hf_peft_config_loaded", False))
 
     @property
-    def added_layers(self) -> nn.ModuleList:
+    def added_layers(self) -> Any:
         """The new layers of mode "add"; empty in the others."""
         new = self.config.bidirectional_layers if self.config.bidirectional_mode == "add" else 0
         return self.decoder.layers[len(self.decoder.layers) - new :]
 
     @classmethod
-    def from_pretrained(
+    def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
     ) -> BidirectionalModel:
         """transformers' from_pretrained. Where an adapter was saved, its base model is loaded by name, quantised as
         it was in training unless quantization_config is False or another; merge_adapter=True makes one model of both.
         """
         merge = kwargs.pop("merge_adapter", False)
-        hub = {key: kwargs.pop(key) for key in ("cache_dir", "token", "local_files_only") if key in kwargs}
-        where = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
+        hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
+        where: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
         if not isinstance(config, BidirectionalConfig):
             config = BidirectionalConfig.from_pretrained(pretrained_model_name_or_path, **hub, **where)
         quantization = kwargs.pop("quantization_config", None)
         if config.base_model is None:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs)
+            if quantization:
+                kwargs["quantization_config"] = quantization
+            return super().from_pretrained(
+                pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
+            )
         if quantization is None and config.base_quantization and not merge:
             quantization = BitsAndBytesConfig(**config.base_quantization)
         for key in ("adapter_kwargs", "_from_auto", "_commit_hash"):
             kwargs.pop(key, None)
-        decoder = AutoModel.from_pretrained(
-            config.base_model,
-            config=config.text_config,
-            revision=config.base_revision,
-            **({"quantization_config": quantization} if quantization else {}),
-            **hub,
-            **kwargs,
-        )
+        if quantization:
+            kwargs["quantization_config"] = quantization
+        model = cls._on_base(config, {**hub, **kwargs})
+        decoder = model.decoder
         folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
         at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
-        model = cls(config, decoder)
         if len(model.added_layers):
             model.added_layers.load_state_dict(_read_added(str(pretrained_model_name_or_path), at))
         if merge:
@@ -169,12 +178,27 @@ class BidirectionalModel(PreTrainedModel):
 
             merged = PeftModel.from_pretrained(decoder, str(pretrained_model_name_or_path), **at)
             model.decoder = merged.merge_and_unload()
-            config.base_model = config.base_revision = config.base_quantization = None
+            model.config.forget_base()
         else:
             decoder.load_adapter(str(pretrained_model_name_or_path), adapter_kwargs=at)
         return model.eval()
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+    @classmethod
+    def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> BidirectionalModel:
+        """The model of `config` without its adapter: its base by name, or around it where that is a plain decoder."""
+        name, where = str(config.base_model), {"revision": config.base_revision}
+        hub = {key: options[key] for key in HUB if key in options}
+        base = AutoConfig.from_pretrained(name, **where, **hub)
+        if isinstance(base, BidirectionalConfig):
+            model = cls.from_pretrained(name, config=base, **where, **options)
+            for key in ("base_model", "base_revision", "base_quantization"):
+                setattr(model.config, key, getattr(config, key))
+            return model
+        return cls(config, AutoModel.from_pretrained(name, config=config.text_config, **where, **options))
+
+    def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
+        self, save_directory: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
         """transformers' save_pretrained; with an adapter, only that, the added layers and the configuration.
 
         Raises:
@@ -183,7 +207,7 @@ class BidirectionalModel(PreTrainedModel):
         if not self.has_adapter:
             if getattr(self.decoder, "hf_quantizer", None) is not None:
                 raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
-            self.config.base_model = self.config.base_revision = self.config.base_quantization = None
+            self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
             return
         if not kwargs.get("is_main_process", True):
@@ -191,7 +215,7 @@ class BidirectionalModel(PreTrainedModel):
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         self.config.architectures = [type(self).__name__]
-        custom_object_save(self, folder, config=self.config)
+        custom_object_save(self, folder, config=self.config)  # type: ignore[arg-type]
         self.config.save_pretrained(folder)
         self.decoder.save_pretrained(folder / ADAPTER)
         if len(self.added_layers):
@@ -231,8 +255,8 @@ class BidirectionalModel(PreTrainedModel):
             real = given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()
             return {DUAL: real}
         # transformers asks an embedding of it only for batch, length, dtype and device
-        like = self.get_input_embeddings().weight.new_empty(2 * batch if both else batch, length, 0)
-        like = like.to(given.device)
+        dtype: Any = self.get_input_embeddings().weight.dtype
+        like = torch.empty(2 * batch if both else batch, length, 0, dtype=dtype, device=given.device)
         if padding is not None and both:
             padding = torch.cat([padding, padding])
         return {

@@ -84,6 +84,24 @@ def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
     return template.format(condition=condition, text=text)
 
 
+def is_conditional(template: str | None) -> bool:
+    """Whether a prompt asks for a condition."""
+    return "{condition}" in (template or "")
+
+
+def split_conditional(template: str) -> tuple[str, str]:
+    """A template up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it.
+
+    Raises:
+        ValueError: as with_condition, or the condition comes after the text.
+    """
+    with_condition("", "", template)
+    before, _, after = template.partition("{text}")
+    if is_conditional(after):
+        raise ValueError(f"template {template!r}: {{condition}} must come before {{text}}")
+    return before, after
+
+
 def read_conditional(
     source: str | os.PathLike[str],
     *,

@@ -244,10 +244,10 @@ class _Generator:
             ]
         return _with(scene, slot, self.filler(self.rng.choice(choices)))
 
-    def pair(self, target: int) -> tuple[str, str, float, int]:
-        """(premise, hypothesis, similarity, label) with the label `target`."""
+    def pair(self, target: int, premise_scene: Scene | None = None) -> tuple[str, str, float, int]:
+        """(premise, hypothesis, similarity, label) with the label `target`, of a new scene or of the one given."""
         while True:
-            first = second = self.scene()
+            first = second = premise_scene or self.scene()
             for _ in range(self.rng.choice((0, 1, 1, 2, 3))):
                 second = self.reword(second)
             if target == CONTRADICTION:
@@ -300,6 +300,31 @@ def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Pai
     )
 
 
+def nli_rows(split: str = "") -> Iterator[dict[str, Any]]:
+    """The rows behind "builtin-nli#split": as SNLI has them, each premise with an entailed, a neutral and a
+    contradicting hypothesis. A third as many premises as "builtin" has pairs."""
+    for name in _splits(split, "builtin-nli"):
+        generator = _Generator(name, random.Random(f"nli {name}"))
+        seen: set[str] = set()
+        while len(seen) < SPLITS[name] // 3:
+            scene = generator.scene()
+            premise = write(scene, "plain")
+            if premise in seen:
+                continue
+            seen.add(premise)
+            for label in (ENTAILMENT, NEUTRAL, CONTRADICTION):
+                hypothesis = premise
+                while hypothesis == premise:
+                    _, hypothesis, _, _ = generator.pair(label, scene)
+                yield {"premise": premise, "hypothesis": hypothesis, "label": label, "split": name}
+
+
+def _splits(split: str, name: str) -> list[str]:
+    if split and split not in SPLITS:
+        raise ValueError(f"{name}: no split {split!r}; there are: {', '.join(SPLITS)}")
+    return [split] if split else list(SPLITS)
+
+
 def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]:
     """The different sentences of the training split, in order of appearance: enough to train a tokenizer
     on."""
@@ -311,9 +336,7 @@ def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]
 
 def builtin_rows(split: str = "") -> Iterator[dict[str, Any]]:
     """The rows behind the source "builtin#split", or of all splits behind "builtin"."""
-    if split and split not in SPLITS:
-        raise ValueError(f"builtin: no split {split!r}; there are: {', '.join(SPLITS)}")
-    for name in [split] if split else SPLITS:
+    for name in _splits(split, "builtin"):
         data = generate_corpus(SPLITS[name], split=name)
         columns = data.columns()
         for values in zip(*columns.values(), strict=True):

@@ -11,7 +11,8 @@ from typing import Any
 from raoe_train.data.fields import NAMES, Columns
 from raoe_train.data.files import Row, data_kind, existing_file, read_rows
 
-BUILTIN = "builtin"
+BUILTIN = ("builtin", "builtin-nli")
+"""Sources that are generated: scored pairs with labels, and premises with a hypothesis of each label."""
 
 
 @dataclass
@@ -39,7 +40,7 @@ def is_file(name: str | os.PathLike[str]) -> bool:
     hub:)."""
     if isinstance(name, os.PathLike):
         return True
-    if name.startswith("hub:") or name.partition("#")[0] == BUILTIN:
+    if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
         return False
     separators = [os.sep, os.altsep or os.sep, "#"]
     return data_kind(name) is not None or any(mark in name for mark in separators)
@@ -63,10 +64,11 @@ def open_source(
         rows = read_rows(path, header=not columns.positions)
         return _split_of(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows, split)
     base, _, split = str(name).partition("#")
-    if base == BUILTIN:
-        from raoe_train.data.corpus import builtin_rows
+    if base in BUILTIN:
+        from raoe_train.data.corpus import builtin_rows, nli_rows
 
-        return Source(str(name), "row", Columns(), enumerate(builtin_rows(split), 1))
+        made = builtin_rows(split) if base == BUILTIN[0] else nli_rows(split)
+        return Source(str(name), "row", Columns(), enumerate(made, 1))
     return Source(str(name), "row", columns, enumerate(_hub_rows(base.removeprefix("hub:"), split), 1))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from raoe_train.data import PairData, read_pairs
 from raoe_train.data.files import data_kind, read_rows, write_json
-from raoe_train.data.sources import is_file
+from raoe_train.data.sources import BUILTIN, is_file
 from raoe_train.evaluation.encode import cosines, encode_sentences
 from raoe_train.provenance import digest, earlier_result, fingerprint, versions
 
@@ -111,9 +111,9 @@ def find_task(task: str, data_dir: str | Path | None) -> str:
     """The source that a task stands for: FILE#test where the file has a test split, FILE where it has one
     split or none, FILE#SPLIT for NAME#SPLIT."""
     name, _, split = task.partition("#")
-    if split and not is_file(name) and name != "builtin" and data_dir:
+    if split and not is_file(name) and name not in BUILTIN and data_dir:
         return find_task(name + ALL_PAIRS, data_dir) + f"#{split}"
-    if is_file(task) or task.partition("#")[0] == "builtin" or task.startswith("hub:"):
+    if is_file(task) or task.partition("#")[0] in BUILTIN or task.startswith("hub:"):
         return task
     if not data_dir:
         raise ValueError(f"data.dir is missing: the folder where task {task!r} is looked up")

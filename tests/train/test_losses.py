@@ -248,7 +248,7 @@ def test_what_the_model_card_needs():
 
 
 def test_collator():
-    model = tiny_encoder(double=False, prompt="query: ")
+    model = tiny_encoder(double=False, prompt="query: {text}")
     rows = [
         {"sentence1": a, "score": score, "sentence2": b, "label": label}
         for a, b, score, label in zip(

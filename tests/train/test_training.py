@@ -58,7 +58,7 @@ def settings(folder: Path, **changes):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
-    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: "})
+    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
     return folder, made, run("train", "raoe-s1", **made)
 
 

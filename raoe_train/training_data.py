@@ -1,0 +1,138 @@
+"""What a recipe trains on: its sources as datasets with the columns that its loss takes, and its dev set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import DataConfig, TrainConfig
+from raoe_train.data.conditional import is_conditional, read_conditional, split_conditional
+from raoe_train.data.pairs import PairData, read_pairs
+from raoe_train.objectives import CAUSAL_LM, takes_triplets
+
+
+def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
+    """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
+
+    Columns are sentence1, sentence2, score and, where the loss wants it, label; or anchor, positive, negative and,
+    with data.neutral, neutral; or text alone.
+
+    Raises:
+        ValueError, FileNotFoundError: as the readers in raoe_train.data; or scores that loss mse cannot compare.
+    """
+    from datasets import DatasetDict
+
+    data, scale = config.data, config.data.score_scale
+    datasets: dict[str, Any] = {}
+    texts: list[str] = []
+    for number, source in enumerate(data.train):
+        lowest_highest = (scale[2 * number : 2 * number + 2] or scale[:2]) if scale else None
+        if config.loss.name == CAUSAL_LM:
+            dataset, counts = _sentences(source, data)
+        elif takes_triplets(config.loss.name):
+            dataset, counts = _triplets(source, data)
+        else:
+            dataset, counts = _pairs(source, config, lowest_highest)
+        if data.max_rows is not None and len(dataset) > data.max_rows:
+            dataset = dataset.shuffle(seed=seed).select(range(data.max_rows)).flatten_indices()
+        if config.loss.name == "mse":
+            dataset = _to_unit_scores(dataset, lowest_highest, source)
+        name = _name_of(source)
+        datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
+        for column in dataset.column_names:
+            if column not in ("score", "label"):
+                texts += dataset[column]
+        kind = {CAUSAL_LM: "sentences", "infonce": "triplets"}.get(config.loss.name, "pairs")
+        print(f"{source}: {len(dataset)} {kind}{_dropped(counts)}")
+    return DatasetDict(datasets), texts
+
+
+def read_scored(source: str, data: DataConfig, prompt: str | None, require: tuple[str, ...] = ("score",)) -> PairData:
+    """The pairs of a source. Where the prompt has a {condition}, it is a C-STS file, and each text of a pair is the
+    prompt up to the end of the sentence; what comes after that is the encoder's to add.
+
+    Raises:
+        ValueError: as the readers; or a C-STS file without scores.
+    """
+    if not is_conditional(prompt):
+        return read_pairs(source, columns=data.columns or None, on_error=data.on_error, require=require)
+    rows = read_conditional(source, columns=data.columns or None, on_error=data.on_error)
+    if rows.score is None:
+        raise ValueError(f"{source}: its labels are hidden (-1), so there is nothing to train on or to compare with")
+    before, _ = split_conditional(str(prompt))
+    first, second = rows.texts(before + "{text}")
+    return PairData(first, second, score=rows.score, counts=rows.counts)
+
+
+def _pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple[Any, dict[str, Any]]:
+    data = config.data
+    needs_label = config.loss.name in ("raoe", "gated_angular") and config.loss.gate != "score"
+    require = ("score", "label") if needs_label else ("score",)
+    if is_conditional(config.model.prompt):
+        if needs_label:
+            raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
+        pairs = read_scored(source, data, config.model.prompt)
+    else:
+        pairs = read_pairs(
+            source,
+            columns=data.columns or None,
+            labels=_labels_of(source, data.labels),
+            score_scale=scale,
+            on_error=data.on_error,
+            require=require,
+        )
+    return pairs.to_dataset().select_columns(["sentence1", "sentence2", *require]), pairs.counts
+
+
+def _sentences(source: str, data: DataConfig) -> tuple[Any, dict[str, Any]]:
+    """The different sentences of a source of pairs; labels and scores have no part in this."""
+    from datasets import Dataset
+
+    columns = {**data.columns, "label": "none", "score": "none"}
+    pairs = read_pairs(source, columns=columns, on_error=data.on_error)
+    return Dataset.from_dict({"text": list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))}), pairs.counts
+
+
+def _triplets(source: str, data: DataConfig) -> tuple[Any, dict[str, Any]]:
+    from raoe_train.data.triplets import read_triplets
+
+    triplets = read_triplets(
+        source,
+        columns=data.columns or None,
+        labels=_labels_of(source, data.labels),
+        on_error=data.on_error,
+        neutral=data.neutral,
+        pairing=data.pairing,
+    )
+    return triplets.to_dataset(), triplets.counts
+
+
+def _name_of(source: str) -> str:
+    """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
+    file, mark, split = Path(source).name.partition("#")
+    return file.split(".")[0] + mark + split.replace(".", "_")
+
+
+def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int] | None:
+    """The label map of a source: data.labels, or its entry for the file's name ("sick" of sick.tsv.gz)."""
+    if labels and all(isinstance(entry, dict) for entry in labels.values()):
+        return labels.get(Path(source).name.split(".")[0])
+    return labels
+
+
+def _dropped(counts: dict[str, Any]) -> str:
+    return "".join(f", {number} rows dropped ({reason})" for reason, number in counts.get("dropped", {}).items())
+
+
+def _to_unit_scores(dataset: Any, scale: list[float] | None, source: str) -> Any:
+    scores = dataset["score"]
+    if scale is None:
+        if min(scores) < -1 or max(scores) > 1:
+            raise ValueError(
+                f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to "
+                f"{max(scores)}; declare data.score_scale LOWEST HIGHEST"
+            )
+        return dataset
+    lowest, highest = scale
+    unit = [(score - lowest) / (highest - lowest) for score in scores]
+    return dataset.remove_columns("score").add_column("score", unit)
