@@ -104,7 +104,7 @@ class LossConfig:
     """The objective. A default of None means: the loss class's own."""
 
     name: str = _field(
-        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, infonce, mse, or causal_lm, which makes no encoder yet"
+        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, infonce or mse; causal_lm pretrains a decoder"
     )
     scale: Any = _field(
         20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
@@ -194,6 +194,7 @@ class SweepConfig:
     tasks: list[str] = _field([], "STS tasks, before and after, looked up in data_dir")
     data_dir: str | None = _field(None, "settings.data.dir; any setting may say {data_dir}")
     model: str | None = _field(None, "settings.model.name; any setting may say {model}")
+    compare: list[Any] = _field([], "pairs of variants: their difference, with a paired t-test over seeds")
     only: list[str] = _field([], "run these variants (shell patterns)")
     keep_models: bool = _field(False, "keep the weights of finished runs")
     output: str | None = _field(None, "directory for results.jsonl, report.md and the plots")

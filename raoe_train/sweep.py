@@ -56,7 +56,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     A variant is a mapping of changes to the training recipe (nested or dotted keys), with these special keys:
     ``base`` (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each
     combination),
-    ``after`` (the name of a variant whose encoder of the same seed it goes on from). In any text
+    ``after`` (the name of a variant whose encoder of the same seed, or only one, it goes on from). In any text
     ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings.
 
@@ -97,6 +97,9 @@ def expand(config: SweepConfig) -> list[Run]:
     """Every run of the table, a run after those it builds on."""
     if not config.variants:
         raise ValueError("variants is empty: name at least one, {} if it changes nothing")
+    for pair in config.compare:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(name in config.variants for name in pair)):
+            raise ValueError(f"compare takes pairs of variants, got {pair!r}")
     words = {"data_dir": config.data_dir, "model": config.model, "output": config.output}
     # What they start from is evaluated once for all runs.
     shared: dict[str, Any] = {"evaluation": {"tasks": config.tasks, "before": False}}
@@ -126,7 +129,7 @@ def expand(config: SweepConfig) -> list[Run]:
             )
             for seed in special.get("seeds") or config.seeds:
                 name = f"{variant}-seed{seed}"
-                before = runs.get(f"{parent}-seed{seed}") if parent is not None else None
+                before = _parent(runs, parent, seed) if parent is not None else None
                 if parent is not None and before is None:
                     raise ValueError(
                         f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone"
@@ -145,6 +148,12 @@ def expand(config: SweepConfig) -> list[Run]:
     for family in config.variants:
         add(family, ())
     return list(runs.values())
+
+
+def _parent(runs: Mapping[str, Run], family: str, seed: int) -> Run | None:
+    """The run of a variant that one of `seed` goes on from: that of the same seed, or the only one there is."""
+    those = [run for run in runs.values() if run.family == family]
+    return those[0] if len(those) == 1 else runs.get(f"{family}-seed{seed}")
 
 
 def _chosen(runs: list[Run], only: list[str]) -> list[Run]:

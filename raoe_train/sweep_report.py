@@ -61,6 +61,7 @@ def _report(
         minutes = statistics.fmean(row["seconds"] for row in rows) / 60
         steps = "/".join(str(steps) for steps in sorted({row["steps"] for row in rows}))
         lines.append(_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}"]))
+    lines += _comparisons(config.compare, by_variant(results), names)
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
     for plot in _plots(output, results, start):
@@ -83,6 +84,33 @@ def _report(
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], names: list[str]) -> list[str]:
+    """Rows of differences between two variants, seed by seed; nothing where less than two seeds have both."""
+    from scipy import stats
+
+    rows = []
+    for first, second in pairs:
+        a, b = ({row["seed"]: row for row in found.get(name, [])} for name in (first, second))
+        seeds = sorted(a.keys() & b.keys())
+        if len(seeds) < 2:
+            continue
+        cells = []
+        for name in names:
+            scores = [[_score(side[seed], name) for seed in seeds] for side in (a, b)]
+            if any(score is None for side in scores for score in side):
+                cells.append("-")
+                continue
+            differences = [x - y for x, y in zip(*scores, strict=True)]
+            p = stats.ttest_rel(*scores).pvalue
+            cells.append(f"{_mean(list(differences))} (p {p:.3f})")
+        rows.append(_row([f"{first} - {second}", str(len(seeds)), *cells]))
+    if not rows:
+        return []
+    head = ["difference", "seeds", *names]
+    text = "Differences of Spearman x 100, with the p of a paired t-test over seeds:"
+    return ["", text, "", _row(head), "|" + "---|" * len(head), *rows]
 
 
 def by_variant(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
