@@ -207,12 +207,12 @@ def test_a_batch_never_mixes_sources(tmp_path):
 
 
 def test_max_rows_draws_with_the_seed(tmp_path):
-    from raoe_train.training import _read_training_data
+    from raoe_train.training_data import read_training_data
 
     made = settings(tmp_path, **{"data.max_rows": 7})
     drawn = []
     for seed in (1, 1, 2):
-        datasets, texts = _read_training_data(load("train", None, made), seed)
+        datasets, texts = read_training_data(load("train", None, made), seed)
         assert len(datasets["train"]) == 7 and len(texts) == 14
         drawn.append(texts)
     assert drawn[0] == drawn[1] != drawn[2]
