@@ -70,6 +70,9 @@ class BidirectionalModel(PreTrainedModel):
         if config.bidirectional_mode == "sum" and used._attn_implementation == "sdpa" and dual_attention is not None:
             used._attn_implementation = DUAL
         self._add_hooks()
+        self.register_state_dict_post_hook(_leave_out_quantised)
+        self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
+        self.register_load_state_dict_post_hook(_do_not_miss_quantised)
         if decoder is None:
             self.post_init()
 
@@ -132,6 +135,24 @@ class BidirectionalModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.decoder.set_input_embeddings(value)
 
+    def train(self, mode: bool = True) -> BidirectionalModel:
+        if mode and not self.training:
+            self._unpack()
+        return super().train(mode)
+
+    def _unpack(self) -> None:
+        """Bring 4-bit weights on a CPU back to the layout they are trained and saved in.
+
+        On a CPU with AVX512-BF16, bitsandbytes 0.50 packs them anew in a forward in evaluation, and its product with
+        such weights has no gradient: training after an evaluation would go on with wrong ones. state_dict() unpacks.
+        """
+        if self.is_quantised and self.decoder.device.type == "cpu":
+            self.decoder.state_dict()
+
+    @property
+    def is_quantised(self) -> bool:
+        return getattr(self.decoder, "hf_quantizer", None) is not None
+
     @property
     def has_adapter(self) -> bool:
         return bool(getattr(self.decoder, "_hf_peft_config_loaded", False))
@@ -180,7 +201,7 @@ class BidirectionalModel(PreTrainedModel):
             model.decoder = merged.merge_and_unload()
             model.config.forget_base()
         else:
-            decoder.load_adapter(str(pretrained_model_name_or_path), adapter_kwargs=at)
+            _load_adapter(decoder, str(pretrained_model_name_or_path), at)
         return model.eval()
 
     @classmethod
@@ -205,7 +226,7 @@ class BidirectionalModel(PreTrainedModel):
             ValueError: a quantised model without an adapter, which could not be told from its base.
         """
         if not self.has_adapter:
-            if getattr(self.decoder, "hf_quantizer", None) is not None:
+            if self.is_quantised:
                 raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
             self.config.forget_base()
             super().save_pretrained(save_directory, **kwargs)
@@ -337,6 +358,34 @@ def _dual_sdpa(
     q, k, v = (x[: len(both_ways)] for x in (query, key, value))
     causal, full = dual_attention(q, k, v, padding_mask=both_ways, scale=scaling)
     return torch.cat([causal, full]).transpose(1, 2).contiguous(), None
+
+
+# A trainer goes on from a checkpoint, and back to its best one, by load_state_dict, which cannot be done with quantised
+# weights. Under an adapter they never change: they are no part of the state.
+def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if model.is_quantised and model.has_adapter:
+        for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
+            del state[key]
+
+
+def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
+    if model.is_quantised and model.has_adapter:
+        keys.missing_keys[:] = [key for key in keys.missing_keys if ".decoder." not in f".{key}" or "lora_" in key]
+
+
+def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
+    """A saved adapter in float32, as it was trained: transformers' load_adapter would round it to the base's dtype."""
+    from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+
+    decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
+    for key, parameter in decoder.named_parameters():
+        if "lora_" in key:
+            parameter.data = parameter.data.to(torch.float32)
+    weights = load_peft_weights(name, device="cpu", **at)
+    set_peft_model_state_dict(
+        decoder, {key.removeprefix("base_model.model."): value for key, value in weights.items()}
+    )
+    decoder.requires_grad_(False)
 
 
 def _read_added(name: str, at: dict[str, Any]) -> dict[str, Tensor]:
