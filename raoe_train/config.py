@@ -167,6 +167,8 @@ class EvaluateConfig:
     model: ModelConfig = _field(ModelConfig, "")
     data: DataConfig = _field(DataConfig, "")
     tasks: list[str] = _field([], "task names, looked up in data.dir, or sources")
+    analyses: list[str] = _field([], "of the tasks' sentences: degradation, dependency, words")
+    submission: str | None = _field(None, "JSON file of predictions for data.input, C-STS rows without labels")
     batch_size: int = _field(64, "sentences at a time")
     output: str | None = _field(None, "JSON file to write")
     overwrite: bool = _field(False, "replace the output of another setting")

@@ -28,16 +28,17 @@ def language_model_trainer(
     """
     from datasets import Dataset
     from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
         AutoModelForCausalLM,
         DataCollatorForLanguageModeling,
         Trainer,
         TrainingArguments,
     )
 
+    from raoe_train.bidirectional.configuration import ARCHITECTURES
+
     decoder, tokenizer = model[0].model, model.tokenizer
     # With a head of its own, that would be trained, too, and then thrown away.
-    if type(decoder.config) not in MODEL_FOR_CAUSAL_LM_MAPPING or not decoder.config.tie_word_embeddings:
+    if decoder.config.model_type not in ARCHITECTURES or not decoder.config.tie_word_embeddings:
         raise ValueError(f"loss causal_lm trains a decoder with tied embeddings, not a {decoder.config.model_type!r}")
     whole = AutoModelForCausalLM.from_config(decoder.config)
     setattr(whole, whole.base_model_prefix, decoder)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TRAINING_NAMES, TrainConfig
+from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import write_json
 from raoe_train.objectives import CAUSAL_LM, check_loss, make_losses
 from raoe_train.provenance import versions
 from raoe_train.run_directory import claim_output, commit, last_checkpoint, log_writer
-from raoe_train.training_data import read_scored, read_training_data
+from raoe_train.training_data import read_training_data
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +207,8 @@ def _dev_evaluator(config: TrainConfig) -> Any:
         return None
     from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-    pairs = read_scored(config.data.dev, config.data, config.model.prompt)
+    data = config.data
+    pairs = read_scored(str(data.dev), config.model.prompt, columns=data.columns or None, on_error=data.on_error)
     return EmbeddingSimilarityEvaluator(
         pairs.sentence1,
         pairs.sentence2,
@@ -233,7 +235,8 @@ def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
         return {}
     from raoe_train.evaluation import evaluate_encoder
 
-    return evaluate_encoder(model, config.evaluation.tasks, config.data.dir, config.evaluation.batch_size)
+    data, evaluation = config.data, config.evaluation
+    return evaluate_encoder(model, evaluation.tasks, data.dir, evaluation.batch_size, prompt=config.model.prompt)
 
 
 def _summary(metrics: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a recipe trains on: its sources as datasets with the columns that its loss takes, and its dev set."""
+"""What a recipe trains on: its sources as datasets with the columns that its loss takes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import DataConfig, TrainConfig
-from raoe_train.data.conditional import is_conditional, read_conditional, split_conditional
-from raoe_train.data.pairs import PairData, read_pairs
+from raoe_train.data.conditional import is_conditional, read_scored
+from raoe_train.data.pairs import read_pairs
 from raoe_train.objectives import CAUSAL_LM, takes_triplets
 
 
@@ -47,23 +47,6 @@ def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
     return DatasetDict(datasets), texts
 
 
-def read_scored(source: str, data: DataConfig, prompt: str | None, require: tuple[str, ...] = ("score",)) -> PairData:
-    """The pairs of a source. Where the prompt has a {condition}, it is a C-STS file, and each text of a pair is the
-    prompt up to the end of the sentence; what comes after that is the encoder's to add.
-
-    Raises:
-        ValueError: as the readers; or a C-STS file without scores.
-    """
-    if not is_conditional(prompt):
-        return read_pairs(source, columns=data.columns or None, on_error=data.on_error, require=require)
-    rows = read_conditional(source, columns=data.columns or None, on_error=data.on_error)
-    if rows.score is None:
-        raise ValueError(f"{source}: its labels are hidden (-1), so there is nothing to train on or to compare with")
-    before, _ = split_conditional(str(prompt))
-    first, second = rows.texts(before + "{text}")
-    return PairData(first, second, score=rows.score, counts=rows.counts)
-
-
 def _pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple[Any, dict[str, Any]]:
     data = config.data
     needs_label = config.loss.name in ("raoe", "gated_angular") and config.loss.gate != "score"
@@ -71,7 +54,7 @@ def _pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple
     if is_conditional(config.model.prompt):
         if needs_label:
             raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
-        pairs = read_scored(source, data, config.model.prompt)
+        pairs = read_scored(source, config.model.prompt, columns=data.columns or None, on_error=data.on_error)
     else:
         pairs = read_pairs(
             source,

@@ -17,6 +17,7 @@ from typing import Any
 
 from raoe_train.data.fields import RowProblem, parse_score, parse_sentence
 from raoe_train.data.files import write_json
+from raoe_train.data.pairs import PairData, read_pairs
 from raoe_train.data.sources import Source, open_source
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,29 @@ def read_conditional(
         "dropped": dict(dropped),
     }
     return ConditionalPairs(first, second, conditions, score or None, counts)
+
+
+def read_scored(
+    source: str | os.PathLike[str],
+    prompt: str | None,
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    on_error: str = "raise",
+) -> PairData:
+    """Scored pairs, as read_pairs reads them; but where `prompt` has a {condition}, a C-STS file, and each text is the
+    prompt up to the end of the sentence. What comes after that is the encoder's to add.
+
+    Raises:
+        ValueError: as read_pairs or read_conditional; or a C-STS file without scores.
+    """
+    if not is_conditional(prompt):
+        return read_pairs(source, columns=columns, on_error=on_error, require=("score",))
+    rows = read_conditional(source, columns=columns, on_error=on_error)
+    if rows.score is None:
+        raise ValueError(f"{source}: its labels are hidden (-1), so there is nothing to train on or to compare with")
+    before, _ = split_conditional(str(prompt))
+    first, second = rows.texts(before + "{text}")
+    return PairData(first, second, score=rows.score, counts=rows.counts)
 
 
 def _parse(fields: dict[str, Any] | str, source: Source, condition: str) -> tuple[str, str, str, float | None]:

@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data import PairData, read_pairs
+from raoe_train.data import PairData
+from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.data.files import data_kind, read_rows, write_json
 from raoe_train.data.sources import BUILTIN, is_file
+from raoe_train.evaluation.analyses import analyse, check_analyses
+from raoe_train.evaluation.conditional import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.encode import cosines, encode_sentences
 from raoe_train.provenance import digest, earlier_result, fingerprint, versions
 
@@ -26,39 +30,67 @@ TEST = "test"
 
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """The job `evaluate`: see evaluate_encoder; writes the result to `output` if that is given, and prints it
-    as a table.
+    as a table. With `analyses`, see there; with `submission`, predictions for Conditional STS.
 
     Returns:
-        {"tasks": {name: {"spearman", "pearson", "pairs"}}, "average", "model", "versions", "settings"}.
+        {"tasks": {name: {"spearman", "pearson", "pairs"}}, "average", "analyses": {name: …}, "model", "versions",
+        "settings"}.
 
     Raises:
         ValueError: as evaluate_encoder; or the output of other settings is there and overwrite is not set.
     """
     # before the model is loaded, so that a misspelt task costs no time
-    pairs = read_tasks(
-        config.tasks, config.data.dir, columns=config.data.columns, on_error=config.data.on_error
-    )
+    prompt = conditional_prompt(config.model.name, config.model.prompt)
+    check_analyses(config.analyses)
+    rows = None
+    if config.submission:
+        if not config.data.input:
+            raise ValueError("data.input is missing: the C-STS rows to predict")
+        rows = read_unlabelled(config.data.input, config.data.columns, prompt)
+    pairs: dict[str, PairData] = {}
+    if config.tasks or rows is None:
+        pairs = read_tasks(
+            config.tasks,
+            config.data.dir,
+            columns=config.data.columns,
+            on_error=config.data.on_error,
+            prompt=prompt,
+        )
     settings = {
         "model": {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
         "tasks": {name: digest(data.columns()) for name, data in pairs.items()},
+        "analyses": config.analyses,
     }
     result = None
-    if config.output:
-        output = Path(config.output).expanduser()
+    output = Path(config.output).expanduser() if config.output else None
+    if output and rows is None:
         result = earlier_result(output, output, settings, config.overwrite)
     if result is None:
         from raoe_train.encoder import load_encoder
 
-        result = _correlations(load_encoder(config.model), pairs, config.batch_size)
+        model = load_encoder(config.model)
+        result = _correlations(model, pairs, config.batch_size)
+        if config.analyses:
+            result["analyses"] = analyse(config.analyses, model, pairs, output, config.batch_size)
+        if rows is not None:
+            result["predictions"] = submit(model, rows, str(prompt), str(config.submission), config.batch_size)
         result.update(model=config.model.name, versions=versions(), settings=settings)
-        if config.output:
+        if output:
             write_json(output, result)
-    print(table(result))
+    if pairs:
+        print(table(result))
+    for name, found in result.get("analyses", {}).items():
+        print(f"{name}: {json.dumps({key: value for key, value in found.items() if key != 'examples'})}")
     return result
 
 
 def evaluate_encoder(
-    model: Any, tasks: Sequence[str], data_dir: str | Path | None = None, batch_size: int = 64
+    model: Any,
+    tasks: Sequence[str],
+    data_dir: str | Path | None = None,
+    batch_size: int = 64,
+    *,
+    prompt: str | None = None,
 ) -> dict[str, Any]:
     """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of a set
     together.
@@ -72,6 +104,7 @@ def evaluate_encoder(
             splits; NAME-all is all pairs.
         data_dir: folder of the sets.
         batch_size: sentences at a time.
+        prompt: where it has a {condition}, the sets are C-STS files, see read_scored.
 
     Returns:
         {"tasks": {name: {"spearman": float, "pearson": float, "pairs": int}}, "average": mean Spearman}. A
@@ -81,7 +114,7 @@ def evaluate_encoder(
     Raises:
         ValueError: an unknown or ambiguous task, a row without a score, or equal scores everywhere in a set.
     """
-    return _correlations(model, read_tasks(tasks, data_dir), batch_size)
+    return _correlations(model, read_tasks(tasks, data_dir, prompt=prompt), batch_size)
 
 
 def read_tasks(
@@ -90,18 +123,20 @@ def read_tasks(
     *,
     columns: Mapping[str, str] | None = None,
     on_error: str = "raise",
+    prompt: str | None = None,
 ) -> dict[str, PairData]:
-    """The scored pairs of each task, by its name; see evaluate_encoder."""
+    """The scored pairs of each task, by its name; see evaluate_encoder, and for `prompt` read_scored."""
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
     # labels have no part in this: a set may hold any, or none
-    columns = {**(columns or {}), "label": "none"}
+    if not is_conditional(prompt):  # there it is the score
+        columns = {**(columns or {}), "label": "none"}
     found = {}
     for task in tasks:
         source = find_task(task, data_dir)
-        found[task] = read_pairs(source, columns=columns, on_error=on_error, require=("score",))
+        found[task] = read_scored(source, prompt, columns=columns, on_error=on_error)
         if len(set(found[task].score or ())) < 2:
             raise ValueError(f"{source}: all scores are equal, so no correlation is defined")
     return found
@@ -159,6 +194,8 @@ def _splits(path: Path) -> list[str]:
 
 def _correlations(model: Any, pairs: Mapping[str, PairData], batch_size: int) -> dict[str, Any]:
     # all tasks in one go: what they share (sick and sick-all, STS-B and the STS years) is encoded once
+    if not pairs:
+        return {"tasks": {}, "average": None}
     sentences = [text for data in pairs.values() for text in (*data.sentence1, *data.sentence2)]
     embeddings = encode_sentences(model, sentences, batch_size)
     tasks = {}

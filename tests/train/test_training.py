@@ -231,7 +231,7 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
         ({"training.output_dir": "x"}, "set output"),
-        ({"model.pooling": "median"}, "model.pooling must be one of mean, cls, max, last, got 'median'"),
+        ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),
         ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
     ],
@@ -305,7 +305,7 @@ def test_random_weights_and_dropout(tmp_path):
 def test_the_tokenizer_is_the_same_in_every_process():
     """Hash tables are in a random order; a vocabulary must not depend on it."""
     code = (
-        "from raoe_train.encoder import _train_word_pieces as t\n"
+        "from raoe_train.scratch import _train_word_pieces as t\n"
         "from tests.train.tiny import SENTENCES\n"
         "print(t(SENTENCES * 3, 90))"
     )

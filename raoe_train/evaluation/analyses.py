@@ -1,0 +1,75 @@
+"""What a decoder does as an encoder, beside its scores: BeLLM's analyses, as `evaluate` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from raoe_train.data import PairData
+
+
+def analyse(
+    names: list[str], model: Any, pairs: Mapping[str, PairData], output: Path | None, batch_size: int
+) -> dict[str, Any]:
+    """{name: what that analysis found on the pairs' sentences}; with plots beside `output`, if that is given.
+
+    Args:
+        names: of degradation (score against layers kept, Figure 4), dependency (of tokens on the pivot, Figures 2 and
+            5) and words (that the model would write at the pivot, Appendix A).
+        model: a SentenceTransformer.
+        pairs: of each task.
+        output: the JSON file of results.
+        batch_size: sentences at a time.
+
+    Raises:
+        ValueError: as each of them.
+    """
+    sentences = list(dict.fromkeys(text for data in pairs.values() for text in (*data.sentence1, *data.sentence2)))
+    return {name: ANALYSES[name](model, pairs, sentences, output, batch_size) for name in names}
+
+
+def check_analyses(names: list[str]) -> None:
+    """ValueError for a name that is none of ANALYSES."""
+    for name in names:
+        if name not in ANALYSES:
+            raise ValueError(f"analyses must be of {', '.join(ANALYSES)}, got {name!r}")
+
+
+def _degradation(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+    from raoe_train.evaluation.layers import degradation, plot_degradation
+
+    found = degradation(model, pairs, batch_size=batch_size)
+    if output:
+        plot_degradation({_label(output): found}, _plot(output, "degradation"))
+    return found
+
+
+def _dependency(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+    from raoe_train.evaluation.dependency import dependency, plot_dependency, summary
+
+    values = dependency(model, sentences, batch_size=batch_size)
+    if output:
+        plot_dependency({_label(output): values}, _plot(output, "dependency"))
+    return summary(values)
+
+
+def _words(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+    from raoe_train.evaluation.words import word_report
+
+    return word_report(model, sentences, batch_size=batch_size)
+
+
+def _plot(output: Path, name: str) -> Path:
+    return output.with_name(f"{output.stem}-{name}.png")
+
+
+def _label(output: Path) -> str:
+    return output.stem
+
+
+ANALYSES: dict[str, Callable[..., dict[str, Any]]] = {
+    "degradation": _degradation,
+    "dependency": _dependency,
+    "words": _words,
+}
