@@ -1,8 +1,9 @@
-"""`make gpu`: on a machine with a GPU and without a network, build in place, run every GPU test, then every benchmark.
+"""`make gpu`: on a machine with a GPU and without a network, build in place, run every GPU test, then every benchmark,
+then the tests of training.
 
 Writes GPU-COMMIT.jsonl (one line a test run and benchmark row) and GPU-COMMIT.md (what was printed) into
 benchmarks/results or wherever --results says, and there the ledger in README.md. Where a command may not take as long
-as all of it, name parts, one call each: build, tests, then ops. No speed is measured on a red tree.
+as all of it, name parts, one call each: build, tests, ops, then train. No speed is measured on a red tree.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import torch
 from benchmarks import gate, ledger, provenance
 from benchmarks.__main__ import OPS
 
-PARTS = ("build", "tests", *OPS)
+PARTS = ("build", "tests", *OPS, "train")
+LEDGER = (*OPS, "train")
 # What compiles for GPUs that are not there needs none, and CI runs it.
+TRAIN = "-m pytest -q tests/train/test_gpu_decoders.py -p no:cacheprovider".split()
 TESTS = "-m pytest -q tests/kernels --ignore tests/kernels/test_triton_compile.py -p no:cacheprovider".split()
 # Kernels are compiled when they first run, one process one at a time: most of what the tests take.
 TEST_PROCESSES = 4
@@ -91,6 +94,10 @@ def run(parts: list[str], results: Path) -> list[str]:
         else:
             for op in ops:
                 step(op, "-m", "benchmarks", op, "--device", "cuda", "--json", str(rows))
+        if "train" in parts:
+            outcome = {"op": "train", "device": "cuda", "tests": "passed" if step("train", *TRAIN) else "failed"}
+            with rows.open("a") as lines:
+                lines.write(json.dumps(outcome | about) + "\n")
     finally:
         with rows.with_suffix(".md").open("a") as text:
             text.write("".join(log))
@@ -110,7 +117,7 @@ def main() -> int:
         return 1
     failed = run(arguments.parts or list(PARTS), arguments.results)
     if (arguments.results / "README.md").exists():
-        ledger.update(OPS, arguments.results)
+        ledger.update(LEDGER, arguments.results)
     return 1 if failed else 0
 
 

@@ -117,7 +117,7 @@ def test_the_ledger_says_what_the_files_say(tmp_path):
 
 
 def test_the_ledger_is_true():
-    assert (ledger.RESULTS / "README.md").read_text() == ledger.page(suite.OPS)
+    assert (ledger.RESULTS / "README.md").read_text() == ledger.page(gpu.LEDGER)
 
 
 def test_no_speed_on_a_red_tree(tmp_path, monkeypatch):
@@ -140,6 +140,8 @@ def test_no_speed_on_a_red_tree(tmp_path, monkeypatch):
     outcomes = [row["tests"] for row in report.read([rows]) if row["op"] == "pairwise"]
     assert outcomes == ["failed", "passed"]
     assert "No speed was measured: tests failed" in rows.with_suffix(".md").read_text()
+    assert gpu.run(["train"], tmp_path) == [] and done[-1] == "train"
+    assert [row["tests"] for row in report.read([rows]) if row["op"] == "train"] == ["passed"]
 
 
 def test_wrong_words(monkeypatch, capsys):
