@@ -18,11 +18,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def float32_products(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-
-
 @pytest.mark.parametrize("mode", ["modify", "sum"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
 @pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
