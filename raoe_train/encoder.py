@@ -102,8 +102,10 @@ def _check(config: ModelConfig, train: bool) -> None:
         raise ValueError(
             f"model.bidirectional_mode must be one of {', '.join(MODES)}, got {config.bidirectional_mode!r}"
         )
-    if config.bidirectional_mode == "add" and layers in (None, ALL, 0):
-        raise ValueError("model.bidirectional_mode add puts model.bidirectional_layers new layers on top: say how many")
+    if config.bidirectional_mode != MODES[0] and layers in (None, 0):
+        raise ValueError(f"model.bidirectional_mode {config.bidirectional_mode} needs model.bidirectional_layers")
+    if config.bidirectional_mode == "add" and layers == ALL:
+        raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if config.load_in_4bit and train and not config.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
     if config.name == SCRATCH and (config.lora or config.load_in_4bit or config.bidirectional_mode == "add"):
@@ -114,15 +116,18 @@ def _load(config: ModelConfig) -> Any:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
     from sentence_transformers.util import is_sentence_transformer_model
+    from transformers import BitsAndBytesConfig
 
     _check_path(config.name)
     hub: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
     changes: dict[str, Any] = {} if config.dropout is None else _dropout_keys(config, hub)
     changes |= _added_layers(config, hub)
-    weights = {"dtype": config.dtype, "attn_implementation": config.attention}
+    weights: dict[str, Any] = {"dtype": config.dtype, "attn_implementation": config.attention}
     weights = {key: value for key, value in weights.items() if value is not None}
     if config.load_in_4bit:
-        weights["quantization_config"] = _quantization(config, new_layers="num_hidden_layers" in changes)
+        if "num_hidden_layers" in changes:
+            raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
+        weights["quantization_config"] = BitsAndBytesConfig(**(_four_bit(config) or {}))
     if is_sentence_transformer_model(config.name, revision=config.revision):
         model = SentenceTransformer(
             config.name, device=config.device, config_kwargs=changes, model_kwargs=weights, **hub
@@ -197,14 +202,10 @@ def _added_layers(config: ModelConfig, hub: dict[str, Any]) -> dict[str, Any]:
     return {**changes, "layer_types": [*kinds, *[kinds[-1]] * new]} if kinds else changes
 
 
-def _quantization(config: ModelConfig, *, new_layers: bool) -> Any:
-    from transformers import BitsAndBytesConfig
-
+def _four_bit(config: ModelConfig) -> dict[str, Any] | None:
     from raoe_train.adapters import four_bit
 
-    if new_layers:
-        raise ValueError("new layers cannot be made in 4 bits: use bidirectional_mode modify, or load_in_4bit false")
-    return BitsAndBytesConfig(**four_bit(config.dtype))
+    return four_bit(config.dtype) if config.load_in_4bit else None
 
 
 def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
@@ -229,6 +230,7 @@ def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
             )
         if config.lora and train and not inner.has_adapter:
             there.base_model, there.base_revision = _base_name(config.name), config.revision
+            there.base_quantization = _four_bit(config)
         _warn_of_last_token(model, there)
         return
     decoder = inner.config.model_type in ARCHITECTURES
@@ -244,7 +246,7 @@ def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
         config.bidirectional_mode,
         base_model=_base_name(config.name),
         base_revision=config.revision,
-        base_quantization=_quantization(config, new_layers=False).to_dict() if config.load_in_4bit else None,
+        base_quantization=_four_bit(config),
     )
     _warn_of_last_token(model, model[0].model.config)
 

@@ -179,9 +179,13 @@ class BidirectionalModel(PreTrainedModel):
         if config.base_model is None:
             if quantization:
                 kwargs["quantization_config"] = quantization
-            return super().from_pretrained(
+            whole: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
             )
+            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # of the decoder, in truth
+                if hasattr(whole, key):
+                    setattr(whole.decoder, key, getattr(whole, key))
+            return whole
         if quantization is None and config.base_quantization and not merge:
             quantization = BitsAndBytesConfig(**config.base_quantization)
         for key in ("adapter_kwargs", "_from_auto", "_commit_hash"):

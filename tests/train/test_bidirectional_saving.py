@@ -279,6 +279,18 @@ def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
         run("train", None, **{**second, "model.lora": {"r": 2}, "output": str(tmp_path / "third")})
 
 
+def test_qlora_over_a_merged_model(saved, tmp_path):
+    """Its base is then a bidirectional model itself, in 4 bits."""
+    folder, _ = saved
+    changes = {"model.lora": LORA, "model.load_in_4bit": True, "loss.name": "infonce"}
+    changes["data.train"] = write_triplets(tmp_path / "nli.tsv")
+    run("train", None, **recipe_settings(tmp_path, str(folder / "full"), **changes))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["base_model"] == str(folder / "full") and config["base_quantization"]["load_in_4bit"]
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert trained(tmp_path, str(folder / "full")) > 1e-4
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -286,7 +298,9 @@ def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
         ({"bidirectional_layers": "some"}, "whole number or 'all', got 'some'"),
         ({"bidirectional_mode": "sub"}, "one of modify, sum, add, got 'sub'"),
-        ({"bidirectional_mode": "add"}, "say how many"),
+        ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
+        ({"bidirectional_mode": "sum"}, "sum needs model.bidirectional_layers"),
+        ({**KINDS["add"], "load_in_4bit": True, "lora": LORA}, "new layers cannot be made in 4 bits"),
         ({"prompt": "no place for it"}, "must have {text} once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
         ({"dtype": "float8"}, "float32, bfloat16, float16, got 'float8'"),
