@@ -64,7 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
     try:
         result = run(job, recipe, **parse_options(rest))
-    except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError, ModuleNotFoundError) as error:  # no file, a full disk, no such model
         if debug:
             raise
         print(f"raoe-train: {_explain(error)}", file=sys.stderr)
@@ -72,9 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("raoe-train: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 1 if isinstance(result, dict) and result.get("failed") else 0
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
+from raoe_train.checking import check_encoder
 from raoe_train.config import ModelConfig, load
 from raoe_train.encoder import load_encoder
 from tests.train.tiny import SENTENCES
@@ -87,6 +88,7 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     model = SentenceTransformer(str(folder / "out"), device="cpu")
     assert model.default_prompt_name == "default" and model.prompts["default"] == "query: "
     assert model.max_seq_length == 16
+    assert check_encoder(model)["failed"] == []
     task = metrics["after"]["tasks"][str(folder / "dev.tsv")]
     # dev and the task are the same pairs: the evaluator's and ours agree, and so does the loaded model, but
     # for the order of pairs of equal sentences, whose cosines are 1 up to rounding.
