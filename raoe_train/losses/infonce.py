@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from torch import Tensor, nn
+from torch import Tensor
 
 from raoe_kernels import info_nce_loss
+from raoe_train.losses.cached import CachedLoss
 from raoe_train.losses.gathering import gather_rows, process_rows
 
 
-class InfoNCELoss(CachedLossMixin, nn.Module):
+class InfoNCELoss(CachedLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
     Columns are anchor, positive and any number of hard negatives. One hard negative is BeLLM's Eq. 6; the value is
@@ -48,18 +47,11 @@ class InfoNCELoss(CachedLossMixin, nn.Module):
         mini_batch_size: int | None = None,
         gather_across_devices: bool = False,
     ) -> None:
-        super().__init__()
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
-        self.model = model
-        self.scale = scale
+        super().__init__(
+            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
+        )
         self.symmetric = symmetric
         self.mask_duplicates = mask_duplicates
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Tensor:
         """The loss of a batch, ().
@@ -79,7 +71,7 @@ class InfoNCELoss(CachedLossMixin, nn.Module):
             _check_columns([len(column) for column in columns])
             texts = torch.stack(columns, dim=1)
         if self.uses_gradient_cache:
-            return self.forward_cached(features, texts)  # which hands them to calculate_loss
+            return self.forward_cached(features, texts)  # which hands them to _of_whole_batch
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), texts=texts)
 
     def compute_loss_from_embeddings(
@@ -114,29 +106,11 @@ class InfoNCELoss(CachedLossMixin, nn.Module):
             loss = (loss + back) / 2
         return loss * (len(own) * len(sizes) / sum(sizes))
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
-    ) -> Tensor:
-        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches; labels are `texts`."""
-        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], texts=labels)
-        if with_backward:
-            loss.backward()
-            loss = loss.detach()
-        return loss
+    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        return self.compute_loss_from_embeddings(embeddings, texts=labels)
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "symmetric": self.symmetric,
-            "mask_duplicates": self.mask_duplicates,
-            "mini_batch_size": self.mini_batch_size,
-            "gather_across_devices": self.gather_across_devices,
-        }
-
-    @property
-    def temperature(self) -> float:
-        """1 / scale, as the literature on InfoNCE has it."""
-        return 1.0 / self.scale
+        return {**super().get_config_dict(), "symmetric": self.symmetric, "mask_duplicates": self.mask_duplicates}
 
     @property
     def citation(self) -> str:

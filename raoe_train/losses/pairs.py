@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
-from torch import Tensor, nn
+from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
+from raoe_train.losses.cached import CachedLoss
 from raoe_train.losses.gathering import gather_pairs
 
 
@@ -37,7 +37,7 @@ class LossParts(dict):
         return LossParts({name: part + other[name] for name, part in self.items()})
 
 
-class PairLoss(CachedLossMixin, nn.Module):
+class PairLoss(CachedLoss):
     """What the losses of pairs share: reading labels, gradient caching, gathering.
 
     A subclass implements ``_loss(similarity, score, label)`` with (B,) tensors.
@@ -53,14 +53,9 @@ class PairLoss(CachedLossMixin, nn.Module):
         mini_batch_size: int | None = None,
         gather_across_devices: bool = False,
     ) -> None:
-        super().__init__()
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
-        self.model = model
-        self.scale = scale
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None
+        super().__init__(
+            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
+        )
         self._checked_labels = False
         self._warned: set[str] = set()
 
@@ -89,30 +84,12 @@ class PairLoss(CachedLossMixin, nn.Module):
             similarity, score, label = gather_pairs(similarity, score, label)
         return self._loss(similarity, score, label)
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
-    ) -> Tensor:
-        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches."""
-        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels)
+    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        loss = self.compute_loss_from_embeddings(embeddings, labels)
         if isinstance(loss, dict):
             self._cached_parts.append({name: part.detach() for name, part in loss.items()})
             loss = torch.stack(list(loss.values())).sum()
-        if with_backward:
-            loss.backward()
-            loss = loss.detach()
         return loss
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "mini_batch_size": self.mini_batch_size,
-            "gather_across_devices": self.gather_across_devices,
-        }
-
-    @property
-    def temperature(self) -> float:
-        """1 / scale, as the literature on InfoNCE has it."""
-        return 1.0 / self.scale
 
     def _forward_cached(
         self, sentence_features: Iterable[dict[str, Tensor]], labels: Any

@@ -252,7 +252,8 @@ def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pooling", "saved"), [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken")]
+    ("pooling", "saved"),
+    [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
 )
 def test_pooling_is_saved(tmp_path, pooling, saved):
     model = load_encoder(
