@@ -247,6 +247,18 @@ def test_4_bit_weights_have_their_gradient_after_an_evaluation(tmp_path):
     assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
 
 
+def test_an_adapter_is_not_rounded_to_its_base(tmp_path):
+    config = ModelConfig(name=saved_decoder(tmp_path), device="cpu", dtype="bfloat16", lora=LORA)
+    model = load_encoder(config, train=True)
+    trained_weights = {key: value + 1e-4 for key, value in model.state_dict().items() if "lora_" in key}
+    model.load_state_dict(trained_weights, strict=False)
+    model.save_pretrained(str(tmp_path / "out"), create_model_card=False)
+    again = load_encoder(ModelConfig(name=str(tmp_path / "out"), device="cpu")).state_dict()
+    assert again["0.model.decoder.layers.0.mlp.up_proj.base_layer.weight"].dtype == torch.bfloat16
+    for key, value in trained_weights.items():
+        assert torch.equal(again[key], value), key
+
+
 def test_the_qwen_recipe_trains_raoe(tmp_path):
     base = saved_decoder(tmp_path, "qwen2")
     lines = ["sentence1\tsentence2\tscore\tlabel"]
