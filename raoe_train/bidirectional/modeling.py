@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import and_masks, create_block_mask
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -24,7 +25,7 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import create_bidirectional_mask, sdpa_mask
+from transformers.masking_utils import create_bidirectional_mask, padding_mask_function, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration import BidirectionalConfig, windows
@@ -284,11 +285,18 @@ class BidirectionalModel(PreTrainedModel):
         like = torch.empty(2 * batch if both else batch, length, 0, dtype=dtype, device=given.device)
         if padding is not None and both:
             padding = torch.cat([padding, padding])
+        allowed = {window: _allowed(window, batch if both else None) for window in wanted}
+        if both and decoder._attn_implementation == "flex_attention":
+            # transformers would compile the making of this mask, and for one that differs between rows torch 2.13's
+            # inductor writes C++ that no compiler takes
+            real = [] if padding is None else [padding_mask_function(padding.bool())]
+            return {
+                window: create_block_mask(and_masks(sees, *real), 2 * batch, None, length, length, given.device)
+                for window, sees in allowed.items()
+            }
         return {
-            window: create_bidirectional_mask(
-                decoder, like, padding, and_mask_function=_allowed(window, batch if both else None)
-            )
-            for window in wanted
+            window: create_bidirectional_mask(decoder, like, padding, and_mask_function=sees)
+            for window, sees in allowed.items()
         }
 
 
