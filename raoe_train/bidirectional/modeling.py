@@ -289,9 +289,9 @@ class BidirectionalModel(PreTrainedModel):
         if both and decoder._attn_implementation == "flex_attention":
             # transformers would compile the making of this mask, and for one that differs between rows torch 2.13's
             # inductor writes C++ that no compiler takes
-            real = [] if padding is None else [padding_mask_function(padding.bool())]
+            unpadded = [] if padding is None else [padding_mask_function(padding.bool())]
             return {
-                window: create_block_mask(and_masks(sees, *real), 2 * batch, None, length, length, given.device)
+                window: create_block_mask(and_masks(sees, *unpadded), 2 * batch, None, length, length, given.device)
                 for window, sees in allowed.items()
             }
         return {
