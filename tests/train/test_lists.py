@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 
@@ -55,7 +56,7 @@ def test_one_split(tmp_path):
         ('{"id": "b", "sentences": ["x", "y", " "]}', "hole", "line 2: sentence 2 is empty; a list has no holes"),
         ('{"id": "b", "sentences": ["x", "y", 3, "z"]}', "hole", "line 2: sentence 2 is 3, not a text"),
         ('{"id": "b", "sentences": ["x", "\\ud83d", "z"]}', "hole", r"line 2: sentence 1 is '\\ud83d', not a text"),
-        ('{"id": "b", "sentences": ["x", "y"]}', "shorter than 3", "line 2: 2 sentences, where a ranking takes at least 3"),
+        ('{"id": "b", "sentences": ["x", "y"]}', "shorter than 3", "line 2: 2 sentences, where a ranking takes .* 3"),
         ('{"id": "b", "sentences": []}', "shorter than 3", "line 2: 0 sentences"),
         ('{"id": "b", "sentences": "x y z"}', "no list", "line 2: no list of sentences in a column 'sentences'"),
         ('{"id": "b", "text": "x"}', "no list", "there are: 'id', 'text'"),
@@ -108,7 +109,7 @@ def test_geometric_ranks(ranks):
     for count in (0, 1, 2, 3, 12, 39, 40, 41):
         found = geometric_ranks(ranks, count)
         assert len(found) == min(count, ranks)
-        assert all(a < b for a, b in zip(found, found[1:], strict=False))
+        assert all(a < b for a, b in itertools.pairwise(found))
         if len(found) > 1:
             assert found[0] == 0 and found[-1] == ranks - 1
     assert geometric_ranks(1000, 4) == [0, 9, 99, 999]
