@@ -49,6 +49,8 @@ def check_loss(chosen: LossConfig) -> None:
         raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
     if tau == AUTO and (takes_triplets(chosen.name) or takes_lists(chosen.name)):
         raise ValueError(f"loss.scale {AUTO!r} is measured on scored pairs; for loss {chosen.name} give a number: 20")
+    if takes_lists(chosen.name) and chosen.ties not in (None, "ordinal", "random"):
+        raise ValueError(f"loss.ties must be ordinal or random for loss {chosen.name}, got {chosen.ties!r}")
     taken = LOSSES[chosen.name][1]
     given = [key for key in OPTIONAL if getattr(chosen, key) is not None and key not in taken]
     if given:

@@ -156,6 +156,8 @@ def _check(config: TrainConfig) -> None:
     check_loss(config.loss)
     if takes_lists(config.loss.name):
         check_teacher(config.teacher)
+    elif config.teacher.name is not None or config.data.shuffle_lists:
+        print(f"loss {config.loss.name} has no teacher and no lists: teacher and data.shuffle_lists ignored")
     if config.training.get("patience") is not None and not config.data.dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
     if config.training.get("eval_strategy", "no") != "no" and not config.data.dev:

@@ -96,7 +96,8 @@ class ListMLELoss(CachedLossMixin, nn.Module):
         place = torch.arange(longest, device=own.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        lists = _normalised(own)[(starts + place).clamp(max=len(own) - 1)] * real[..., None]
+        # Beyond a list stands another one's sentence, which the mask hides.
+        lists = _normalised(own)[(starts + place).clamp(max=len(own) - 1)]
         with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are no order
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
