@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raoe_train.cli import run
-    from raoe_train.collator import ScoreLabelCollator
+    from raoe_train.collator import ListCollator, ScoreLabelCollator
 
-__all__ = ["ScoreLabelCollator", "run"]
+__all__ = ["ListCollator", "ScoreLabelCollator", "run"]
 # Imported on first use: sentence-transformers takes seconds.
-_HOME = {"ScoreLabelCollator": "raoe_train.collator", "run": "raoe_train.cli"}
+_HOME = {
+    "ListCollator": "raoe_train.collator",
+    "ScoreLabelCollator": "raoe_train.collator",
+    "run": "raoe_train.cli",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from raoe_train.config import JOBS, RECIPES, keys, load
 FUNCTIONS = {
     "train": "raoe_train.training:train",
     "score": "raoe_train.scoring:score",
+    "lists": "raoe_train.listing:lists",
     "evaluate": "raoe_train.evaluation:evaluate",
     "encode": "raoe_train.evaluation:encode",
     "sweep": "raoe_train.sweep:sweep",
@@ -29,7 +30,7 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     """Do a job and return what it wrote.
 
     Args:
-        job: train, score, evaluate, encode, sweep, export or check.
+        job: train, score, lists, evaluate, encode, sweep, export or check.
         recipe: a YAML path or the name of a shipped recipe.
         overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
             (``**{"training.epochs": 1}``).

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs with a score and an NLI label each."""
+"""Batches: sentence pairs with a score and an NLI label each, and lists of sentences."""
 
 from __future__ import annotations
 
@@ -57,6 +57,43 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
                 f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}"
             )
         return int(value)
+
+
+@dataclass
+class ListCollator(SentenceTransformerDataCollator):
+    """A collator for lists of sentences, what ListMLELoss takes.
+
+    Rows have a column `sentences`, a list of texts of any length, and perhaps `label`, the list's n x n teacher row by
+    row, n * n numbers. The batch is one tokenised column, all sentences in order, with labels {"lengths": int64 (B,),
+    "teacher": float32 (B, n, n), n the longest list's, 0 beyond a list's own}; no "teacher" where there is no `label`.
+
+    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
+
+    Raises:
+        ValueError: no column `sentences`, an empty list, or a teacher of another size.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        if not features:
+            return {}
+        for row in features:
+            if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
+                raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
+        lengths = [len(row["sentences"]) for row in features]
+        # The other columns that are not the list's own: the name of its dataset, where there are several.
+        beside = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
+        batch = super().__call__([{**beside, "sentences": text} for row in features for text in row["sentences"]])
+        batch["label"] = {"lengths": torch.tensor(lengths)}
+        if "label" in features[0]:
+            batch["label"]["teacher"] = teacher = torch.zeros(len(features), max(lengths), max(lengths))
+            for square, row, length in zip(teacher, features, lengths, strict=True):
+                values = torch.as_tensor(row["label"], dtype=torch.float32)
+                if values.numel() != length * length:
+                    raise ValueError(
+                        f"a list of {length} sentences needs {length} x {length} teacher values, got {values.numel()}"
+                    )
+                square[:length, :length] = values.reshape(length, length)
+        return batch
 
 
 def _score(value: Any) -> float:

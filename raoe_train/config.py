@@ -94,9 +94,29 @@ class DataConfig:
         "one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"
     )
     neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce)")
+    shuffle_lists: bool = _field(False, "shuffle each list's sentences with training.seed, an ablation (listmle)")
     max_rows: int | None = _field(
         None, "at most so many rows of each training source, drawn with training.seed"
     )
+
+
+@dataclass
+class TeacherConfig:
+    """The encoder whose similarities order the sentences of a list."""
+
+    name: str | None = _field(None, "encoder or SentenceTransformer, by name or path")
+    pooling: str | None = _field(None, "as model.pooling; cls for DiffCSE, which is saved without it")
+    prompt: str | None = _field(None, "text around every {text}")
+    max_seq_length: int | None = _field(None, "longer sentences are cut to this many tokens")
+    trust_remote_code: bool = _field(False, "run code that comes with the model")
+    revision: str | None = _field(None, "branch, tag or commit on the hub")
+    device: str | None = _field(None, "torch device; by default the best there is")
+    batch_size: int = _field(64, "sentences at a time")
+    information: str = _field(
+        "both", "what a list teaches: both, ranking (its order alone) or semantic (similarities alone)"
+    )
+    omega: float = _field(0.5, "how far similarities are moved towards the list's order (information both)")
+    cache: str | None = _field(None, "directory that keeps similarities for other runs [OUTPUT/teacher, until the end]")
 
 
 @dataclass
@@ -104,13 +124,15 @@ class LossConfig:
     """The objective. A default of None means: the loss class's own."""
 
     name: str = _field(
-        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, infonce or mse; causal_lm pretrains a decoder"
+        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, mse; infonce; listmle; causal_lm pretrains a decoder"
     )
     scale: Any = _field(
         20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
     )
     margin: float | None = _field(None, "rank margin I (raoe, rank_margin); 2 by default")
-    ties: str | None = _field(None, "ranks of equal scores: average, min, max, dense, ordinal")
+    ties: str | None = _field(
+        None, "ranks of equal scores: average, min, max, dense, ordinal; of the teacher's (listmle): ordinal, random"
+    )
     gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")
     rank_weight: float | None = _field(None, "weight of the rank part (raoe); 1 by default")
     angle_weight: float | None = _field(None, "weight of the angular part (raoe); 1 by default")
@@ -138,6 +160,7 @@ class TrainConfig:
 
     model: ModelConfig = _field(ModelConfig, "")
     data: DataConfig = _field(DataConfig, "")
+    teacher: TeacherConfig = _field(TeacherConfig, "")
     loss: LossConfig = _field(LossConfig, "")
     training: dict[str, Any] = _field(
         {}, "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments"
@@ -157,6 +180,19 @@ class ScoreConfig:
     batch_size: int = _field(64, "sentences at a time")
     device: str | None = _field(None, "torch device")
     output: str | None = _field(None, "file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
+class ListsConfig:
+    """Ranking lists without an LLM: premises, their hypotheses and other sentences, ordered by a teacher."""
+
+    data: DataConfig = _field(DataConfig, "")
+    teacher: TeacherConfig = _field(TeacherConfig, "")
+    length: int = _field(33, "sentences of a list, its premise included")
+    max_lists: int | None = _field(None, "at most so many lists, drawn with seed")
+    seed: int = _field(42, "of max_lists")
+    output: str | None = _field(None, "JSONL or parquet file to write")
     overwrite: bool = _field(False, "replace the output of another setting")
 
 
@@ -224,6 +260,7 @@ class CheckConfig:
 JOBS: dict[str, type] = {
     "train": TrainConfig,
     "score": ScoreConfig,
+    "lists": ListsConfig,
     "evaluate": EvaluateConfig,
     "encode": EncodeConfig,
     "sweep": SweepConfig,

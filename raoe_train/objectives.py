@@ -15,6 +15,7 @@ LOSSES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "cosent": ("CoSENTLoss", ()),
     "angle": ("AnglELoss", ()),
     "infonce": ("InfoNCELoss", ("symmetric", "mask_duplicates")),
+    "listmle": ("ListMLELoss", ("ties",)),
     "mse": (None, ()),
     "causal_lm": (None, ()),
 }
@@ -26,6 +27,11 @@ AUTO = "auto"  # of loss.scale
 def takes_triplets(name: str) -> bool:
     """Whether a loss wants anchor, positive and negatives, and not scored pairs."""
     return name == "infonce"
+
+
+def takes_lists(name: str) -> bool:
+    """Whether a loss wants lists of sentences."""
+    return name == "listmle"
 
 
 def check_loss(chosen: LossConfig) -> None:
@@ -41,8 +47,10 @@ def check_loss(chosen: LossConfig) -> None:
         isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf
     ):
         raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
-    if tau == AUTO and takes_triplets(chosen.name):
+    if tau == AUTO and (takes_triplets(chosen.name) or takes_lists(chosen.name)):
         raise ValueError(f"loss.scale {AUTO!r} is measured on scored pairs; for loss {chosen.name} give a number: 20")
+    if takes_lists(chosen.name) and chosen.ties not in (None, "ordinal", "random"):
+        raise ValueError(f"loss.ties must be ordinal or random for loss {chosen.name}, got {chosen.ties!r}")
     taken = LOSSES[chosen.name][1]
     given = [key for key in OPTIONAL if getattr(chosen, key) is not None and key not in taken]
     if given:

@@ -10,6 +10,8 @@ from typing import Any
 
 from raoe_train.config import TrainConfig, to_dict
 
+_NO_MATTER = ("model.device", "teacher.device", "teacher.cache")
+
 
 def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:
     """What metrics.json holds if ``config.output`` has this very run, finished."""
@@ -122,4 +124,4 @@ def _identity(values: dict[str, Any]) -> dict[str, Any]:
         flat.update(
             {f"{section}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {section: value}
         )
-    return {key: value for key, value in flat.items() if key != "model.device"}
+    return {key: value for key, value in flat.items() if key not in _NO_MATTER}

@@ -16,9 +16,10 @@ from typing import Any
 from raoe_train.config import TRAINING_NAMES, TrainConfig
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import write_json
-from raoe_train.objectives import CAUSAL_LM, check_loss, make_losses
+from raoe_train.objectives import CAUSAL_LM, check_loss, make_losses, takes_lists
 from raoe_train.provenance import versions
 from raoe_train.run_directory import claim_output, commit, last_checkpoint, log_writer
+from raoe_train.teaching import CACHE, check_teacher
 from raoe_train.training_data import read_training_data
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     model.save_pretrained(str(output))
     _plot(trainer.state.log_history, output / "run.png")
     write_json(output / "metrics.json", metrics)
-    for folder in (output / CHECKPOINTS, initial):  # the run is finished: nothing to resume
+    for folder in (output / CHECKPOINTS, output / CACHE, initial):  # the run is finished: nothing to resume
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{_summary(metrics)}\nsaved to {output}")
     return metrics
@@ -109,18 +110,19 @@ def _encoder_trainer(
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers.trainer_callback import EarlyStoppingCallback
 
-    from raoe_train.collator import ScoreLabelCollator
+    from raoe_train.collator import ListCollator, ScoreLabelCollator
 
     # the encoder's own; the trainer's collator does not look there
     prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     settings = _settings(config, has_dev=evaluator is not None)
     args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
-    if args.gradient_accumulation_steps > 1 and config.loss.name != "mse":
+    lists = takes_lists(config.loss.name)
+    if args.gradient_accumulation_steps > 1 and config.loss.name != "mse" and not lists:
         logger.warning(
             "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
             "loss.mini_batch_size does, at the same memory"
         )
-    collator = ScoreLabelCollator(
+    collator = (ListCollator if lists else ScoreLabelCollator)(
         preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
     )
     losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size, seed)
@@ -152,8 +154,17 @@ def _check(config: TrainConfig) -> None:
     if not config.data.train:
         raise ValueError("--data.train is missing: the pairs to train on")
     check_loss(config.loss)
+    if takes_lists(config.loss.name):
+        check_teacher(config.teacher)
+    elif config.teacher.name is not None or config.data.shuffle_lists:
+        print(f"loss {config.loss.name} has no teacher and no lists: teacher and data.shuffle_lists ignored")
     if config.training.get("patience") is not None and not config.data.dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    if config.training.get("eval_strategy", "no") != "no" and not config.data.dev:
+        raise ValueError(
+            f"training.eval_strategy {config.training['eval_strategy']} needs data.dev to evaluate on; "
+            "without it the last model is kept: --training.eval_strategy no"
+        )
     scale = config.data.score_scale
     if scale and len(scale) not in (2, 2 * len(config.data.train)):
         raise ValueError(

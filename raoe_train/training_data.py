@@ -7,15 +7,17 @@ from typing import Any
 
 from raoe_train.config import DataConfig, TrainConfig
 from raoe_train.data.conditional import is_conditional, read_scored
+from raoe_train.data.lists import read_chains
 from raoe_train.data.pairs import read_pairs
-from raoe_train.objectives import CAUSAL_LM, takes_triplets
+from raoe_train.objectives import CAUSAL_LM, takes_lists, takes_triplets
+from raoe_train.teaching import with_targets
 
 
 def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
     """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
 
     Columns are sentence1, sentence2, score and, where the loss wants it, label; or anchor, positive, negative and,
-    with data.neutral, neutral; or text alone.
+    with data.neutral, neutral; or sentences, a list, and label, its teacher; or text alone.
 
     Raises:
         ValueError, FileNotFoundError: as the readers in raoe_train.data; or scores that loss mse cannot compare.
@@ -31,18 +33,23 @@ def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
             dataset, counts = _sentences(source, data)
         elif takes_triplets(config.loss.name):
             dataset, counts = _triplets(source, data)
+        elif takes_lists(config.loss.name):
+            chains = read_chains(source, on_error=data.on_error)
+            dataset, counts = chains.to_dataset(), chains.counts
         else:
             dataset, counts = _pairs(source, config, lowest_highest)
         if data.max_rows is not None and len(dataset) > data.max_rows:
             dataset = dataset.shuffle(seed=seed).select(range(data.max_rows)).flatten_indices()
         if config.loss.name == "mse":
             dataset = _to_unit_scores(dataset, lowest_highest, source)
+        if takes_lists(config.loss.name):
+            dataset = with_targets(dataset, config, seed)
         name = _name_of(source)
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         for column in dataset.column_names:
             if column not in ("score", "label"):
-                texts += dataset[column]
-        kind = {CAUSAL_LM: "sentences", "infonce": "triplets"}.get(config.loss.name, "pairs")
+                texts += (text for value in dataset[column] for text in ([value] if isinstance(value, str) else value))
+        kind = {CAUSAL_LM: "sentences", "infonce": "triplets", "listmle": "lists"}.get(config.loss.name, "pairs")
         print(f"{source}: {len(dataset)} {kind}{_dropped(counts)}")
     return DatasetDict(datasets), texts
 

@@ -8,11 +8,21 @@ The losses of pairs see three numbers a pair: the cosine that the encoder gives 
 its NLI label. Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2)
 tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.
 
-InfoNCELoss sees columns of texts, anchor, positive and hard negatives, and no labels.
+InfoNCELoss sees columns of texts, anchor, positive and hard negatives, and no labels. ListMLELoss sees one column, the
+sentences of several lists, and how long each list is, from ``raoe_train.ListCollator``.
 """
 
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
-__all__ = ["AnglELoss", "CoSENTLoss", "GatedAngularLoss", "InfoNCELoss", "RAOELoss", "RankMarginLoss"]
+__all__ = [
+    "AnglELoss",
+    "CoSENTLoss",
+    "GatedAngularLoss",
+    "InfoNCELoss",
+    "ListMLELoss",
+    "RAOELoss",
+    "RankMarginLoss",
+]

@@ -1,0 +1,202 @@
+"""ListMLE over lists of sentences: what post-training on ranking sentences minimises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from torch import Tensor, nn
+
+from raoe_kernels import list_mle_loss
+from raoe_train.losses.gathering import process_rows
+
+TIES = ("ordinal", "random")
+
+
+class ListMLELoss(CachedLossMixin, nn.Module):
+    """Each sentence of a list ranks the whole list, and is to rank it as the teacher does, over ``list_mle_loss``.
+
+    Sentence j's row is the cosines of x_j with *every* sentence of its list, x_j itself included (Eq. 8 and 9 of the
+    ranking-sentences paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places: of
+    refine_similarity(phi, omega) both triangles are read, which mirror each other. Without a teacher the order of the
+    list is one, "ranking only": -|k - j|, nearer places before farther ones (Eq. 5).
+
+    The value is the mean over all rows of the batch, so lists count by their sentences, as the paper's sum over a
+    list's rows has it; for lists of one length it is the mean of the lists. No list is compared with another.
+
+    A batch is one column, all sentences of all lists one after another, with labels {"lengths": (B,) sentences of each
+    list, "teacher": (B, n, n) with n the longest list, what is beyond a list's own corner unread}. ListCollator makes
+    it of a dataset with a column `sentences` of lists of texts, and `label`, if there, of each list's n x n teacher.
+
+    Args:
+        model: the encoder.
+        scale: tau, > 0; cosines are multiplied by it. 20 is the paper's temperature of 0.05.
+        ties: what the teacher's equals do: "ordinal" keeps the order of the list, "random" shuffles them anew at every
+            call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
+        mini_batch_size: encode so many sentences at a time, with the gradient of the whole batch.
+        gather_across_devices: weigh processes by their sentences, so that the mean over processes, of the loss and, in
+            DistributedDataParallel, of the gradient, is the whole batch's where their lists differ in length. (Where
+            they do not, it is that already.) Nothing but that number is gathered.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        *,
+        ties: str = "ordinal",
+        mini_batch_size: int | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
+        if ties not in TIES:
+            raise ValueError(f"ties must be one of {', '.join(TIES)}, got {ties!r}")
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
+        self.model = model
+        self.scale = scale
+        self.ties = ties
+        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
+        self.gather_across_devices = gather_across_devices
+        self.uses_gradient_cache = mini_batch_size is not None
+        self._checked_labels = False
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor:
+        """The loss of a batch, ().
+
+        Args:
+            sentence_features: one tokenised column, the sentences of all lists.
+            labels: see the class.
+        """
+        if self.uses_gradient_cache:
+            return self.forward_cached(sentence_features, labels)
+        return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        """The loss, (), of one column of (N, D) embeddings.
+
+        ValueError where there are more columns, or labels are missing, of another shape or NaN. (On a GPU, which would
+        have to wait, only the first batch's values are looked at.)
+        """
+        if len(embeddings) != 1:
+            raise ValueError(
+                f"ListMLELoss takes one column, the sentences of all lists one after another, got {len(embeddings)}: "
+                "use raoe_train.ListCollator with a column of lists"
+            )
+        (own,) = embeddings
+        lengths, teacher = self._targets(labels, own)
+        longest = teacher.shape[1]
+        place = torch.arange(longest, device=own.device)
+        real = place < lengths[:, None]
+        starts = (lengths.cumsum(0) - lengths)[:, None]
+        # Beyond a list stands another one's sentence, which the mask hides.
+        lists = _normalised(own)[(starts + place).clamp(max=len(own) - 1)]
+        with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are no order
+            student = lists @ lists.transpose(1, 2)
+        mask = real[:, :, None] & real[:, None, :]
+        rows = mask.shape[0] * longest
+        # A row without a sentence costs nothing but counts in the mean, which is to be over the N that have one.
+        loss = list_mle_loss(
+            student.reshape(rows, longest),
+            teacher.reshape(rows, longest),
+            tau=self.scale,
+            mask=mask.reshape(rows, longest),
+            ties=self.ties,
+        )
+        sizes = process_rows(own)[0] if self.gather_across_devices else [len(own)]
+        return loss * (rows * len(sizes) / sum(sizes))
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches."""
+        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels)
+        if with_backward:
+            loss.backward()
+            loss = loss.detach()
+        return loss
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {
+            "scale": self.scale,
+            "ties": self.ties,
+            "mini_batch_size": self.mini_batch_size,
+            "gather_across_devices": self.gather_across_devices,
+        }
+
+    @property
+    def temperature(self) -> float:
+        """1 / scale, the paper's tau."""
+        return 1.0 / self.scale
+
+    @property
+    def citation(self) -> str:
+        return _LISTMLE_CITATION
+
+    def _targets(self, labels: Any, own: Tensor) -> tuple[Tensor, Tensor]:
+        """(lengths (B,), teacher (B, n, n)) of a batch, on the embeddings' device."""
+        if not isinstance(labels, Mapping) or "lengths" not in labels:
+            found = sorted(labels) if isinstance(labels, Mapping) else type(labels).__name__
+            raise ValueError(
+                f"ListMLELoss needs labels with the 'lengths' of the lists, got {found}: use raoe_train.ListCollator"
+            )
+        lengths = labels["lengths"].to(own.device)
+        if lengths.ndim != 1 or lengths.is_floating_point() or not len(lengths):
+            raise ValueError(f"lengths must be whole numbers, one a list, got {lengths.dtype} {tuple(lengths.shape)}")
+        teacher = labels.get("teacher")
+        if teacher is None:
+            place = torch.arange(int(lengths.max()), device=own.device)
+            teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
+        teacher = teacher.detach().to(own.device)
+        if teacher.ndim != 3 or teacher.shape[0] != len(lengths) or teacher.shape[1] != teacher.shape[2]:
+            raise ValueError(
+                f"teacher must have shape ({len(lengths)}, n, n), a square for each list, got {tuple(teacher.shape)}"
+            )
+        self._check(lengths, teacher, len(own))
+        return lengths, teacher
+
+    def _check(self, lengths: Tensor, teacher: Tensor, sentences: int) -> None:
+        # A look at the values makes a GPU wait, so there only the first batch is looked at.
+        if self._checked_labels and lengths.device.type != "cpu":
+            return
+        self._checked_labels = True
+        given = lengths.tolist()
+        if sum(given) != sentences or min(given) < 1 or max(given) > teacher.shape[1]:
+            raise ValueError(
+                f"lengths must be at least 1, at most teacher's {teacher.shape[1]} and add up to the {sentences} "
+                f"sentences, got {given}"
+            )
+        for number, length in enumerate(given):
+            if bool(teacher[number, :length, :length].isnan().any()):
+                raise ValueError(f"the teacher of list {number} of the batch has NaN: remove or complete such lists")
+
+
+def _normalised(embeddings: Tensor) -> Tensor:
+    """Unit rows, in float32 at least, and 0 where a row is 0."""
+    wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+    return nn.functional.normalize(wide, dim=1)
+
+
+_LISTMLE_CITATION = """
+@inproceedings{xia2008listwise,
+    title = {Listwise Approach to Learning to Rank: Theory and Algorithm},
+    author = {Xia, Fen and Liu, Tie-Yan and Wang, Jue and Zhang, Wensheng and Li, Hang},
+    booktitle = {Proceedings of the 25th International Conference on Machine Learning},
+    year = {2008},
+    doi = {10.1145/1390156.1390306}
+}
+@article{he2025refining,
+    title = {Refining Sentence Embedding Model through Ranking Sentences Generation with Large Language Models},
+    author = {He, Liyang and Liu, Chenglong and Li, Rui and Huang, Zhenya and Ruan, Shulan and Zhou, Jun and Chen,
+        Enhong},
+    journal = {arXiv preprint arXiv:2502.13656},
+    year = {2025}
+}
+"""
