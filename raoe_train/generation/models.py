@@ -43,12 +43,13 @@ def load_language_model(config: LanguageModelConfig) -> Any:
 
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(config.dtype))
         weights["device_map"] = {"": torch.device(device)}
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         _name(config),
         output_loading_info=True,
         **{key: value for key, value in weights.items() if value is not None},
         **_hub(config),
     )
+    model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{config.name} is not a whole language model; it has no {', '.join(missing[:3])}")
     return (model if config.load_in_4bit else model.to(device)).eval()

@@ -16,13 +16,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from raoe_train.data.files import replacing, write_json
 
 FAILED = ".failed.jsonl"
+T = TypeVar("T")
 
 
 class Ledger:
@@ -34,6 +35,7 @@ class Ledger:
     """
 
     def __init__(self, output: Path, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
         self.output, self.failed = output, output.with_name(output.name + FAILED)
         self.summary, self.parts = output.with_name(output.name + ".json"), output.with_name(output.name + ".parts")
         self.own = {
@@ -44,22 +46,36 @@ class Ledger:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time; the lock goes with the process that holds it."""
-        self.parts.mkdir(parents=True, exist_ok=True)
-        with open(self.parts / "lock", "w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        """One process at a time; the lock goes with the process that holds it, and leaves nothing behind."""
+        path = self.parts / "lock"
+        while True:
+            self.parts.mkdir(parents=True, exist_ok=True)
+            try:
+                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            except FileNotFoundError:  # another process has just removed the folder
+                continue
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)  # it was removed while we waited, so it keeps nobody out any more
+        try:
             yield
+        finally:
+            if self._concluded():
+                shutil.rmtree(self.parts, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # it has chains in it
+                    self.parts.rmdir()
+            os.close(handle)
 
     def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
         """What OUTPUT.json says of these settings, or None where there is nothing from before. Under the lock.
 
         ValueError where chains of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
         """
-        try:
-            found = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = None
-        if isinstance(found, dict) and found.get("settings") == settings:
+        found = self._summary()
+        if found.get("settings") == settings and (self.output.exists() or not self._concluded()):
             return found
         there = [file for file in (self.output, self.failed, *self._of_ranks()) if file.exists()]
         if there and not overwrite:
@@ -70,26 +86,37 @@ class Ledger:
             file.unlink(missing_ok=True)
         return None
 
+    def begin(self, found: dict[str, Any]) -> None:
+        """Put the settings on disk, before the first chain. Under the lock."""
+        write_json(self.summary, found)
+
+    def share(self, items: list[T]) -> list[T]:
+        """This process's part of all items."""
+        return items[self.rank :: self.world]
+
     def done(self) -> set[int]:
         """The ids of all chains on disk, of every process."""
         return set(self._index())
 
-    def open(self) -> None:
-        """Begin to write: cut off what a kill left of a line, and keep others from writing the same files.
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """In this block chains can be written: what a kill left of a line is cut off, and others are kept out.
 
-        ValueError where another process does so.
+        ValueError where another process writes the same files.
         """
-        for ok, path in self.own.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            self._open[ok] = handle
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise ValueError(f"{path}: another process is writing to it") from None
-            whole = max((start + size for _, start, size in _lines(path)), default=0)
-            os.ftruncate(handle, whole)
+        try:
+            with self.locked():
+                for ok, path in self.own.items():
+                    handle = self._open[ok] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                    try:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise ValueError(f"{path}: another process is writing to it") from None
+                    os.ftruncate(handle, max((start + size for _, start, size in _lines(path)), default=0))
+            yield
+        finally:
+            while self._open:
+                os.close(self._open.popitem()[1])
 
     def write(self, line: dict[str, Any], ok: bool) -> None:
         """Put a chain on disk, among the good ones or the failed ones."""
@@ -97,10 +124,6 @@ class Ledger:
         while left:  # a full disk may take a part before it says so
             left = left[os.write(self._open[ok], left) :]
         os.fsync(self._open[ok])
-
-    def close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
 
     def finish(self, ids: Sequence[int]) -> dict[str, list[dict[str, Any]]] | None:
         """Bring all chains together in the order of `ids`, if all of them are on disk. Under the lock.
@@ -128,11 +151,20 @@ class Ledger:
         return brief
 
     def conclude(self, summary: dict[str, Any]) -> None:
-        """The end: the summary in the place of the mere settings; nothing is left beside it. Under the lock."""
+        """The end: the summary in the place of the mere settings. Under the lock."""
         if not self.failed.stat().st_size:
             self.failed.unlink()
         write_json(self.summary, summary)
-        shutil.rmtree(self.parts)
+
+    def _summary(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _concluded(self) -> bool:
+        return "chains" in self._summary()
 
     def _of_ranks(self) -> list[Path]:
         return sorted(self.parts.glob("rank-*.jsonl"))

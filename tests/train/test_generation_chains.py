@@ -1,0 +1,486 @@
+"""The job generate: chains of a real (tiny) language model, and of one that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from raoe_train import run
+from raoe_train.config import GenerationSection, load
+from raoe_train.generation import chains as job
+from raoe_train.generation.chains import Chain, grow
+from raoe_train.generation.decoding import Answer
+from raoe_train.generation.prompts import Prompts
+from tests.train.decoders import saved_decoder
+from tests.train.test_generation_rules import Letters, read
+from tests.train.tiny import SENTENCES
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A saved language model with room for prompts, that writes something else after every sentence."""
+    name = saved_decoder(tmp_path_factory.mktemp("writer"))
+    model = AutoModelForCausalLM.from_pretrained(name).double()
+    model.config.max_position_embeddings = 256
+    model = type(model)(model.config).double()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.model_max_length = 256
+    model.save_pretrained(name)
+    tokenizer.save_pretrained(name)
+    return name
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{sentence}\n" for sentence in SENTENCES))
+    return path
+
+
+def options(writer, sentences, output, **more):
+    return {
+        "model.name": writer,
+        "model.device": "cpu",
+        "data.input": str(sentences),
+        "output": str(output),
+        "generation": {
+            "steps": STEPS, "max_new_tokens": 8, "verify": False, "batch_size": 3, "prompt": "Again: {sentence} ->"
+        },
+        **more,
+    }  # fmt: skip
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def plainly(writer, sentence, method="guided", guidance=1.5):
+    """A chain by transformers' own generate, step by step."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(writer), AutoTokenizer.from_pretrained(writer)
+
+    def ids(text):
+        return torch.tensor([tokenizer(f"Again: {text} ->")["input_ids"]])
+
+    chain = [sentence]
+    for step in range(STEPS):
+        led = step and method == "guided"
+        extra = {"guidance_scale": guidance, "negative_prompt_ids": ids(chain[-2])} if led else {}
+        near = ids(chain[-1])
+        found = model.generate(
+            near, max_new_tokens=8, do_sample=False, stop_strings=["\n"], tokenizer=tokenizer, **extra
+        )
+        text = tokenizer.decode(found[0, near.shape[1] :], skip_special_tokens=True)
+        chain.append(text.partition("\n")[0].strip())
+    return chain
+
+
+@pytest.mark.parametrize("method", ["guided", "iterative"])
+def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, method):
+    output = tmp_path / "chains.jsonl"
+    result = run("generate", **options(writer, sentences, output), **{"generation.method": method})
+    found = lines(output)
+    assert [line["id"] for line in found] == list(range(1, 12))
+    for line, sentence in list(zip(found, SENTENCES, strict=True))[:4]:
+        assert line["sentences"] == plainly(writer, sentence, method)
+    for line in found:
+        assert len(line["sentences"]) == STEPS + 1
+        assert list(line) == ["id", "sentences", "method", "settings", "model", "versions"]
+        assert (line["method"], line["model"]) == (method, writer)
+        assert line["settings"]["guidance"] == (1.5 if method == "guided" else 1.0)
+        assert line["settings"]["steps"] == STEPS and "transformers" in line["versions"]
+    assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt"]
+    assert result == json.loads((tmp_path / "chains.jsonl.json").read_text())
+    assert (result["chains"], result["sentences"], result["failed_chains"]) == (11, 55, {})
+    assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
+
+
+def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_path):
+    common = {"generation.do_sample": True, "generation.temperature": 1.3}
+    for size in (1, 3, 50):
+        output = tmp_path / f"{size}.jsonl"
+        run("generate", **options(writer, sentences, output), **common, **{"generation.batch_size": size})
+    texts = [(tmp_path / f"{size}.jsonl").read_text() for size in (1, 3, 50)]
+    assert texts[0] == texts[1] == texts[2]
+    run("generate", **options(writer, sentences, tmp_path / "o.jsonl"), **common, **{"generation.seed": 1})
+    theirs, ours = lines(tmp_path / "o.jsonl"), lines(tmp_path / "1.jsonl")
+    assert all(a["sentences"] != b["sentences"] for a, b in zip(ours, theirs, strict=True))
+    assert ours[0]["settings"]["temperature"] == 1.3
+
+
+def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, capsys):
+    output = tmp_path / "chains.jsonl"
+    result = run("generate", **options(writer, sentences, output), **{"generation.verify": True})
+    failed = lines(tmp_path / "chains.jsonl.failed.jsonl")
+    assert sum(result["failed_chains"].values()) == len(failed) > 0
+    assert result["chains"] + len(failed) == 11
+    for line in failed:
+        assert line["reason"] and 1 <= line["step"] == len(line["sentences"]) - 1 <= STEPS
+        assert line["sentences"][0] == SENTENCES[line["id"] - 1]
+    assert "failed (" in capsys.readouterr().out
+    before = (output.read_bytes(), result)
+    assert run("generate", **options(writer, sentences, output), **{"generation.verify": True}) == before[1]
+    assert output.read_bytes() == before[0]
+
+
+def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    real, asked = Chain.request, []
+
+    def failing(chain, limit):
+        asked.append((chain.key, len(chain.sentences)))
+        if len(asked) == 27:
+            raise RuntimeError("out of memory")
+        return real(chain, limit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "request", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run("generate", **options(writer, sentences, output))
+    kept = lines(output)
+    assert 0 < len(kept) < 11
+    text = output.read_bytes()
+    output.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
+
+    with pytest.raises(ValueError, match="not from these settings and inputs; overwrite replaces it"):
+        run("generate", **options(writer, sentences, output), **{"generation.guidance": 2})
+    assert output.read_bytes().startswith(text)
+    asked.clear()
+    monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
+    result = run("generate", **options(writer, sentences, output), **{"generation.batch_size": 2})
+    assert set(asked) == set(range(1, 12)) - {line["id"] for line in kept}
+    assert output.read_bytes() == whole.read_bytes()
+    assert (result["chains"], result["run"]["chains"]) == (11, 11 - len(kept))
+    assert files(tmp_path)[:2] == ["chains.jsonl", "chains.jsonl.json"] and "chains.jsonl.parts" not in files(tmp_path)
+    asked.clear()
+    run("generate", **options(writer, sentences, output))
+    assert asked == []
+
+
+def test_whose_place_it_is(writer, sentences, tmp_path):
+    output = tmp_path / "chains.jsonl"
+    output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
+    with pytest.raises(ValueError, match="is there already, not from these settings"):
+        run("generate", **options(writer, sentences, output))
+    assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
+    run("generate", **options(writer, sentences, output), overwrite=True)
+    first = output.read_bytes()
+    sentences.write_text("another man\n")
+    with pytest.raises(ValueError, match="is there already"):
+        run("generate", **options(writer, sentences, output))
+    assert output.read_bytes() == first
+    assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
+    output.unlink()  # and a result that is gone is made anew
+    assert run("generate", **options(writer, sentences, output))["chains"] == 1
+    assert len(lines(output)) == 1
+
+
+def test_a_file_that_was_changed_is_not_gone_on_with(writer, sentences, tmp_path, monkeypatch):
+    output = tmp_path / "chains.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Ledger, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            run("generate", **options(writer, sentences, output))
+    text = output.read_text().splitlines(keepends=True)
+    assert len(text) == 11
+    output.write_text("".join([*text[:3], text[3][:40] + "\n", *text[4:]]))
+    with pytest.raises(ValueError, match=r"chains\.jsonl, line 4: not a chain"):
+        run("generate", **options(writer, sentences, output))
+    output.write_text("".join(text))
+    assert run("generate", **options(writer, sentences, output))["run"] == {}
+
+
+def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    asked, real = [], Chain.request
+    monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
+    for rank in (2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        result = run("generate", **options(writer, sentences, output))
+        assert result["waiting"] and not output.exists()
+    assert set(asked) == {1, 4, 7, 10, 3, 6, 9}
+    monkeypatch.setenv("WORLD_SIZE", "2")  # a rerun may have fewer
+    monkeypatch.setenv("RANK", "0")
+    with open(tmp_path / "chains.jsonl.parts" / "rank-00002.jsonl", "ab") as file:
+        file.write(b'{"id": 5, "sen')
+    asked.clear()
+    run("generate", **options(writer, sentences, output))
+    assert set(asked) == {5, 11}
+    monkeypatch.setenv("RANK", "1")
+    result = run("generate", **options(writer, sentences, output))
+    assert set(asked) == {5, 11, 2, 8}
+    assert result["chains"] == 11
+    assert output.read_bytes() == whole.read_bytes()
+    assert "chains.jsonl.parts" not in files(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    assert run("generate", **options(writer, sentences, output)) == result
+
+
+def test_one_process_at_a_time(writer, sentences, tmp_path, monkeypatch):
+    output = tmp_path / "chains.jsonl"
+    ledger = job.Ledger(output)
+    with ledger.writing():
+        with pytest.raises(ValueError, match="another process is writing to it"):
+            with job.Ledger(output).writing():
+                pass
+        with job.Ledger(output, 1, 2).writing():
+            pass
+    with ledger.writing():
+        pass
+
+
+@pytest.mark.slow
+def test_going_on_after_a_kill(writer, sentences, tmp_path):
+    """SIGKILL again and again; in the end every chain is there once, and none was done twice."""
+    sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    keys = [f"--{key}={value}" for key, value in options(writer, sentences, output).items() if key != "generation"]
+    keys += [f"--generation.{k}={v}" for k, v in options(writer, sentences, output)["generation"].items()]
+    command = [sys.executable, "-m", "raoe_train", "generate", *keys]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    before: list[bytes] = []
+    for _ in range(3):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < len(before) + 20):
+            time.sleep(0.002)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        there = [line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        assert there[: len(before)] == before
+        assert len(before) + 20 <= len(there) < 220
+        before = there
+    assert subprocess.run(command, env=environment, check=True, capture_output=True).returncode == 0
+    assert output.read_bytes() == whole.read_bytes()
+    assert json.loads((tmp_path / "chains.jsonl.json").read_text())["run"]["chains"] == 220 - len(before)
+
+
+# Chains, by a decoder that follows a script
+
+
+class Script:
+    """Answers as the test says, each after so many steps as it has letters."""
+
+    can_join, limit = True, None
+
+    def __init__(self, write, can_join=True) -> None:
+        self.write, self.can_join, self.flying, self.most = write, can_join, {}, 0
+
+    @property
+    def active(self):
+        return len(self.flying)
+
+    def add(self, requests):
+        assert self.can_join or not self.flying
+        done = []
+        for key, request in requests:
+            text = self.write(key, request)
+            text, finish = text if isinstance(text, tuple) else (text, "eos")
+            answer = Answer([0] * (len(text) + 1), text, finish)
+            if text:
+                self.flying[key] = [len(text), answer]
+            else:
+                done.append((key, answer))
+        self.most = max(self.most, self.active)
+        return done
+
+    def step(self):
+        for entry in self.flying.values():
+            entry[0] -= 1
+        done = [(key, answer) for key, (left, answer) in self.flying.items() if left == 0]
+        for key, _ in done:
+            del self.flying[key]
+        return done
+
+
+def chains_of(write, sources, slots=2, can_join=True, limit=None, prompt="{sentence}", **settings):
+    wish = GenerationSection(steps=settings.pop("steps", 3), **settings)
+    prompts = Prompts(Letters(), wish.method, wish.steps, prompt)
+    decoder = Script(write, can_join)
+    decoder.limit = limit
+    made = (Chain(key, [source], prompts, wish) for key, source in enumerate(sources, 1))
+    found = {chain.key: chain for chain in grow(made, decoder, slots)}
+    assert sorted(found) == list(range(1, len(sources) + 1)) and decoder.most <= slots and not decoder.active
+    return found
+
+
+def test_each_step_is_led_away_from_the_one_before_the_last():
+    asked = []
+
+    def write(key, request):
+        near, far = read(request.near[1:]), read(request.far[1:]) if request.far else None
+        asked.append((near, far, request.guidance, request.max_new_tokens))
+        return f" {near}{near[-1]}\n"
+
+    chain = chains_of(write, ["ab"], guidance=1.25, max_new_tokens=9)[1]
+    assert (chain.sentences, chain.reason) == (["ab", "abb", "abbb", "abbbb"], None)
+    assert asked == [("ab", None, 1, 9), ("abb", "ab", 1.25, 9), ("abbb", "abb", 1.25, 9)]
+    asked.clear()
+    assert chains_of(write, ["ab"], method="iterative")[1].sentences == chain.sentences
+    assert [entry[1:3] for entry in asked] == [(None, 1)] * 3
+    asked.clear()
+    chains_of(write, ["ab"], guidance=1.0)
+    assert [entry[1:3] for entry in asked] == [(None, 1)] * 3
+
+
+@pytest.mark.parametrize("can_join", [True, False])
+def test_chains_take_each_others_places_and_keep_their_own_sentences(can_join):
+    sources = ["a" * (1 + 7 * n % 5) + str(n) for n in range(13)]
+    seeds = []
+
+    def write(key, request):
+        seeds.append(request.seed)
+        return read(request.near[1:]) + "x" * (key % 4 + 1)
+
+    for slots in (1, 3, 8, 20):
+        found = chains_of(write, sources, slots, can_join)
+        for key, source in enumerate(sources, 1):
+            step = "x" * (key % 4 + 1)
+            assert found[key].sentences == [source + step * n for n in range(4)]
+    assert len(seeds) == 4 * 39 and len(set(seeds)) == 39
+
+
+def test_a_chain_ends_where_it_breaks_a_rule():
+    words = {
+        1: ["fine", "well", "good"],
+        2: ["fine", ("half a sen", "length"), "never asked"],
+        3: ["", "never asked", "never asked"],
+        4: ["fine", "source 4", "SOURCE 4!"],
+        5: ["two\n\nlines", "never", "never"],
+        6: ["fine", "good", "I cannot help with that."],
+    }
+
+    def run_(verify):
+        turn = {key: iter(found) for key, found in words.items()}
+        sources = [f"source {n}" for n in range(1, 7)]
+        return chains_of(lambda key, _: next(turn[key]), sources, verify=verify)
+
+    found = run_(True)
+    assert {key: (len(chain.sentences) - 1, chain.reason) for key, chain in found.items()} == {
+        1: (3, None),
+        2: (2, "not complete: cut off at max_new_tokens"),
+        3: (1, "empty"),
+        4: (3, "repeated: sentence 3 is there for the 3rd time"),
+        5: (1, "more than one line"),
+        6: (3, "boilerplate: 'I cannot help'"),
+    }
+    for key, chain in run_(False).items():
+        assert chain.reason is None
+        assert chain.sentences[1:] == [w[0] if isinstance(w, tuple) else w for w in words[key]]
+
+
+def test_a_list_at_once():
+    texts = {
+        1: "1. one\n2. two\n3. three",
+        2: "1. one\n2. two",
+        3: ("1. one\n2. two\n3. thr", "length"),
+        4: "1. one\n2.\n3. three",
+        5: "I'm sorry, but I can't help.",
+        6: "1. one\n2. one\n3. one",
+    }
+    asked = []
+
+    def write(key, request):
+        asked.append(request)
+        return texts[key]
+
+    found = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
+    assert {key: chain.reason for key, chain in found.items()} == {
+        1: None,
+        2: "a list of 2 sentences instead of 3",
+        3: "not complete: cut off at max_new_tokens",
+        4: "empty",
+        5: 'a line of the list is no item: "I\'m sorry, but I can\'t help."',
+        6: "repeated: sentence 3 is there for the 3rd time",
+    }
+    assert found[1].sentences == ["source", "one", "two", "three"]
+    assert all(request.far is None and request.max_new_tokens == 21 for request in asked) and len(asked) == 6
+    kept = chains_of(write, ["source"] * 6, method="single-step", verify=False)
+    assert all(chain.reason is None for chain in kept.values())
+    assert kept[2].sentences == ["source", "1. one", "2. two"]
+
+
+def test_a_prompt_without_room_fails_its_chain_alone():
+    long = "y" * 30
+    found = chains_of(lambda key, _: "fine" * key, [long, "b", long, "c"], limit=36, max_new_tokens=20)
+    assert found[1].reason == "no room: a prompt of 31 and 20 new tokens, the model has 36 positions"
+    assert found[2].reason is None or found[2].reason.startswith("repeated")
+    assert found[3].reason.startswith("no room") and found[4].reason.startswith(("no room", "repeated"))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"generation.method": "guide"}, "method must be one of guided, iterative, single-step"),
+        ({"generation.steps": 0}, r"generation\.steps must be at least 1"),
+        ({"generation.guidance": -1}, r"generation\.guidance must be finite and not negative"),
+        ({"generation.guidence": 2}, r"unknown key generation\.guidence \(did you mean generation\.guidance\?\)"),
+        ({"generation.num_beams": 2}, r"generation\.num_beams is a field of GenerationConfig that this job has no use"),
+        ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
+        ({"generation.decoding": {"steps": 3}}, r"decoding\.steps: say generation\.steps"),
+        ({"output": "chains.json"}, r"must name a \.jsonl file"),
+        ({"output": None}, "output is missing"),
+        ({"model.name": ""}, r"model\.name is missing"),
+        ({"model.name": "/no/such/folder"}, "no such model directory"),
+        ({"model.dtype": "int8"}, r"model\.dtype must be one of"),
+        ({"model.pooling": "mean"}, r"unknown key model\.pooling"),
+        ({"data.input": "/no/such.txt"}, "no such file"),
+        ({"seeds.encoder": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tmp_path, more, message):
+    before = files(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
+    assert files(tmp_path) == before
+
+
+def test_recipe():
+    config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
+    wish = config.generation
+    assert (wish.method, wish.steps, wish.guidance, wish.verify) == ("guided", 32, 1.5, True)
+    assert wish.decoding == {"temperature": 0.7, "do_sample": True}
+
+
+def test_weights_without_a_head_are_refused(tmp_path, sentences):
+    from transformers import AutoConfig, AutoModel
+
+    name = saved_decoder(tmp_path)
+    config = AutoConfig.from_pretrained(name, tie_word_embeddings=False)
+    AutoModel.from_config(config).save_pretrained(name)
+    with pytest.raises(ValueError, match=r"not a whole language model; it has no lm_head\.weight"):
+        run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
+
+
+def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
+    from tests.train.tiny import tiny_encoder
+
+    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
+    output = tmp_path / "chains.jsonl"
+    seeds = {"encoder": str(tmp_path / "encoder"), "clusters": 2, "per_cluster": 2, "device": "cpu"}
+    result = run("generate", **options(writer, sentences, output, seeds=seeds))
+    assert result["chains"] == len(lines(output)) == 4
+    assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
