@@ -174,6 +174,40 @@ def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("more", "stops"),
+    [
+        ({}, ["\n"]),  # or a plain text would go on with something else
+        ({"generation.method": "single-step"}, [f"\n{STEPS + 1}."]),
+        ({"generation.stop_strings": ["!", "?"]}, ["!", "?"]),
+        ({"generation.stop_strings": []}, []),
+        ({"generation.chat": True}, None),
+    ],
+    ids=str,
+)
+def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops):
+    import raoe_train.generation.decoding as decoding
+
+    seen, real, load = [], decoding.GuidedDecoder, job.load_tokenizer
+
+    def spying(model, tokenizer, sampling, **options):
+        seen.append(sampling.stop_strings)
+        return real(model, tokenizer, sampling, **options)
+
+    def chatting(config):
+        tokenizer = load(config)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+        return tokenizer
+
+    monkeypatch.setattr(decoding, "GuidedDecoder", spying)
+    if "generation.chat" in more:
+        monkeypatch.setattr(job, "load_tokenizer", chatting)
+    result = run("generate", **options(writer, sentences, tmp_path / "chains.jsonl"), **more)
+    assert seen == [stops] and result["chains"] == 11
+    for line in lines(tmp_path / "chains.jsonl"):
+        assert not any(stop in text for stop in stops or [] for text in line["sentences"][1:])
+
+
 def test_whose_place_it_is(writer, sentences, tmp_path):
     output = tmp_path / "chains.jsonl"
     output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
@@ -273,6 +307,29 @@ def test_going_on_after_a_kill(writer, sentences, tmp_path):
     assert subprocess.run(command, env=environment, check=True, capture_output=True).returncode == 0
     assert output.read_bytes() == whole.read_bytes()
     assert json.loads((tmp_path / "chains.jsonl.json").read_text())["run"]["chains"] == 220 - len(before)
+
+
+@pytest.mark.slow
+def test_processes_at_the_same_time(writer, sentences, tmp_path):
+    """Whoever ends last merges, and it does not matter who that is."""
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    expected = run("generate", **options(writer, sentences, whole))
+    code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
+    words = json.dumps(options(writer, sentences, output))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, words],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate()[0].splitlines()[-1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert output.read_bytes() == whole.read_bytes()
+    assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
+    assert any(json.loads(line).get("chains") == expected["chains"] for line in said)
 
 
 # Chains, by a decoder that follows a script
