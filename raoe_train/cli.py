@@ -19,18 +19,19 @@ FUNCTIONS = {
     "lists": "raoe_train.listing:lists",
     "evaluate": "raoe_train.evaluation:evaluate",
     "encode": "raoe_train.evaluation:encode",
+    "generate": "raoe_train.generation:generate",
     "sweep": "raoe_train.sweep:sweep",
     "export": "raoe_train.exporting:export",
     "check": "raoe_train.checking:check",
 }
-PLANNED = ("generate", "mine", "report")
+PLANNED = ("mine", "report")
 
 
 def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     """Do a job and return what it wrote.
 
     Args:
-        job: train, score, lists, evaluate, encode, sweep, export or check.
+        job: train, score, lists, evaluate, encode, generate, sweep, export or check.
         recipe: a YAML path or the name of a shipped recipe.
         overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
             (``**{"training.epochs": 1}``).

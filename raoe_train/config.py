@@ -80,7 +80,7 @@ class DataConfig:
         [], "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name); no batch mixes them"
     )
     dev: str | None = _field(None, "source of development pairs; the encoder best on them is kept")
-    input: str | None = _field(None, "source to score or to encode")
+    input: str | None = _field(None, "source to score, to encode or to begin chains with")
     dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
     columns: dict[str, Any] = _field({}, "our column name: its name in the file")
     labels: dict[str, Any] | None = _field(
@@ -222,6 +222,66 @@ class EncodeConfig:
 
 
 @dataclass
+class LanguageModelConfig:
+    """Which language model writes."""
+
+    name: str = _field("", "causal language model, by name or path")
+    trust_remote_code: bool = _field(False, "run code that comes with the model")
+    revision: str | None = _field(None, "branch, tag or commit on the hub")
+    device: str | None = _field(None, "torch device; by default the best there is")
+    dtype: str | None = _field(None, "of the weights: float32, bfloat16 or float16 [as saved]")
+    attention: str | None = _field(None, "eager, sdpa or flex_attention [transformers' choice]")
+    load_in_4bit: bool = _field(False, "weights in 4 bits (NF4); needs a GPU to be fast")
+
+
+@dataclass
+class GenerationSection:
+    """How chains are written."""
+
+    REST: typing.ClassVar[str] = "decoding"  # the field that takes keys of other names
+
+    method: str = _field("guided", "guided, iterative (without guidance) or single-step (one prompt for the list)")
+    steps: int = _field(32, "sentences of a chain, its source not counted")
+    guidance: float = _field(1.5, "1 + lambda: how far from the sentence before the last (guided)")
+    max_new_tokens: int = _field(64, "longest sentence in tokens; single-step's list may have steps times as many")
+    batch_size: int = _field(16, "chains at a time")
+    verify: bool = _field(True, "keep chains that break a rule apart; false keeps all among the others")
+    seed: int = _field(42, "of random choices (do_sample), each chain and step its own")
+    prompt: str | None = _field(None, "in place of the paper's: a text with {sentence}, perhaps {steps} and {example}")
+    chat: bool | None = _field(None, "use the tokenizer's chat template [where there is one]")
+    max_input_tokens: int = _field(128, "longer sentences to begin with are skipped, and counted")
+    mix: str = _field("auto", "mix hidden states before the head or logits after it: hidden, logits [hidden if exact]")
+    compile: bool = _field(False, "torch.compile the decoding step")
+    decoding: dict[str, Any] = _field(
+        {}, "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ..."
+    )
+
+
+@dataclass
+class SeedsConfig:
+    """Begin with some sentences of each k-means cluster instead of with all."""
+
+    encoder: str | None = _field(None, "encoder that embeds data.input, by name or path; without one all are used")
+    clusters: int = _field(1000, "k-means clusters")
+    per_cluster: int = _field(20, "sentences drawn of each")
+    seed: int = _field(42, "of the clusters and the draw")
+    batch_size: int = _field(64, "sentences at a time")
+    device: str | None = _field(None, "torch device")
+
+
+@dataclass
+class GenerateConfig:
+    """Chains of sentences that move away from one step by step."""
+
+    model: LanguageModelConfig = _field(LanguageModelConfig, "")
+    data: DataConfig = _field(DataConfig, "")
+    seeds: SeedsConfig = _field(SeedsConfig, "")
+    generation: GenerationSection = _field(GenerationSection, "")
+    output: str | None = _field(None, ".jsonl file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
 class SweepConfig:
     """A table of training runs: variants x seeds, each evaluated on the same tasks."""
 
@@ -263,6 +323,7 @@ JOBS: dict[str, type] = {
     "lists": ListsConfig,
     "evaluate": EvaluateConfig,
     "encode": EncodeConfig,
+    "generate": GenerateConfig,
     "sweep": SweepConfig,
     "export": ExportConfig,
     "check": CheckConfig,
@@ -349,12 +410,19 @@ def build(cls: type, values: Any, where: str = "") -> Any:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
     hints = typing.get_type_hints(cls)
-    arguments = {}
+    arguments: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in hints:
+        if key not in hints or key == "REST":
+            if hasattr(cls, "REST"):
+                others[str(key)] = _plain(value)
+                continue
             known = [name for name, *_ in keys(cls, where)]
             raise ValueError(f"unknown key {where}{key}{_nearest(where + str(key), known)}")
         arguments[key] = _convert(hints[key], value, where + key)
+    if others:
+        rest = cls.REST  # type: ignore[attr-defined]
+        arguments[rest] = {**arguments.get(rest, {}), **others}
     config = cls(**arguments)
     if "training" in hints:
         config.training = {TRAINING_NAMES.get(k, k): _plain(v) for k, v in config.training.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,30 +114,41 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
     """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i stays
     line i + 1."""
-    columns = dict(columns or {})
-    if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
-        sentences = []
-        for number, line in text_lines(existing_file(source)):
-            if line is None:
-                raise ValueError(f"{source}, line {number}: not UTF-8")
-            sentences.append(line)
-    else:
-        column = columns.pop("sentence", None)
-        rows = open_source(source, {name: columns[name] for name in columns if name in NAMES})
-        sentences = []
-        for number, fields in rows.rows:
-            where = f"{rows.name}, {rows.unit} {number}"
-            if isinstance(fields, str):
-                raise ValueError(f"{where}: {fields}")
-            column = column or next((name for name in TEXT_COLUMNS if name in fields), None)
-            if column not in fields:
-                raise ValueError(
-                    f"{where}: no column {column or ' or '.join(TEXT_COLUMNS)!r}; "
-                    f"there are: {', '.join(fields)}; say which: columns sentence=..."
-                )
-            if not isinstance(fields[column], str):
-                raise ValueError(f"{where}: {column} is {fields[column]!r}, not a text")
-            sentences.append(fields[column])
+    sentences = []
+    for where, sentence, problem in each_sentence(source, columns):
+        if problem is not None:
+            raise ValueError(f"{where}: {problem}")
+        sentences.append(sentence)
     if not sentences:
         raise ValueError(f"{source}: there are no sentences")
     return sentences
+
+
+def each_sentence(
+    source: str, columns: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, str, str | None]]:
+    """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row).
+
+    ValueError where no column is one of sentences, as that is the same for all rows.
+    """
+    columns = dict(columns or {})
+    if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
+        for number, line in text_lines(existing_file(source)):
+            yield f"{source}, line {number}", line or "", "not UTF-8" if line is None else None
+        return
+    column = columns.pop("sentence", None)
+    rows = open_source(source, {name: columns[name] for name in columns if name in NAMES})
+    for number, fields in rows.rows:
+        where = f"{rows.name}, {rows.unit} {number}"
+        if isinstance(fields, str):
+            yield where, "", fields
+            continue
+        column = column or next((name for name in TEXT_COLUMNS if name in fields), None)
+        if column not in fields:
+            raise ValueError(
+                f"{where}: no column {column or ' or '.join(TEXT_COLUMNS)!r}; "
+                f"there are: {', '.join(fields)}; say which: columns sentence=..."
+            )
+        text = fields[column]
+        good = isinstance(text, str)
+        yield where, text if good else "", None if good else f"{column} is {text!r}, not a text"

@@ -68,7 +68,11 @@ def test_quantiles_and_ratio():
     assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
 
 
-@pytest.mark.parametrize("op", suite.OPS)
+# a decoder with a 128k vocabulary takes its time
+SLOW = {"generation": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("op", [pytest.param(op, marks=SLOW.get(op, ())) for op in suite.OPS])
 def test_every_op_declares_its_inputs_once(op):
     module = import_module(f"benchmarks.{op}")
     assert set(module.SIZES) == {"cpu", "cuda"} and module.TESTS

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
 from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.encoder import load_encoder
@@ -49,6 +49,17 @@ def tiny_decoder(name: str, attention: str = "eager", **changes: Any) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return AutoModel.from_config(config, attn_implementation=attention).eval()
+
+
+def tiny_language_model(name: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
+    """Such a decoder with a head, its weights large enough that texts vary."""
+    kind, own = DECODERS[name]
+    sizes = {**SIZES, "initializer_range": 0.4, "tie_word_embeddings": False, "num_hidden_layers": 2}
+    config = CONFIG_MAPPING[kind](**{**sizes, **own, "layer_types": None, **changes} if "layer_types" in own else
+                                  {**sizes, **own, **changes})  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
 def sequences() -> list[torch.Tensor]:

@@ -77,7 +77,7 @@ def test_our_own_bugs_are_not_hidden(monkeypatch):
 def test_help_lists_jobs_and_keys(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "train" in text and "raoe-s1" in text and "not available yet: generate" in text
+    assert "train" in text and "raoe-s1" in text and "not available yet: mine" in text
     assert cli.main(["train", "raoe-s1", "--help"]) == 0
     text = capsys.readouterr().out
     assert "--loss.mini_batch_size" in text and "--model.scratch.layers" in text
@@ -86,7 +86,7 @@ def test_help_lists_jobs_and_keys(capsys):
 def test_run_is_the_same_from_python():
     assert raoe_train.run is cli.run
     with pytest.raises(ValueError, match="not available yet"):
-        raoe_train.run("generate")
+        raoe_train.run("mine")
     with pytest.raises(AttributeError):
         _ = raoe_train.nothing
 

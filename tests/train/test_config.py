@@ -10,7 +10,8 @@ def test_every_shipped_recipe_loads():
     names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
     assert {"raoe-s1", "raoe-s2", "demo"} <= set(names)
     for path in RECIPES.glob("*.yaml"):
-        job = "sweep" if "variants" in (yaml.safe_load(path.read_text()) or {}) else "train"
+        recipe = yaml.safe_load(path.read_text()) or {}
+        job = "sweep" if "variants" in recipe else "generate" if "generation" in recipe else "train"
         assert isinstance(load(job, path.stem), JOBS[job])
 
 

@@ -1,0 +1,106 @@
+"""Guided decoding with a decoder of random weights and a 128k vocabulary, against transformers' own guidance.
+
+All contenders decode greedily, in float32, as many tokens for each row (nothing ends early), and must give the same
+ones before they are timed: both of ours, and `generate` with guidance_scale and negative_prompt_ids. `generate` without
+guidance is no peer, since it answers another question; it shows what guidance costs. Prefill is part of the time.
+Tokens a second are rows x NEW / seconds.
+
+The contexts of a batch differ in length, as they do in use, so both sides pad on the left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.case import COPIES, Call, Case
+from raoe_train.generation.decoding import GuidedDecoder, Request
+
+SIZES = {"cpu": [1, 8], "cuda": [8, 32]}
+VOCABULARY = 128256
+GUIDANCE = 1.5
+NEW = 16
+NEAR, FAR = 64, 60  # tokens of the longest contexts, about those of the paper's prompt with a sentence in it
+# width, layers, heads, key-value heads, width of the feed-forward part: Llama 3.2 1B on a GPU; half as wide and deep
+# on a CPU, where head and body have about as many weights as each other
+SHAPE = {"cpu": (1024, 8, 16, 4, 4096), "cuda": (2048, 16, 32, 8, 8192)}
+TESTS = ["tests/train/test_generation_decoding.py"]
+
+
+def case(rows: int, device: str) -> Case:
+    model = _model(device)
+    inputs = [_contexts(rows, copy) for copy in range(COPIES)]
+    result: dict[str, Call] = {}
+    decoders = {f"GuidedDecoder, {mix} mixed": GuidedDecoder(model, mix=mix) for mix in ("hidden", "logits")}
+    for name, decoder in decoders.items():
+        result[name] = lambda i, decoder=decoder: _ours(decoder, *inputs[i % COPIES])
+    result["transformers guidance_scale"] = lambda i: _theirs(model, *inputs[i % COPIES])
+    for i in range(COPIES):
+        found = {name: call(i) for name, call in result.items()}
+        wanted = found["transformers guidance_scale"]
+        if different := [name for name, tokens in found.items() if tokens != wanted]:
+            raise AssertionError(f"{different[0]} does not give transformers' tokens")
+    result["transformers without guidance"] = lambda i: _theirs(model, inputs[i % COPIES][0])
+    # Each forward pass reads all weights but the embeddings of tokens that are not there.
+    read = [*model.model.layers.parameters(), model.lm_head.weight]
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in read)
+    return Case(f"{rows} rows, {NEW} tokens each, vocabulary {VOCABULARY:,}", result, bytes=weights * NEW)
+
+
+def _model(device: str) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    width, layers, heads, key_heads, inner = SHAPE[device]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        intermediate_size=inner,
+        max_position_embeddings=1024,
+        # with tied random weights each token would predict itself
+        tie_word_embeddings=False,
+        initializer_range=0.05,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config).to(device).eval()
+
+
+def _contexts(rows: int, copy: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the nearer and the farther contexts; lengths differ from row to row."""
+    generator = torch.Generator().manual_seed(copy)
+
+    def ids(longest: int) -> list[list[int]]:
+        lengths = [longest - 3 * (row % 5) for row in range(rows)]
+        return [torch.randint(1, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+
+    return ids(NEAR), ids(FAR)
+
+
+def _ours(decoder: GuidedDecoder, near: list[list[int]], far: list[list[int]]) -> list[list[int]]:
+    pairs = zip(near, far, strict=True)
+    return [answer.ids for answer in decoder.answers([Request(a, b, GUIDANCE, NEW) for a, b in pairs])]
+
+
+def _theirs(model: Any, near: list[list[int]], far: list[list[int]] | None = None) -> list[list[int]]:
+    ids, mask = _padded(near, model.device)
+    led: dict[str, object] = {}
+    if far is not None:
+        negative, its_mask = _padded(far, model.device)
+        led = {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask, "guidance_scale": GUIDANCE}
+    found = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **led)
+    return found[:, ids.shape[1] :].tolist()
+
+
+def _padded(rows: list[list[int]], device: Any) -> tuple[Tensor, Tensor]:
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    return ids.to(device), mask.to(device)
