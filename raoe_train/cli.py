@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import JOBS, RECIPES, keys, load
+from raoe_train.config import JOBS
+from raoe_train.recipe import RECIPES, keys, load
 
 # The function of each job; it takes the job's configuration. Imported when asked for.
 FUNCTIONS = {
@@ -19,7 +20,7 @@ FUNCTIONS = {
     "lists": "raoe_train.listing:lists",
     "evaluate": "raoe_train.evaluation:evaluate",
     "encode": "raoe_train.evaluation:encode",
-    "generate": "raoe_train.generation:generate",
+    "generate": "raoe_train.generation.chains:generate",
     "sweep": "raoe_train.sweep:sweep",
     "export": "raoe_train.exporting:export",
     "check": "raoe_train.checking:check",

@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import TrainConfig, to_dict
+from raoe_train.config import TrainConfig
+from raoe_train.recipe import to_dict
 
 _NO_MATTER = ("model.device", "teacher.device", "teacher.cache")
 

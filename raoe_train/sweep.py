@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import SweepConfig, TrainConfig, load, merge, nest
+from raoe_train.config import SweepConfig, TrainConfig
 from raoe_train.data.files import write_json
+from raoe_train.recipe import load, merge, nest
 from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep_report import write_report
 from raoe_train.training import train

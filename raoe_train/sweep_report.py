@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from raoe_train.config import SweepConfig, to_dict
+from raoe_train.config import SweepConfig
+from raoe_train.recipe import to_dict
 
 logger = logging.getLogger(__name__)
 

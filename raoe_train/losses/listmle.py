@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
+from raoe_train.losses.cached import CachedLoss
 from raoe_train.losses.gathering import process_rows
 
 TIES = ("ordinal", "random")
 
 
-class ListMLELoss(CachedLossMixin, nn.Module):
+class ListMLELoss(CachedLoss):
     """Each sentence of a list ranks the whole list, and is to rank it as the teacher does, over ``list_mle_loss``.
 
     Sentence j's row is the cosines of x_j with *every* sentence of its list, x_j itself included (Eq. 8 and 9 of the
@@ -53,19 +52,10 @@ class ListMLELoss(CachedLossMixin, nn.Module):
         mini_batch_size: int | None = None,
         gather_across_devices: bool = False,
     ) -> None:
-        super().__init__()
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         if ties not in TIES:
             raise ValueError(f"ties must be one of {', '.join(TIES)}, got {ties!r}")
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
-        self.model = model
-        self.scale = scale
         self.ties = ties
-        self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
-        self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None
         self._checked_labels = False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor:
@@ -113,28 +103,11 @@ class ListMLELoss(CachedLossMixin, nn.Module):
         sizes = process_rows(own)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
 
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False
-    ) -> Tensor:
-        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches."""
-        loss = self.compute_loss_from_embeddings([torch.cat(column) for column in reps], labels)
-        if with_backward:
-            loss.backward()
-            loss = loss.detach()
-        return loss
+    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        return self.compute_loss_from_embeddings(embeddings, labels)
 
     def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "ties": self.ties,
-            "mini_batch_size": self.mini_batch_size,
-            "gather_across_devices": self.gather_across_devices,
-        }
-
-    @property
-    def temperature(self) -> float:
-        """1 / scale, the paper's tau."""
-        return 1.0 / self.scale
+        return {**super().get_config_dict(), "ties": self.ties}
 
     @property
     def citation(self) -> str:

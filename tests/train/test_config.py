@@ -3,7 +3,8 @@
 import pytest
 import yaml
 
-from raoe_train.config import JOBS, RECIPES, TrainConfig, load, merge, nest, to_dict
+from raoe_train.config import JOBS, TrainConfig
+from raoe_train.recipe import RECIPES, load, merge, nest, to_dict
 
 
 def test_every_shipped_recipe_loads():

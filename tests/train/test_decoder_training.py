@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from raoe_train import run
 from raoe_train.checking import check_encoder
-from raoe_train.config import ModelConfig, load
+from raoe_train.config import ModelConfig
 from raoe_train.encoder import load_encoder
+from raoe_train.recipe import load
 from raoe_train.training_data import read_training_data
 from tests.train.decoders import saved_decoder
 from tests.train.tiny import SENTENCES

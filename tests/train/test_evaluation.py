@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from raoe_train.config import load
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import encode, encode_sentences, evaluate, evaluate_encoder
 from raoe_train.evaluation.encode import cosines
 from raoe_train.evaluation.sts import correlate, find_task
+from raoe_train.recipe import load
 from tests.train.tiny import SENTENCES, tiny_encoder
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

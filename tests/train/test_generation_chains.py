@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raoe_train import run
-from raoe_train.config import load
 from raoe_train.generation import chains as job
 from raoe_train.generation.chains import Chain
+from raoe_train.recipe import load
 from tests.train.decoders import saved_decoder
 from tests.train.tiny import SENTENCES
 

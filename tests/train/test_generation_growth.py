@@ -1,4 +1,4 @@
-"""How chains grow: what each step asks, who takes whose place, where a chain ends. By a decoder that follows a script."""
+"""How chains grow: what each step asks, who takes whose place, where a chain ends; by a decoder with a script."""
 
 from __future__ import annotations
 

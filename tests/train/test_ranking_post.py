@@ -18,7 +18,8 @@ from sentence_transformers import SentenceTransformer
 import raoe_train.teaching as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
-from raoe_train.config import TeacherConfig, load
+from raoe_train.config import TeacherConfig
+from raoe_train.recipe import load
 from raoe_train.run_directory import finished_metrics
 from raoe_train.training_data import read_training_data
 from tests.train.test_training import KILLED, write_pairs

@@ -8,7 +8,7 @@ import pytest
 
 from raoe_train import run
 from raoe_train.cli import main
-from raoe_train.config import load
+from raoe_train.recipe import load
 from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep import _chosen, expand
 from raoe_train.sweep_report import _curves, _mean

@@ -16,8 +16,9 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.checking import check_encoder
-from raoe_train.config import ModelConfig, load
+from raoe_train.config import ModelConfig
 from raoe_train.encoder import load_encoder
+from raoe_train.recipe import load
 from tests.train.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -114,7 +115,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
 KILLED = """
 import os, sys
 import raoe_train.training as training
-from raoe_train.config import load
+from raoe_train.recipe import load
 
 log_writer = training.log_writer
 
