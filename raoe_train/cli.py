@@ -22,17 +22,18 @@ FUNCTIONS = {
     "encode": "raoe_train.evaluation:encode",
     "generate": "raoe_train.generation.chains:generate",
     "sweep": "raoe_train.sweep:sweep",
+    "report": "raoe_train.reporting:report",
     "export": "raoe_train.exporting:export",
     "check": "raoe_train.checking:check",
 }
-PLANNED = ("mine", "report")
+PLANNED = ("mine",)
 
 
 def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     """Do a job and return what it wrote.
 
     Args:
-        job: train, score, lists, evaluate, encode, generate, sweep, export or check.
+        job: train, score, lists, evaluate, encode, generate, sweep, report, export or check.
         recipe: a YAML path or the name of a shipped recipe.
         overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
             (``**{"training.epochs": 1}``).
@@ -64,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         _hide_bars()
-    recipe = rest.pop(0) if rest and not rest[0].startswith("--") else None
+    field = getattr(JOBS.get(job), "WORDS", None)
+    recipe = rest.pop(0) if rest and not rest[0].startswith("--") and field is None else None
+    if field and rest and not rest[0].startswith("--"):
+        rest.insert(0, f"--{field}")
     try:
         result = run(job, recipe, **parse_options(rest))
     except BrokenPipeError:  # the reader of our output went away
@@ -130,7 +134,9 @@ def _help() -> str:
 
 
 def _job_help(job: str) -> str:
-    lines = [f"usage: raoe-train {job} [RECIPE] [--section.key value …]", "", str(JOBS[job].__doc__), ""]
+    words = getattr(JOBS[job], "WORDS", "")
+    first = f"{words.upper()}…" if words else "[RECIPE]"
+    lines = [f"usage: raoe-train {job} {first} [--section.key value …]", "", str(JOBS[job].__doc__), ""]
     for key, _, default, text in keys(JOBS[job]):
         lines.append(f"  --{key:<28} {text} [{default if default not in ([], {}) else '-'}]")
     return "\n".join(lines)

@@ -269,6 +269,24 @@ class GenerateConfig:
 
 
 @dataclass
+class ReportConfig:
+    """How chains drift from their source, method by method: a page with tables and a plot."""
+
+    WORDS: typing.ClassVar[str] = "results"  # the field that words before the first --key go to
+
+    results: list[str] = _field([], "files of chains")
+    model: ModelConfig = _field(ModelConfig, "")
+    length: int = _field(16, "sentences of a chain that are looked at, its source included")
+    max_chains: int = _field(1000, "at most so many of a file, drawn with seed")
+    examples: int = _field(3, "chains that are shown, of sources that all files have")
+    seed: int = _field(42, "of max_chains and the intervals")
+    on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
+    batch_size: int = _field(64, "sentences at a time")
+    output: str | None = _field(None, "directory to write")
+    overwrite: bool = _field(False, "replace the report of other settings")
+
+
+@dataclass
 class SweepConfig:
     """A table of training runs: variants x seeds, each evaluated on the same tasks."""
 
@@ -312,6 +330,7 @@ JOBS: dict[str, type] = {
     "encode": EncodeConfig,
     "generate": GenerateConfig,
     "sweep": SweepConfig,
+    "report": ReportConfig,
     "export": ExportConfig,
     "check": CheckConfig,
 }

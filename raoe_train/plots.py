@@ -1,4 +1,4 @@
-"""Plots of scores and of training runs, drawn without a display."""
+"""Plots of scores, training runs and chains, drawn without a display."""
 
 from __future__ import annotations
 
@@ -70,6 +70,27 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None
     _save(figure, path)
 
 
+def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
+    """Chains of sentences: for each method a heatmap of mean similarities, all on one scale of colours, and the curves
+    of all methods by distance (the ranking-sentences paper's Figure 1).
+
+    Args:
+        found: {label: what raoe_train.evaluation.chains.drift found}.
+        path: file to write; its suffix names the format.
+    """
+    figure, axes = _figure(1, len(found) + 1, size=(3.6 * (len(found) + 1), 3.4))
+    lowest = min(np.nanmin(drifted["similarity"]) for drifted in found.values())
+    for axis, (label, drifted) in zip(axes, found.items(), strict=False):
+        image = axis.imshow(drifted["similarity"], vmin=lowest, vmax=1)
+        axis.set(title=label, xlabel="place in the chain")
+    figure.colorbar(image, ax=axes[-2], label="mean cosine")
+    for (label, drifted), colour in zip(found.items(), _colours(len(found)), strict=True):
+        axes[-1].plot(drifted["by_distance"], "o-", markersize=3, color=colour, label=label)
+    axes[-1].set(xlabel="distance in the chain", ylabel="mean cosine")
+    axes[-1].legend(frameon=False)
+    _save(figure, path)
+
+
 NOT_PARTS = frozenset(
     {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 )
@@ -86,14 +107,14 @@ def _colours(count: int) -> list[str]:
     return [COLOURS[place % len(COLOURS)] for place in range(count)]
 
 
-def _figure() -> tuple[Any, Any]:
+def _figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 4.2)) -> tuple[Any, Any]:
     # the object-oriented interface with the Agg canvas leaves the user's pyplot backend alone
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 4.2), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    return figure, figure.subplots(rows, columns)
 
 
 def _save(figure: Any, path: str | Path) -> None:

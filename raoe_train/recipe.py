@@ -95,11 +95,11 @@ def build(cls: type, values: Any, where: str = "") -> Any:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
-    hints = typing.get_type_hints(cls)
+    hints = {field.name: typing.get_type_hints(cls)[field.name] for field in dataclasses.fields(cls)}
     arguments: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in hints or key == "REST":
+        if key not in hints:
             if hasattr(cls, "REST"):
                 others[str(key)] = _plain(value)
                 continue

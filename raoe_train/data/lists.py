@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -27,12 +28,14 @@ class ChainData:
     Attributes:
         ids: of each list its id in the file, "line N" where it has none.
         sentences: of each list its sentences, at least three, the source first.
+        method: how they were written, as the rows say; None where they don't, or not all the same.
         counts: {"read": rows read, "kept": lists, "sentences": in all lists, "other_split": rows of splits not asked
             for, "dropped": {reason: rows}}; read = kept + other_split + all dropped.
     """
 
     ids: list[str]
     sentences: list[list[str]]
+    method: str | None = None
     counts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,6 +44,14 @@ class ChainData:
 
     def __len__(self) -> int:
         return len(self.sentences)
+
+    def drawn(self, most: int, seed: int) -> ChainData:
+        """At most so many of the lists, drawn with `seed`, in their order; counts are still the file's."""
+        if most >= len(self):
+            return self
+        chosen = sorted(random.Random(seed).sample(range(len(self)), most))
+        ids, sentences = [self.ids[number] for number in chosen], [self.sentences[number] for number in chosen]
+        return ChainData(ids, sentences, self.method, self.counts)
 
     def to_dataset(self) -> Dataset:
         """A `datasets.Dataset` with one column, `sentences`: what ListCollator and ListMLELoss train on."""
@@ -53,8 +64,8 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
     """Read lists of sentences: rows with `sentences`, a list of texts, and an `id` if they have one.
 
     Args:
-        source: FILE or FILE#split (JSONL or parquet, also .gz), or a dataset on a hub, as for `read_pairs`. Other
-            columns are not read.
+        source: FILE or FILE#split (JSONL or parquet, also .gz), or a dataset on a hub, as for `read_pairs`. Of
+            other columns only `method` is read.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
 
     Malformed, by the reason they are counted under: "cut off" (a last line that is no JSON, as a killed job may leave
@@ -71,6 +82,7 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
     opened = open_source(source)
     lists: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
+    methods: set[Any] = set()
     dropped: Counter[str] = Counter()
     examples: list[str] = []
     read = 0
@@ -89,6 +101,7 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
                 examples.append(where)
             continue
         lists[name], lines[name] = sentences, line
+        methods.add(str(fields["method"]) if isinstance(fields, dict) and "method" in fields else None)
     if not lists:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
         listed = "".join(f"\n  {example}" for example in examples)
@@ -102,7 +115,7 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
         "other_split": opened.other_split[0],
         "dropped": dict(dropped),
     }
-    return ChainData(list(lists), list(lists.values()), counts)
+    return ChainData(list(lists), list(lists.values()), methods.pop() if len(methods) == 1 else None, counts)
 
 
 def _with_last(rows: Iterable[tuple[int, dict[str, Any] | str]]) -> Iterator[tuple[int, dict[str, Any] | str, bool]]:
