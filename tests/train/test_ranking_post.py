@@ -66,7 +66,7 @@ def targets(made, seed=42):
     datasets, texts = read_training_data(load("train", "ranking-post", made), seed)
     (dataset,) = datasets.values()
     lists = list(dataset["sentences"])
-    assert texts == [text for sentences in lists for text in sentences] or "label" in dataset.column_names
+    assert texts == [text for sentences in lists for text in sentences]
     if "label" not in dataset.column_names:
         return lists, None
     return lists, [
@@ -352,11 +352,11 @@ def test_the_study_in_miniature(tmp_path, encoders):
             "training": {"bf16": False, "batch_size": 3, "learning_rate": 1e-3},
         },
         variants=variants,
-        only=["minilm", "minilm-semantic", "minilm-ranking", "minilm-shuffled", "weak", "minilm-lists-max_rows-75"],
+        only=["minilm", "minilm-semantic", "minilm-ranking", "minilm-shuffled", "weak", "minilm-lists-max_rows-50"],
     )
     assert found["failed"] == [] and len(found["results"]) == 6
     scores = {row["variant"]: row["after"]["average"] for row in found["results"]}
-    assert len(set(scores.values())) >= 5  # 75 lists are all six of them, drawn in another order at most
+    assert len(set(scores.values())) >= 5  # 50 lists are all six of them, drawn in another order at most
     # All runs share one teacher's similarities.
     assert len(list((out / "teacher").glob("*/made_from.json"))) == 1
     report = (out / "report.md").read_text()
