@@ -145,9 +145,9 @@ def parse_list(text: str, steps: int) -> list[str] | str:
                 continue
             return f"a line of the list is no item: {_short(line)}"
         if int(item[1]) != len(found) + 1:
-            return f"item {item[1]} of the list comes after {len(found)}"
+            return f"the list is out of order: item {item[1]} after {len(found)}"
         found.append(item[2].strip())
-    return found if len(found) == steps else f"a list of {len(found)} sentences instead of {steps}"
+    return found if len(found) == steps else f"the list has another length: {len(found)} sentences instead of {steps}"
 
 
 def _short(text: str) -> str:

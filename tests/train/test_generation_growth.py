@@ -140,7 +140,7 @@ def test_a_list_at_once():
     found = chains_of(write, ["source"] * 6, method="single-step", max_new_tokens=7)
     assert {key: chain.reason for key, chain in found.items()} == {
         1: None,
-        2: "a list of 2 sentences instead of 3",
+        2: "the list has another length: 2 sentences instead of 3",
         3: "not complete: cut off at max_new_tokens",
         4: "empty",
         5: 'a line of the list is no item: "I\'m sorry, but I can\'t help."',
