@@ -71,21 +71,24 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None
 
 
 def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Chains of sentences: for each method a heatmap of mean similarities, all on one scale of colours, and the curves
-    of all methods by distance (the ranking-sentences paper's Figure 1).
+    """Chains of sentences: for each method a heatmap of mean similarities, all on one scale of colours without the
+    diagonal, which is 1, and the curves of all methods by distance (the ranking-sentences paper's Figure 1).
 
     Args:
         found: {label: what raoe_train.evaluation.chains.drift found}.
         path: file to write; its suffix names the format.
     """
     figure, axes = _figure(1, len(found) + 1, size=(3.6 * (len(found) + 1), 3.4))
-    lowest = min(np.nanmin(drifted["similarity"]) for drifted in found.values())
-    for axis, (label, drifted) in zip(axes, found.items(), strict=False):
-        image = axis.imshow(drifted["similarity"], vmin=lowest, vmax=1)
+    maps = [np.where(np.eye(len(drifted["similarity"])), np.nan, drifted["similarity"]) for drifted in found.values()]
+    lowest, highest = min(map(np.nanmin, maps)), max(map(np.nanmax, maps))
+    for axis, label, values in zip(axes, found, maps, strict=False):
+        image = axis.imshow(values, vmin=lowest, vmax=highest)
         axis.set(title=label, xlabel="place in the chain")
     figure.colorbar(image, ax=axes[-2], label="mean cosine")
     for (label, drifted), colour in zip(found.items(), _colours(len(found)), strict=True):
-        axes[-1].plot(drifted["by_distance"], "o-", markersize=3, color=colour, label=label)
+        apart = drifted["by_distance"][1:]
+        axes[-1].plot(range(1, len(apart) + 1), apart, "o-", markersize=3, color=colour, label=label)
+    axes[-1].locator_params(axis="x", integer=True)
     axes[-1].set(xlabel="distance in the chain", ylabel="mean cosine")
     axes[-1].legend(frameon=False)
     _save(figure, path)

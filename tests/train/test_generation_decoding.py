@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GraniteConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GPT2Config, GraniteConfig
 
 from raoe_train.generation.decoding import GuidedDecoder, Request
 from raoe_train.generation.mixing import Contexts, MixHidden, choose_mix
@@ -92,6 +92,16 @@ def test_an_answer_does_not_depend_on_its_company(model):
         assert decoder.answers(requests, slots) == alone
     assert decoder.answers(requests[::-1]) == alone[::-1]
     assert [answer.finish for answer in alone].count("length") > 1
+
+
+def test_positions_that_are_looked_up():
+    """GPT-2's are rows of a table, which has none for padding."""
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
+    config.bos_token_id = config.eos_token_id = None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    requests = guided()
+    assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
 
 
 @pytest.mark.parametrize("name", WINDOWS)
