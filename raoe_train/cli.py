@@ -65,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         _hide_bars()
-    field = getattr(JOBS.get(job), "WORDS", None)
-    recipe = rest.pop(0) if rest and not rest[0].startswith("--") and field is None else None
-    if field and rest and not rest[0].startswith("--"):
-        rest.insert(0, f"--{field}")
+    recipe = None
+    if rest and not rest[0].startswith("--"):
+        if field := getattr(JOBS.get(job), "WORDS", None):
+            rest.insert(0, f"--{field}")
+        else:
+            recipe = rest.pop(0)
     try:
         result = run(job, recipe, **parse_options(rest))
     except BrokenPipeError:  # the reader of our output went away

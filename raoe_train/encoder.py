@@ -118,7 +118,7 @@ def _load(config: ModelConfig) -> Any:
     from sentence_transformers.util import is_sentence_transformer_model
     from transformers import BitsAndBytesConfig
 
-    _check_path(config.name)
+    check_path(config.name)
     hub: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
     changes: dict[str, Any] = {} if config.dropout is None else _dropout_keys(config, hub)
     changes |= _added_layers(config, hub)
@@ -161,7 +161,8 @@ def _pooling(transformer: Any, pooling: str | None) -> Any:
     return Pooling(transformer.get_embedding_dimension(), POOLING[pooling])
 
 
-def _check_path(name: str) -> None:
+def check_path(name: str) -> None:
+    """FileNotFoundError for a name that can only be a path, and is no folder."""
     from pathlib import Path
 
     # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.

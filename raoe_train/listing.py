@@ -15,6 +15,7 @@ import numpy as np
 from raoe_train.data.files import data_kind, write_json, write_rows
 from raoe_train.data.lists import SHORTEST
 from raoe_train.data.pairs import read_pairs
+from raoe_train.evaluation.encode import unit_rows
 from raoe_train.provenance import digest, earlier_result, versions
 from raoe_train.teaching import embedder, identity, in_shards
 
@@ -112,8 +113,7 @@ def lists_from_pairs(
         length: of a list; one is shorter where the pool is.
     """
     place = {text: number for number, text in enumerate(pool)}
-    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    unit = np.divide(embeddings, norms, out=np.zeros_like(embeddings), where=norms > 0)
+    unit = unit_rows(embeddings)
     made = []
     for premise, hypotheses in premises.items():
         own = [place[premise], *(place[text] for text in hypotheses if text != premise)][:length]

@@ -95,7 +95,8 @@ def build(cls: type, values: Any, where: str = "") -> Any:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
-    hints = {field.name: typing.get_type_hints(cls)[field.name] for field in dataclasses.fields(cls)}
+    types_of = typing.get_type_hints(cls)  # those of class variables, too
+    hints = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
     arguments: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for key, value in values.items():

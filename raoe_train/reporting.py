@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.files import replacing, write_json
+from raoe_train.data.files import write_json, write_text
 from raoe_train.data.lists import ChainData, read_chains
 from raoe_train.provenance import digest, earlier_result, fingerprint, versions
 
@@ -50,33 +49,25 @@ def report(config: ReportConfig) -> dict[str, Any]:
 
     from raoe_train.encoder import load_encoder
     from raoe_train.evaluation.chains import drift, unrelated
-    from raoe_train.evaluation.encode import encode_sentences
+    from raoe_train.evaluation.encode import encode_sentences, unit_rows
     from raoe_train.plots import plot_drift
 
-    texts = list(
-        dict.fromkeys(
-            text for data in read.values() for sentences in data.sentences for text in sentences[: config.length]
-        )
-    )
-    embeddings = encode_sentences(load_encoder(config.model), texts, config.batch_size)
-    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    unit = np.divide(embeddings, norms, out=np.zeros_like(embeddings), where=norms > 0)
+    chains = {label: [sentences[: config.length] for sentences in data.sentences] for label, data in read.items()}
+    texts = list(dict.fromkeys(text for some in chains.values() for sentences in some for text in sentences))
+    unit = unit_rows(encode_sentences(load_encoder(config.model), texts, config.batch_size))
     place = {text: number for number, text in enumerate(texts)}
 
     def rows(sentences: list[str]) -> np.ndarray:
-        return unit[[place[text] for text in sentences[: config.length]]]
+        return unit[[place[text] for text in sentences]]
 
-    found = {
-        label: drift([rows(sentences) for sentences in data.sentences], config.length, config.seed)
-        for label, data in read.items()
-    }
-    sources = list(dict.fromkeys(sentences[0] for data in read.values() for sentences in data.sentences))
+    found = {label: drift([*map(rows, some)], config.length, config.seed) for label, some in chains.items()}
+    sources = list(dict.fromkeys(sentences[0] for some in chains.values() for sentences in some))
     result = {
         "chains": found,
-        "unrelated": unrelated(unit[[place[text] for text in sources]]),
+        "unrelated": unrelated(rows(sources)),
         "sources": len(sources),
         "given_up": _given_up(config, list(read)),
-        "cases": _cases(read, rows, config.examples, config.length),
+        "cases": _cases(chains, rows, config.examples),
         "model": config.model.name,
         "settings": settings,
         "versions": versions(),
@@ -85,8 +76,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     plot_drift(found, output / "similarity.png")
     result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN: a place that no chain has
     write_json(output / "report.json", result)
-    with replacing(output / "report.md") as temporary:
-        Path(temporary).write_text(_page(result), encoding="utf-8")
+    write_text(output / "report.md", _page(result))
     for label, drifted in result["chains"].items():
         print(f"{label}: {drifted['chains']} chains, {_share(drifted)} of neighbours in descending order")
     print(f"-> {output / 'report.md'}")
@@ -136,9 +126,9 @@ def _given_up(config: ReportConfig, labels: list[str]) -> dict[str, dict[str, in
     return given_up
 
 
-def _cases(read: dict[str, ChainData], rows: Any, examples: int, length: int) -> list[dict[str, Any]]:
+def _cases(read: dict[str, list[list[str]]], rows: Any, examples: int) -> list[dict[str, Any]]:
     """The first sources that all methods have a chain of (or, where there is none, any), with each method's chain."""
-    chains = {label: {sentences[0]: sentences for sentences in data.sentences} for label, data in read.items()}
+    chains = {label: {sentences[0]: sentences for sentences in some} for label, some in read.items()}
     first, *others = chains.values()
     shared = [source for source in first if all(source in more for more in others)] or list(first)
     cases = []
@@ -148,7 +138,7 @@ def _cases(read: dict[str, ChainData], rows: Any, examples: int, length: int) ->
             if source in by_source:
                 unit = rows(by_source[source])
                 cosines = [round(float(value), 4) for value in unit @ unit[0]]
-                case["chains"][label] = list(zip(by_source[source][1:length], cosines[1:], strict=True))
+                case["chains"][label] = list(zip(by_source[source][1:], cosines[1:], strict=True))
         cases.append(case)
     return cases
 
@@ -209,7 +199,7 @@ def _share(drifted: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _cell(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from raoe_train.config import SweepConfig
+from raoe_train.data.files import write_text
 from raoe_train.recipe import to_dict
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ def write_report(
         start: {encoder: scores} before training.
         failed: names of runs that failed.
     """
-    _write(output / "results.jsonl", "".join(json.dumps(result) + "\n" for result in results))
-    _write(output / "report.md", _report(output, config, results, start, failed))
+    write_text(output / "results.jsonl", "".join(json.dumps(result) + "\n" for result in results))
+    write_text(output / "report.md", _report(output, config, results, start, failed))
 
 
 def _report(
@@ -194,9 +195,3 @@ def _is_number(value: Any) -> bool:
 
 def _row(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

@@ -8,7 +8,6 @@ What is kept is the raw cosines, so that omega, the ablations and seeds share it
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ from tqdm import tqdm
 
 from raoe_train.config import ModelConfig, TeacherConfig, TrainConfig
 from raoe_train.data.files import replacing, write_json
+from raoe_train.evaluation.encode import unit_rows
+from raoe_train.processes import rank_and_world
 from raoe_train.provenance import digest, fingerprint
 
 Item = TypeVar("Item")
@@ -97,14 +98,12 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
     """
     made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": SHARD}
     folder = cache / digest(made_from)[:16]
-    if not (folder / "made_from.json").exists() and is_first():
+    if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
         write_json(folder / "made_from.json", made_from)
     embed = embedder(teacher)
 
     def cosines(some: Sequence[Sequence[str]]) -> np.ndarray:
-        rows = embed([text for texts in some for text in texts]).astype(np.float64)
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        unit = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+        unit = unit_rows(embed([text for texts in some for text in texts]).astype(np.float64))
         ends = np.cumsum([len(texts) for texts in some])[:-1]
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
@@ -152,7 +151,7 @@ def in_shards(
 
     Under torchrun each process makes its own share and waits for the others'.
     """
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
     for number in tqdm(missing, desc=name, unit="shard", disable=None):
@@ -161,8 +160,3 @@ def in_shards(
     while not all(path.exists() for path in paths):
         time.sleep(0.2)
     return [np.load(path) for path in paths]
-
-
-def is_first() -> bool:
-    """Whether this is the process that writes what all of them share."""
-    return os.environ.get("RANK", "0") == "0"

@@ -200,12 +200,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text in one step."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write `content` as indented JSON in one step; NaN and infinities are errors."""
-    with replacing(path) as temporary:
-        temporary.write_text(
-            json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-        )
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -82,14 +82,14 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
     opened = open_source(source)
     lists: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
-    methods: set[Any] = set()
+    methods: set[str | None] = set()
     dropped: Counter[str] = Counter()
     examples: list[str] = []
     read = 0
     for line, fields, is_last in _with_last(opened.rows):
         read += 1
         try:
-            name, sentences = _parse(fields, opened, line, is_last)
+            name, sentences, method = _parse(fields, opened, line, is_last)
             if name in lists:
                 raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         except RowProblem as problem:
@@ -101,7 +101,7 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
                 examples.append(where)
             continue
         lists[name], lines[name] = sentences, line
-        methods.add(str(fields["method"]) if isinstance(fields, dict) and "method" in fields else None)
+        methods.add(method)
     if not lists:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
         listed = "".join(f"\n  {example}" for example in examples)
@@ -129,7 +129,7 @@ def _with_last(rows: Iterable[tuple[int, dict[str, Any] | str]]) -> Iterator[tup
         yield *held, True
 
 
-def _parse(fields: dict[str, Any] | str, source: Source, line: int, is_last: bool) -> tuple[str, list[str]]:
+def _parse(fields: dict[str, Any] | str, source: Source, line: int, is_last: bool) -> tuple[str, list[str], str | None]:
     if isinstance(fields, str):
         if fields == "blank line":
             raise RowProblem(fields, reason=fields)
@@ -156,4 +156,5 @@ def _parse(fields: dict[str, Any] | str, source: Source, line: int, is_last: boo
             f"{len(sentences)} sentences, where a ranking takes at least {SHORTEST}", reason=f"shorter than {SHORTEST}"
         )
     name = fields.get("id")
-    return f"{source.unit} {line}" if name is None else str(name), sentences
+    method = str(fields["method"]) if "method" in fields else None
+    return f"{source.unit} {line}" if name is None else str(name), sentences, method

@@ -44,16 +44,13 @@ def drift(chains: Sequence[np.ndarray], length: int = 16, seed: int = 0) -> dict
         count[:places, :places] += 1
         right[number] = (np.diff(cosines[0, 1:]) < 0).sum()
         pairs[number] = max(places - 2, 0)
-    distances = range(length)
     return {
         "chains": len(chains),
         "neighbours": int(pairs.sum()),
         "descending": float(right.sum() / pairs.sum()) if pairs.sum() else None,
         "interval": _interval(right, pairs, seed) if pairs.sum() else None,
         "similarity": _ratio(total, count).tolist(),
-        "by_distance": [
-            float(_ratio(np.trace(total, offset=k), np.trace(count, offset=k))) for k in distances
-        ],
+        "by_distance": [float(_ratio(np.trace(total, offset=k), np.trace(count, offset=k))) for k in range(length)],
         "to_source": _ratio(total[0], count[0]).tolist(),
     }
 

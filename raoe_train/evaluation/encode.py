@@ -57,6 +57,12 @@ def encode_sentences(
     return distinct[[places[text] for text in sentences]]
 
 
+def unit_rows(embeddings: np.ndarray) -> np.ndarray:
+    """[n, d] embeddings with rows of norm 1, in their own dtype; zero rows stay zero."""
+    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return np.divide(embeddings, norms, out=np.zeros_like(embeddings), where=norms > 0)
+
+
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Raw cosine of each pair of rows of two [n, d] arrays, [n] float64; 0 where a row is zero."""
     a, b = first.astype(np.float64), second.astype(np.float64)

@@ -7,7 +7,6 @@ the whole list.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from raoe_train.generation.outputs import Ledger
 from raoe_train.generation.prompts import METHODS, Prompts, parse_list
 from raoe_train.generation.sampling import FIELDS, Sampling
 from raoe_train.generation.verify import verify_chain, verify_sentence
+from raoe_train.processes import rank_and_world
 from raoe_train.provenance import digest, fingerprint, versions
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         ValueError: a setting that cannot be, a row that is no text, or another job's output in the way.
         FileNotFoundError: no such input or model.
     """
-    ledger = Ledger(_checked_output(config), *_rank())
+    ledger = Ledger(_checked_output(config), *rank_and_world())
     check(config.generation)
     sampling = Sampling.of(config.generation.decoding, list(asdict(config.generation)))
     tokenizer = load_tokenizer(config.model)
@@ -327,11 +327,6 @@ def _checked_output(config: GenerateConfig) -> Path:
     if config.data.input and output.resolve() == Path(config.data.input.partition("#")[0]).expanduser().resolve():
         raise ValueError(f"output {output} is the input itself")
     return output
-
-
-def _rank() -> tuple[int, int]:
-    """(this process, processes), as torchrun and accelerate say."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _print(result: dict[str, Any], failed: int) -> None:

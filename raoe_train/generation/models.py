@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raoe_train.encoder import DTYPES as ENCODER_DTYPES
+from raoe_train.encoder import check_path
+
 if TYPE_CHECKING:
     from raoe_train.config import LanguageModelConfig
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = (*ENCODER_DTYPES, "float64")
 
 
 def load_tokenizer(config: LanguageModelConfig) -> Any:
@@ -20,9 +23,7 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
         raise ValueError("model.name is missing: the language model, by name or path")
     if config.dtype is not None and config.dtype not in DTYPES:
         raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    path = Path(config.name).expanduser()
-    if not path.is_dir() and (config.name.startswith((".", "/", "~")) or config.name.count("/") > 1):
-        raise FileNotFoundError(f"no such model directory: {config.name}")
+    check_path(config.name)
     return AutoTokenizer.from_pretrained(_name(config), **_hub(config))
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raoe_train.evaluation.encode import encode_sentences, unit_rows
+
 if TYPE_CHECKING:
     from raoe_train.config import SeedsConfig
 
@@ -21,7 +23,6 @@ def select_seeds(sentences: Sequence[str], config: SeedsConfig) -> list[int]:
     """
     from raoe_train.config import ModelConfig
     from raoe_train.encoder import load_encoder
-    from raoe_train.evaluation.encode import encode_sentences
 
     if not config.encoder:
         raise ValueError("seeds.encoder is missing: what embeds the sentences")
@@ -43,9 +44,7 @@ def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, 
     from sklearn.cluster import MiniBatchKMeans
 
     _check(len(embeddings), clusters, per_cluster)
-    rows = np.asarray(embeddings, dtype=np.float64)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    rows = np.divide(rows, norms, out=np.zeros_like(rows), where=norms > 0)
+    rows = unit_rows(np.asarray(embeddings, dtype=np.float64))
     # k-means++ looks at init_size rows, of which there must be some for each cluster
     size = max(1024, clusters)
     means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)
