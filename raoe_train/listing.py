@@ -16,8 +16,9 @@ from raoe_train.data.files import data_kind, write_json, write_rows
 from raoe_train.data.lists import SHORTEST
 from raoe_train.data.pairs import read_pairs
 from raoe_train.evaluation.encode import unit_rows
+from raoe_train.frozen import in_shards
 from raoe_train.provenance import digest, earlier_result, versions
-from raoe_train.teaching import embedder, identity, in_shards
+from raoe_train.teaching import embedder, identity
 
 if TYPE_CHECKING:
     from raoe_train.config import ListsConfig

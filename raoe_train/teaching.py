@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
+from raoe_train import frozen
 from raoe_train.config import ModelConfig, TeacherConfig, TrainConfig
-from raoe_train.data.files import replacing, write_json
+from raoe_train.data.files import write_json
 from raoe_train.evaluation.encode import unit_rows
 from raoe_train.processes import rank_and_world
 from raoe_train.provenance import digest, fingerprint
-
-Item = TypeVar("Item")
 
 SHARD = 256  # lists; what a kill can cost
 CACHE = "teacher"  # in a run's output, until the run is finished
@@ -108,7 +105,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
-    flat = np.concatenate(in_shards(folder, lists, SHARD, cosines, f"teacher {teacher.name}"))
+    flat = np.concatenate(frozen.in_shards(folder, lists, SHARD, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
@@ -124,39 +121,7 @@ def _pooling(teacher: TeacherConfig) -> str | None:
 
 
 def embedder(teacher: TeacherConfig) -> Callable[[Sequence[str]], np.ndarray]:
-    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked. ValueError names a sentence that
-    it gives NaN for."""
-    loaded: list[Any] = []
-
-    def embed(sentences: Sequence[str]) -> np.ndarray:
-        from raoe_train.encoder import load_encoder
-        from raoe_train.evaluation import encode_sentences
-
-        if not loaded:
-            keys = ("name", "prompt", "max_seq_length", "trust_remote_code", "revision", "device")
-            chosen = {key: getattr(teacher, key) for key in keys}
-            loaded.append(load_encoder(ModelConfig(**chosen, pooling=_pooling(teacher))))
-        try:
-            return encode_sentences(loaded[0], sentences, teacher.batch_size)
-        except ValueError as error:
-            raise ValueError(f"teacher {teacher.name}: {error}") from None
-
-    return embed
-
-
-def in_shards(
-    folder: Path, items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], np.ndarray], name: str
-) -> list[np.ndarray]:
-    """`make` of each run of `size` items, from `folder` where it was made before.
-
-    Under torchrun each process makes its own share and waits for the others'.
-    """
-    rank, world = rank_and_world()
-    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
-    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
-    for number in tqdm(missing, desc=name, unit="shard", disable=None):
-        with replacing(paths[number]) as temporary:
-            np.save(temporary, make(items[number * size : (number + 1) * size]))
-    while not all(path.exists() for path in paths):
-        time.sleep(0.2)
-    return [np.load(path) for path in paths]
+    """Sentences to the teacher's embeddings, see raoe_train.frozen."""
+    keys = ("name", "prompt", "max_seq_length", "trust_remote_code", "revision", "device")
+    chosen = {key: getattr(teacher, key) for key in keys}
+    return frozen.embedder(ModelConfig(**chosen, pooling=_pooling(teacher)), teacher.batch_size, "teacher")

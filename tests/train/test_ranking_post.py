@@ -158,7 +158,7 @@ def test_each_process_makes_its_share(tmp_path):
     """Two processes as torchrun starts them: shards 0 and 2 from the first, shard 1 from the second."""
     code = (
         "import os, pathlib, sys, numpy as np\n"
-        "from raoe_train.teaching import in_shards\n"
+        "from raoe_train.frozen import in_shards\n"
         "def make(items):\n"
         "    (pathlib.Path(sys.argv[1]) / f'made-{items[0]}-by-{os.environ[\"RANK\"]}').touch()\n"
         "    return np.array(items)\n"

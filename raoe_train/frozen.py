@@ -1,0 +1,56 @@
+"""Encoders that are asked and not trained, teachers and references: what they say is made once, and kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from raoe_train.config import ModelConfig
+from raoe_train.data.files import replacing
+from raoe_train.processes import rank_and_world
+
+Item = TypeVar("Item")
+
+
+def embedder(model: ModelConfig, batch_size: int, role: str) -> Callable[[Sequence[str]], np.ndarray]:
+    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked.
+
+    ValueError names the encoder, as `role`, and a sentence that it gives NaN for.
+    """
+    loaded: list[Any] = []
+
+    def embed(sentences: Sequence[str]) -> np.ndarray:
+        from raoe_train.encoder import load_encoder
+        from raoe_train.evaluation import encode_sentences
+
+        if not loaded:
+            loaded.append(load_encoder(model))
+        try:
+            return encode_sentences(loaded[0], sentences, batch_size)
+        except ValueError as error:
+            raise ValueError(f"{role} {model.name}: {error}") from None
+
+    return embed
+
+
+def in_shards(
+    folder: Path, items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], np.ndarray], name: str
+) -> list[np.ndarray]:
+    """`make` of each run of `size` items, from `folder` where it was made before.
+
+    Under torchrun each process makes its own share and waits for the others'.
+    """
+    rank, world = rank_and_world()
+    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
+    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
+    for number in tqdm(missing, desc=name, unit="shard", disable=None):
+        with replacing(paths[number]) as temporary:
+            np.save(temporary, make(items[number * size : (number + 1) * size]))
+    while not all(path.exists() for path in paths):
+        time.sleep(0.2)
+    return [np.load(path) for path in paths]
