@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raoe_train.cli import run
     from raoe_train.collator import ListCollator, ScoreLabelCollator
+    from raoe_train.jobs import run
 
 __all__ = ["ListCollator", "ScoreLabelCollator", "run"]
 # Imported on first use: sentence-transformers takes seconds.
 _HOME = {
     "ListCollator": "raoe_train.collator",
     "ScoreLabelCollator": "raoe_train.collator",
-    "run": "raoe_train.cli",
+    "run": "raoe_train.jobs",
 }
 
 

@@ -1,52 +1,16 @@
-"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python, ``run``."""
+"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from raoe_train.config import JOBS
-from raoe_train.recipe import RECIPES, keys, load
-
-# The function of each job; it takes the job's configuration. Imported when asked for.
-FUNCTIONS = {
-    "train": "raoe_train.training:train",
-    "score": "raoe_train.scoring:score",
-    "lists": "raoe_train.listing:lists",
-    "evaluate": "raoe_train.evaluation:evaluate",
-    "encode": "raoe_train.evaluation:encode",
-    "generate": "raoe_train.generation.chains:generate",
-    "sweep": "raoe_train.sweep:sweep",
-    "report": "raoe_train.reporting:report",
-    "export": "raoe_train.exporting:export",
-    "check": "raoe_train.checking:check",
-}
-PLANNED = ("mine",)
-
-
-def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
-    """Do a job and return what it wrote.
-
-    Args:
-        job: train, score, lists, evaluate, encode, generate, sweep, report, export or check.
-        recipe: a YAML path or the name of a shipped recipe.
-        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
-            (``**{"training.epochs": 1}``).
-
-    Raises:
-        ValueError: an unknown job, recipe or key, or a value that cannot be.
-        FileNotFoundError: a file that is not there.
-    """
-    if job in PLANNED:
-        raise ValueError(f"job {job!r} is not available yet; there are: {', '.join(JOBS)}")
-    config = load(job, recipe, overrides)
-    module, name = FUNCTIONS[job].split(":")
-    return getattr(importlib.import_module(module), name)(config)
+from raoe_train.jobs import run
+from raoe_train.recipe import keys, shipped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,15 +84,15 @@ def _explain(error: Exception) -> str:
 
 
 def _help() -> str:
-    shipped = ", ".join(sorted(path.stem for path in RECIPES.glob("*.yaml")))
+    names, sweeps = (", ".join(shipped(job)) for job in ("train", "sweep"))
     lines = [
         "usage: raoe-train JOB [RECIPE] [--section.key value …]",
         "",
         "JOB is one of:",
         *(f"  {job:<9} {config.__doc__}" for job, config in JOBS.items()),
-        f"not available yet: {', '.join(PLANNED)}",
         "",
-        f"RECIPE is a YAML file, or one of: {shipped}",
+        f"RECIPE is a YAML file, or one of: {names}",
+        f"of a sweep: {sweeps}",
         "",
         "raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.",
     ]

@@ -111,12 +111,19 @@ class LossConfig:
     """The objective. A default of None means: the loss class's own."""
 
     name: str = _field(
-        "raoe", "raoe, rank_margin, gated_angular, cosent, angle, mse; infonce; listmle; causal_lm pretrains a decoder"
+        "raoe",
+        "raoe, rank_margin, gated_angular, cosent, angle, mse; infonce, triplet; contrastive, online_contrastive; "
+        "multiple_negatives; listmle; causal_lm pretrains a decoder",
     )
     scale: Any = _field(
         20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
     )
-    margin: float | None = _field(None, "rank margin I (raoe, rank_margin); 2 by default")
+    margin: float | None = _field(
+        None, "rank margin I (raoe, rank_margin; 2 by default), or distance (triplet 5, the contrastive ones 0.5)"
+    )
+    distance: str | None = _field(
+        None, "cosine or euclidean (triplet, euclidean by default; contrastive, online_contrastive)"
+    )
     ties: str | None = _field(
         None, "ranks of equal scores: average, min, max, dense, ordinal; of the teacher's (listmle): ordinal, random"
     )
@@ -136,9 +143,23 @@ class LossConfig:
 class EvaluationConfig:
     """What to evaluate before and after training."""
 
-    tasks: list[str] = _field([], "STS tasks, looked up in data.dir")
+    tasks: list[str] = _field([], "STS tasks, and polarity:NAME, looked up in data.dir")
     before: bool = _field(True, "evaluate them before training, too")
     batch_size: int = _field(64, "sentences at a time")
+
+
+@dataclass
+class PolarityConfig:
+    """How the tasks polarity:NAME score what an encoder retrieves."""
+
+    reference: str | None = _field(None, "frozen encoder that says how alike sentences are [train: model.name]")
+    k: int = _field(16, "sentences that are retrieved")
+    discount: str = _field("linear", "weights of the k: linear (Eq. 1) or none")
+    sources: int = _field(5, "sentences to retrieve from, drawn from train: so many times those of test")
+    max_sentences: int | None = _field(None, "at most so many of test, drawn with seed")
+    seed: int = _field(42, "of what is drawn")
+    curve: list[int] = _field([], "other numbers of retrieved sentences, too")
+    cache: str | None = _field(None, "directory that keeps the reference's embeddings for other runs")
 
 
 @dataclass
@@ -153,6 +174,7 @@ class TrainConfig:
         {}, "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments"
     )
     evaluation: EvaluationConfig = _field(EvaluationConfig, "")
+    polarity: PolarityConfig = _field(PolarityConfig, "")
     output: str | None = _field(None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png")
     overwrite: bool = _field(False, "replace what another recipe left in output")
 
@@ -184,12 +206,39 @@ class ListsConfig:
 
 
 @dataclass
+class MiningSection:
+    """Which neighbours make examples."""
+
+    k: int = _field(16, "nearest neighbours of each sentence, of its own class and of the others")
+    threshold: float = _field(0.5, "only neighbours whose cosine is above it")
+    drop: float = _field(0.0, "share of the examples to leave out, at random")
+    count: int | None = _field(None, "at most so many examples, drawn at random")
+    seed: int = _field(42, "of what is left out")
+    search: str = _field("exact", "exact, in chunks, or faiss, with a flat index")
+    batch_size: int = _field(64, "sentences at a time")
+    cache: str | None = _field(None, "directory that keeps embeddings and neighbours for other losses [until the end]")
+
+
+@dataclass
+class MineConfig:
+    """Examples for contrastive losses from labelled texts, by their neighbours."""
+
+    model: ModelConfig = _field(ModelConfig, "")
+    data: DataConfig = _field(DataConfig, "")
+    loss: str = _field("triplet", "triplet, contrastive, online_contrastive, multiple_negatives, mse (random pairs)")
+    mining: MiningSection = _field(MiningSection, "")
+    output: str | None = _field(None, "file to write")
+    overwrite: bool = _field(False, "replace the output of another setting")
+
+
+@dataclass
 class EvaluateConfig:
     """Spearman and Pearson of an encoder on STS tasks."""
 
     model: ModelConfig = _field(ModelConfig, "")
     data: DataConfig = _field(DataConfig, "")
-    tasks: list[str] = _field([], "task names, looked up in data.dir, or sources")
+    tasks: list[str] = _field([], "task names, and polarity:NAME, looked up in data.dir, or sources")
+    polarity: PolarityConfig = _field(PolarityConfig, "")
     analyses: list[str] = _field([], "of the tasks' sentences: degradation, dependency, words")
     submission: str | None = _field(None, "JSON file of predictions for data.input, C-STS rows without labels")
     batch_size: int = _field(64, "sentences at a time")
@@ -290,11 +339,12 @@ class ReportConfig:
 class SweepConfig:
     """A table of training runs: variants x seeds, each evaluated on the same tasks."""
 
+    prepare: dict[str, Any] = _field({}, "jobs that make what the runs use: name: {job, recipe, keys of that job}")
     base: str = _field("", "training recipe that every run starts from")
     settings: dict[str, Any] = _field({}, "changes to that recipe, for every run")
     variants: dict[str, Any] = _field({}, "name: changes; base, seeds, grid and after are special keys")
     seeds: list[int] = _field([42], "training.seed of the runs of a variant")
-    tasks: list[str] = _field([], "STS tasks, before and after, looked up in data_dir")
+    tasks: list[str] = _field([], "STS tasks and polarity:NAME, before and after, looked up in data_dir")
     data_dir: str | None = _field(None, "settings.data.dir; any setting may say {data_dir}")
     model: str | None = _field(None, "settings.model.name; any setting may say {model}")
     compare: list[Any] = _field([], "pairs of variants: their difference, with a paired t-test over seeds")
@@ -326,6 +376,7 @@ JOBS: dict[str, type] = {
     "train": TrainConfig,
     "score": ScoreConfig,
     "lists": ListsConfig,
+    "mine": MineConfig,
     "evaluate": EvaluateConfig,
     "encode": EncodeConfig,
     "generate": GenerateConfig,

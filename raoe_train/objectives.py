@@ -3,55 +3,79 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from raoe_train.config import LossConfig
 
-# loss.name: (class in raoe_train.losses, keys of LossConfig that it takes)
-LOSSES: dict[str, tuple[str | None, tuple[str, ...]]] = {
-    "raoe": ("RAOELoss", ("margin", "ties", "gate", "rank_weight", "angle_weight")),
-    "rank_margin": ("RankMarginLoss", ("margin", "ties")),
-    "gated_angular": ("GatedAngularLoss", ("gate",)),
-    "cosent": ("CoSENTLoss", ()),
-    "angle": ("AnglELoss", ()),
-    "infonce": ("InfoNCELoss", ("symmetric", "mask_duplicates")),
-    "listmle": ("ListMLELoss", ("ties",)),
-    "mse": (None, ()),
-    "causal_lm": (None, ()),
-}
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss that a recipe can name.
+
+    Attributes:
+        reads: what it trains on: "scored pairs", "triplets", "lists", "labelled pairs" (1 similar, 0 not), "pairs"
+            (each a positive one) or "sentences".
+        keys: of LossConfig that it takes, of those in OPTIONAL.
+        ours: the class in raoe_train.losses; None where it is sentence-transformers' own (or no encoder's).
+    """
+
+    reads: str
+    keys: tuple[str, ...] = ()
+    ours: str | None = None
+
+
 CAUSAL_LM = "causal_lm"  # no loss of an encoder: trains the decoder it is made of as a language model
-OPTIONAL = tuple(dict.fromkeys(key for _, keys in LOSSES.values() for key in keys))
+LOSSES = {
+    "raoe": Objective("scored pairs", ("margin", "ties", "gate", "rank_weight", "angle_weight"), "RAOELoss"),
+    "rank_margin": Objective("scored pairs", ("margin", "ties"), "RankMarginLoss"),
+    "gated_angular": Objective("scored pairs", ("gate",), "GatedAngularLoss"),
+    "cosent": Objective("scored pairs", ours="CoSENTLoss"),
+    "angle": Objective("scored pairs", ours="AnglELoss"),
+    "infonce": Objective("triplets", ("symmetric", "mask_duplicates"), "InfoNCELoss"),
+    "listmle": Objective("lists", ("ties",), "ListMLELoss"),
+    "mse": Objective("scored pairs"),
+    "triplet": Objective("triplets", ("margin", "distance")),
+    "contrastive": Objective("labelled pairs", ("margin", "distance")),
+    "online_contrastive": Objective("labelled pairs", ("margin", "distance")),
+    "multiple_negatives": Objective("pairs"),
+    CAUSAL_LM: Objective("sentences"),
+}
+OPTIONAL = tuple(dict.fromkeys(key for objective in LOSSES.values() for key in objective.keys))
+OF_BATCHES = ("online_contrastive", "multiple_negatives")  # sentence-transformers' losses of a batch as a whole
+DISTANCES = ("cosine", "euclidean")
 AUTO = "auto"  # of loss.scale
 
 
-def takes_triplets(name: str) -> bool:
-    """Whether a loss wants anchor, positive and negatives, and not scored pairs."""
-    return name == "infonce"
-
-
-def takes_lists(name: str) -> bool:
-    """Whether a loss wants lists of sentences."""
-    return name == "listmle"
+def reads(name: str) -> str:
+    """What a loss trains on, see Objective."""
+    return LOSSES[name].reads
 
 
 def check_loss(chosen: LossConfig) -> None:
     """ValueError where the settings of a loss cannot be; a line for those that it does not have."""
     if chosen.name not in LOSSES:
         raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}, got {chosen.name!r}")
-    if chosen.name in ("mse", CAUSAL_LM) and (chosen.mini_batch_size or chosen.gather_across_devices):
+    ours = LOSSES[chosen.name].ours is not None
+    if not ours and (chosen.mini_batch_size or chosen.gather_across_devices):
         raise ValueError(
-            f"loss.mini_batch_size and loss.gather_across_devices mean nothing to {chosen.name}, a mean over examples"
+            f"loss {chosen.name} has no loss.mini_batch_size and no loss.gather_across_devices: "
+            + ("infonce has them" if chosen.name in OF_BATCHES else "its examples are on their own")
         )
     tau = chosen.scale
     if tau != AUTO and not (
         isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf
     ):
         raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
-    if tau == AUTO and (takes_triplets(chosen.name) or takes_lists(chosen.name)):
+    if tau == AUTO and reads(chosen.name) != "scored pairs":
         raise ValueError(f"loss.scale {AUTO!r} is measured on scored pairs; for loss {chosen.name} give a number: 20")
-    if takes_lists(chosen.name) and chosen.ties not in (None, "ordinal", "random"):
+    if reads(chosen.name) == "lists" and chosen.ties not in (None, "ordinal", "random"):
         raise ValueError(f"loss.ties must be ordinal or random for loss {chosen.name}, got {chosen.ties!r}")
-    taken = LOSSES[chosen.name][1]
+    if chosen.distance not in (None, *DISTANCES):
+        raise ValueError(f"loss.distance must be one of {', '.join(DISTANCES)}, got {chosen.distance!r}")
+    if not ours and chosen.margin is not None and not 0 <= chosen.margin < math.inf:
+        raise ValueError(f"loss.margin must be a number from 0, got {chosen.margin!r}")
+    taken = LOSSES[chosen.name].keys
     given = [key for key in OPTIONAL if getattr(chosen, key) is not None and key not in taken]
     if given:
         print(f"loss {chosen.name} has no {', '.join(given)}: ignored")
@@ -64,16 +88,16 @@ def make_losses(
 
     With loss.scale "auto" each source has its own tau: how sharply scores order pairs is a property of them.
     """
-    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, MatryoshkaLoss
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
     import raoe_train.losses as losses
     from raoe_train.calibration import calibrate
 
-    name, keys = LOSSES[chosen.name]
+    objective = LOSSES[chosen.name]
 
     def make(scale: float) -> Any:
-        settings = {key: getattr(chosen, key) for key in keys if getattr(chosen, key) is not None}
-        return getattr(losses, str(name))(
+        settings = {key: getattr(chosen, key) for key in objective.keys if getattr(chosen, key) is not None}
+        return getattr(losses, str(objective.ours))(
             model,
             scale=scale,
             mini_batch_size=chosen.mini_batch_size,
@@ -84,8 +108,8 @@ def make_losses(
     def wrapped(loss: Any) -> Any:
         return MatryoshkaLoss(model, loss, chosen.matryoshka_dims) if chosen.matryoshka_dims else loss
 
-    if name is None:
-        return wrapped(CosineSimilarityLoss(model)), {}
+    if objective.ours is None:
+        return wrapped(library_loss(chosen, model)), {}
     if chosen.scale != AUTO:
         return wrapped(make(float(chosen.scale))), dict.fromkeys(datasets, float(chosen.scale))
     by_source, scales = {}, {}
@@ -96,3 +120,29 @@ def make_losses(
         at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
         print(f"{source}: scale {loss.scale:g} (loss before training {means[loss.scale]:.2f}; at 20 {at_20:.2f})")
     return by_source, scales
+
+
+def library_loss(chosen: LossConfig, model: Any) -> Any:
+    """The loss of sentence-transformers that a recipe names, margin and distance its own where the recipe has none.
+
+    Its own are, in version 6: of TripletLoss 5.0 and euclidean, of ContrastiveLoss and OnlineContrastiveLoss 0.5 and
+    cosine.
+    """
+    from sentence_transformers.sentence_transformer import losses
+
+    if chosen.name == "mse":
+        return losses.CosineSimilarityLoss(model)
+    if chosen.name == "multiple_negatives":
+        return losses.MultipleNegativesRankingLoss(model, scale=float(chosen.scale))
+    if chosen.name == "triplet":
+        kind: Any = losses.TripletLoss
+        margin, distance = "triplet_margin", losses.TripletDistanceMetric
+        distances = {"cosine": distance.COSINE, "euclidean": distance.EUCLIDEAN}
+    else:
+        kind = losses.ContrastiveLoss if chosen.name == "contrastive" else losses.OnlineContrastiveLoss
+        margin, siamese = "margin", losses.SiameseDistanceMetric
+        distances = {"cosine": siamese.COSINE_DISTANCE, "euclidean": siamese.EUCLIDEAN}
+    settings: dict[str, Any] = {} if chosen.margin is None else {margin: chosen.margin}
+    if chosen.distance is not None:
+        settings["distance_metric"] = distances[chosen.distance]
+    return kind(model, **settings)

@@ -94,6 +94,68 @@ def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None
     _save(figure, path)
 
 
+def plot_polarity(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]], along: str, path: str | Path
+) -> None:
+    """Polarity scores (solid) and semantic scores (dotted) along something, a panel each task.
+
+    Args:
+        panels: {task: {line: [(x, P, S), …] in order of x}}.
+        along: what x is.
+        path: file to write; its suffix names the format.
+    """
+    figure, axes = _figure(1, len(panels), size=(6.0 * len(panels), 4.2))
+    for axis, (task, lines) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        for (name, points), colour in zip(lines.items(), _colours(len(lines)), strict=True):
+            x, polarity, similarity = zip(*points, strict=True)
+            axis.plot(x, polarity, "o-", markersize=3, color=colour, label=name)
+            axis.plot(x, similarity, "o:", markersize=3, color=colour)
+        values = [x for points in lines.values() for x, *_ in points]
+        if spreads(values):
+            axis.set_xscale("log")
+        axis.set(title=task, xlabel=along, ylabel="P (solid) and S (dotted), x 100")
+        axis.legend(frameon=False, fontsize="small")
+    _save(figure, path)
+
+
+def plot_tradeoff(
+    panels: Mapping[str, Mapping[str, tuple[float, float]]],
+    before: Mapping[str, Mapping[str, tuple[float, float]]],
+    path: str | Path,
+) -> None:
+    """Polarity scores against semantic scores, a panel each task, with the front of what nothing else beats in both.
+
+    Args:
+        panels: {task: {name: (P, S)}}.
+        before: the same of encoders before training; marked, and no part of the front.
+        path: file to write; its suffix names the format.
+    """
+    figure, axes = _figure(1, len(panels), size=(6.0 * len(panels), 5.0))
+    for axis, (task, points) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        chosen = pareto(list(points.values()))
+        axis.plot(*zip(*((p, s) for p, s in points.values()), strict=True), "o", color=COLOURS[3], markersize=4)
+        best = sorted(point for point, kept in zip(points.values(), chosen, strict=True) if kept)
+        axis.plot(*zip(*best, strict=True), "o-", color=COLOURS[0], markersize=5, label="front")
+        for (name, point), kept in zip(points.items(), chosen, strict=True):
+            if kept:
+                axis.annotate(name, point, fontsize="x-small", xytext=(3, 3), textcoords="offset points")
+        for name, point in before.get(task, {}).items():
+            axis.plot(*point, "*", color=COLOURS[2], markersize=10, label=name)
+        axis.set(title=task, xlabel="polarity score P x 100", ylabel="semantic score S x 100")
+        axis.legend(frameon=False, fontsize="small")
+    _save(figure, path)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Of each point whether none other is at least as high in both and higher in one."""
+    return [not any(p >= a and s >= b and (p, s) != (a, b) for p, s in points) for a, b in points]
+
+
+def spreads(values: Sequence[float]) -> bool:
+    """Whether values want a logarithmic axis."""
+    return min(values) > 0 and max(values) / min(values) >= 8
+
+
 NOT_PARTS = frozenset(
     {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 )

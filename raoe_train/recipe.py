@@ -1,6 +1,7 @@
 """How a recipe becomes a job's configuration, and back.
 
-A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes``. It may say ``extends: NAME``.
+A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes`` (those of the job `sweep`, tables
+of recipes, in ``raoe_train/recipes/sweeps``). It may say ``extends: NAME``.
 On top of it come overrides (from the command line or from Python), as nested mappings or as dotted keys. Unknown keys
 are errors that suggest the nearest known one, and every value is brought to the type that its dataclass declares, so
 that ``5e-5``, which YAML reads as a string, is a number.
@@ -31,15 +32,15 @@ def load(job: str, recipe: str | Path | None = None, overrides: Mapping[str, Any
     """
     if job not in JOBS:
         raise ValueError(f"unknown job {job!r}{_nearest(job, JOBS)}; jobs: {', '.join(JOBS)}")
-    values = read_recipe(recipe) if recipe is not None else {}
+    values = read_recipe(recipe, job) if recipe is not None else {}
     return build(JOBS[job], merge(values, nest(overrides or {})))
 
 
-def read_recipe(recipe: str | Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping that a recipe stands for, its ``extends`` chain merged in."""
+def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping that a job's recipe stands for, its ``extends`` chain merged in."""
     import yaml
 
-    path = recipe_path(recipe, beside=_seen[-1].parent if _seen else None)
+    path = recipe_path(recipe, job, beside=_seen[-1].parent if _seen else None)
     if path in _seen:
         raise ValueError(f"recipe {path} extends itself")
     try:
@@ -50,21 +51,26 @@ def read_recipe(recipe: str | Path, _seen: tuple[Path, ...] = ()) -> dict[str, A
         raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
     parent = values.pop("extends", None)
     values = nest(values)
-    return merge(read_recipe(parent, (*_seen, path)), values) if parent is not None else values
+    return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
 
 
-def recipe_path(recipe: str | Path, beside: Path | None = None) -> Path:
-    """The file of a recipe given as a path or by a shipped name."""
-    name = str(recipe)
-    shipped = {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
-    if name in shipped:
-        return shipped[name]
+def shipped(job: str) -> dict[str, Path]:
+    """{name: file} of the recipes that come with us, for a job."""
+    folder = RECIPES / "sweeps" if job == "sweep" else RECIPES
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def recipe_path(recipe: str | Path, job: str, beside: Path | None = None) -> Path:
+    """The file of a job's recipe given as a path or by a shipped name."""
+    name, known = str(recipe), shipped(job)
+    if name in known:
+        return known[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
         for path in (Path(name), *([beside / name] if beside else [])):
             if path.is_file():
                 return path.resolve()
         raise FileNotFoundError(f"no such file: {name}")
-    raise ValueError(f"no recipe is called {name!r}{_nearest(name, shipped)}; shipped: {', '.join(shipped)}")
+    raise ValueError(f"no recipe is called {name!r}{_nearest(name, known)}; shipped: {', '.join(known)}")
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:

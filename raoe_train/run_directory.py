@@ -11,7 +11,7 @@ from typing import Any
 from raoe_train.config import TrainConfig
 from raoe_train.recipe import to_dict
 
-_NO_MATTER = ("model.device", "teacher.device", "teacher.cache")
+_NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache")
 
 
 def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:

@@ -16,10 +16,11 @@ from typing import Any
 
 from raoe_train.config import SweepConfig, TrainConfig
 from raoe_train.data.files import write_json
-from raoe_train.recipe import load, merge, nest
+from raoe_train.jobs import run as run_job
+from raoe_train.recipe import load, merge, nest, to_dict
 from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep_report import write_report
-from raoe_train.training import train
+from raoe_train.training import polarity_of, train
 
 # Keys of a variant that are not changes to the training recipe.
 SPECIAL = ("base", "seeds", "grid", "after")
@@ -61,6 +62,9 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings.
 
+    What `prepare` names is done before, in its order, as far as a run (or another of them) speaks of its output:
+    {"job": a job, "recipe": one of its recipes, if it has one, and keys of that job}.
+
     A run that fails does not stop the others. Run again, finished runs are not redone.
 
     Returns:
@@ -73,6 +77,9 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
         raise ValueError("--output is missing: the directory to write to")
     runs = expand(config)
     chosen = _chosen(runs, config.only)
+    for name, (job, recipe, values) in preparations(config, chosen).items():
+        print(f"[prepare] {name}", flush=True)
+        run_job(job, recipe, **values)
     output = Path(config.output)
     (output / "runs").mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
@@ -101,7 +108,7 @@ def expand(config: SweepConfig) -> list[Run]:
     for pair in config.compare:
         if not (isinstance(pair, list) and len(pair) == 2 and all(name in config.variants for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")
-    words = {"data_dir": config.data_dir, "model": config.model, "output": config.output}
+    words = _words(config)
     # What they start from is evaluated once for all runs.
     shared: dict[str, Any] = {"evaluation": {"tasks": config.tasks, "before": False}}
     if config.data_dir:
@@ -149,6 +156,26 @@ def expand(config: SweepConfig) -> list[Run]:
     for family in config.variants:
         add(family, ())
     return list(runs.values())
+
+
+def preparations(config: SweepConfig, runs: list[Run]) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
+    """{name: (job, recipe, keys)} of what has to be there before these runs."""
+    found: dict[str, tuple[str, str | None, dict[str, Any]]] = {}
+    spoken_of = [json.dumps(to_dict(run.config)) for run in runs]
+    for name, wish in reversed(config.prepare.items()):
+        values = _filled(nest(wish), _words(config))
+        job, recipe = values.pop("job", None), values.pop("recipe", None)
+        if job is None or "output" not in values:
+            raise ValueError(f"prepare.{name} must say a job and its output, got {wish!r}")
+        load(job, recipe, values)  # what it cannot be is found now
+        if any(str(values["output"]) in text for text in spoken_of):
+            found[name] = job, recipe, values
+            spoken_of.append(json.dumps(values))
+    return dict(reversed(found.items()))
+
+
+def _words(config: SweepConfig) -> dict[str, str | None]:
+    return {"data_dir": config.data_dir, "model": config.model, "output": config.output}
 
 
 def _parent(runs: Mapping[str, Run], family: str, seed: int) -> Run | None:
@@ -250,7 +277,11 @@ def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
             print(f"before training: {label}", flush=True)
             encoder = load_encoder(model, seed=run.seed)
             found = evaluate_encoder(
-                encoder, config.tasks, run.config.data.dir, run.config.evaluation.batch_size
+                encoder,
+                config.tasks,
+                run.config.data.dir,
+                run.config.evaluation.batch_size,
+                polarity=polarity_of(run.config),
             )
             known = {"asked": {"model": label, "tasks": config.tasks}, "scores": found}
             path.parent.mkdir(parents=True, exist_ok=True)

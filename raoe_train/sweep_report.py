@@ -13,7 +13,11 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
+from raoe_train.evaluation.polarity import PREFIX
+from raoe_train.plots import spreads
+from raoe_train.polarity_report import polarity_section
 from raoe_train.recipe import to_dict
+from raoe_train.sweep_scores import by_variant, columns, curves, mean, numeric_keys, score, table_row
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +41,29 @@ def write_report(
 def _report(
     output: Path, config: SweepConfig, results: list[dict[str, Any]], start: dict[str, Any], failed: list[str]
 ) -> str:
-    names = ["dev", *config.tasks, *(["average"] if config.tasks else [])]
+    names = columns(config.tasks, results)
     lines = [
         f"# {output.resolve().name}",
         "",
-        "Spearman x 100 of cosine, mean ± (sample) standard deviation over seeds.",
+        f"{_what(config.tasks)}, mean ± (sample) standard deviation over seeds.",
         "",
-        "| " + " | ".join(["variant", "seeds", *names, "steps", "minutes"]) + " |",
+        table_row(["variant", "seeds", *names, "steps", "minutes"]),
         "|" + "---|" * (len(names) + 4),
     ]
     for model, scores in start.items():
-        lines.append(
-            _row(
-                [
-                    f"before: {Path(model).name}",
-                    "",
-                    *(_mean([_score({"after": scores}, n)]) for n in names),
-                    "",
-                    "",
-                ]
-            )
-        )
+        cells = [mean([score({"after": scores}, name)]) for name in names]
+        lines.append(table_row([f"before: {Path(model).name}", "", *cells, "", ""]))
     for variant, rows in by_variant(results).items():
-        cells = [_mean([_score(row, name) for row in rows]) for name in names]
+        cells = [mean([score(row, name) for row in rows]) for name in names]
         minutes = statistics.fmean(row["seconds"] for row in rows) / 60
         steps = "/".join(str(steps) for steps in sorted({row["steps"] for row in rows}))
-        lines.append(_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}"]))
+        lines.append(table_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}"]))
     lines += _comparisons(config.compare, by_variant(results), names)
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
     for plot in _plots(output, results, start):
         lines += ["", f"![{plot.stem}]({plot.name})"]
+    lines += polarity_section(output, [task for task in config.tasks if task.startswith(PREFIX)], results, start)
     made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
     lines += ["", "## Made with", ""]
     lines += [
@@ -88,6 +84,13 @@ def _report(
     return "\n".join(lines) + "\n"
 
 
+def _what(tasks: list[str]) -> str:
+    what = [] if tasks and all(task.startswith(PREFIX) for task in tasks) else ["Spearman x 100 of cosine"]
+    if any(task.startswith(PREFIX) for task in tasks):
+        what.append("polarity score P and semantic score S x 100")
+    return "; ".join(what)
+
+
 def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], names: list[str]) -> list[str]:
     """Rows of differences between two variants, seed by seed; nothing where less than two seeds have both."""
     from scipy import stats
@@ -100,53 +103,27 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
             continue
         cells = []
         for name in names:
-            scores = [[_score(side[seed], name) for seed in seeds] for side in (a, b)]
+            scores = [[score(side[seed], name) for seed in seeds] for side in (a, b)]
             if any(score is None for side in scores for score in side):
                 cells.append("-")
                 continue
             differences = [x - y for x, y in zip(*scores, strict=True)]
             p = stats.ttest_rel(*scores).pvalue
-            cells.append(f"{_mean(list(differences))} (p {p:.3f})")
-        rows.append(_row([f"{first} - {second}", str(len(seeds)), *cells]))
+            cells.append(f"{mean(list(differences))} (p {p:.3f})")
+        rows.append(table_row([f"{first} - {second}", str(len(seeds)), *cells]))
     if not rows:
         return []
     head = ["difference", "seeds", *names]
-    text = "Differences of Spearman x 100, with the p of a paired t-test over seeds:"
-    return ["", text, "", _row(head), "|" + "---|" * len(head), *rows]
-
-
-def by_variant(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Results of each variant, in the order in which variants come."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for result in results:
-        rows.setdefault(result["variant"], []).append(result)
-    return rows
-
-
-def _score(row: Mapping[str, Any], name: str) -> float | None:
-    """Spearman x 100 of one column of the table."""
-    found = row["after"]
-    if name == "dev":
-        return found.get("spearman")
-    if name == "average":
-        return found.get("average")
-    return found.get("tasks", {}).get(name, {}).get("spearman")
-
-
-def _mean(values: list[float | None]) -> str:
-    found = [value for value in values if value is not None]
-    if not found or len(found) < len(values):
-        return "-"
-    mean = f"{statistics.fmean(found):.2f}"
-    return f"{mean} ± {statistics.stdev(found):.2f}" if len(found) > 1 else mean
+    text = "Differences, x 100, with the p of a paired t-test over seeds:"
+    return ["", text, "", table_row(head), "|" + "---|" * len(head), *rows]
 
 
 def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:
     """For every numeric key of a grid: score against its value, a line for each family of variants."""
-    keys = {key for row in results for key, value in row["point"].items() if _is_number(value)}
     made = []
-    for key in sorted(keys):
-        lines = {family: points for family, points in _curves(results, key).items() if len(points) > 1}
+    for key in numeric_keys(results):
+        found = curves(results, key, ("average", "dev"))
+        lines = {family: points for family, points in found.items() if len(points) > 1}
         if not lines:
             continue
         try:
@@ -165,7 +142,7 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
                     scores["average"], linestyle="--", color="grey", label=f"before: {Path(model).name}"
                 )
         values = [value for points in lines.values() for value in points]
-        if min(values) > 0 and max(values) / min(values) >= 8:
+        if spreads(values):
             axes.set_xscale("log")
         axes.set(xlabel=key, ylabel="Spearman x 100, average over tasks (or dev)")
         axes.legend()
@@ -173,25 +150,3 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
         FigureCanvasAgg(figure).print_png(str(path))
         made.append(path)
     return made
-
-
-def _curves(results: list[dict[str, Any]], key: str) -> dict[str, dict[float, float]]:
-    """{line: {value of key: mean score}}; a value that is a word, as tau's "auto", is in the table alone."""
-    values: dict[str, dict[float, list[float]]] = {}
-    for row in results:
-        score = _score(row, "average")
-        score = _score(row, "dev") if score is None else score
-        if _is_number(row["point"].get(key)) and score is not None:
-            others = "".join(f", {k.rpartition('.')[2]} {v}" for k, v in row["point"].items() if k != key)
-            values.setdefault(row["family"] + others, {}).setdefault(row["point"][key], []).append(score)
-    return {
-        line: {x: statistics.fmean(found) for x, found in points.items()} for line, points in values.items()
-    }
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import TRAINING_NAMES, TrainConfig
+from raoe_train.config import TRAINING_NAMES, PolarityConfig, TrainConfig
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import write_json
-from raoe_train.objectives import CAUSAL_LM, check_loss, make_losses, takes_lists
+from raoe_train.objectives import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
 from raoe_train.provenance import versions
 from raoe_train.run_directory import claim_output, commit, last_checkpoint, log_writer
 from raoe_train.teaching import CACHE, check_teacher
@@ -29,6 +29,7 @@ SHORT_NAMES = {short: long for long, short in TRAINING_NAMES.items()}
 OWN_KEYS = ("patience",)
 DEV_METRIC = "eval_dev_spearman_cosine"
 CHECKPOINTS = "checkpoints"
+SCORES = ("spearman", "polarity", "similarity")  # of a task, what is printed
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -116,8 +117,8 @@ def _encoder_trainer(
     prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     settings = _settings(config, has_dev=evaluator is not None)
     args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
-    lists = takes_lists(config.loss.name)
-    if args.gradient_accumulation_steps > 1 and config.loss.name != "mse" and not lists:
+    lists, ours = reads(config.loss.name) == "lists", LOSSES[config.loss.name].ours is not None
+    if args.gradient_accumulation_steps > 1 and not lists and (ours or config.loss.name in OF_BATCHES):
         logger.warning(
             "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
             "loss.mini_batch_size does, at the same memory"
@@ -132,7 +133,7 @@ def _encoder_trainer(
         train_dataset=datasets,
         loss=losses,
         evaluator=evaluator,
-        data_collator=None if config.loss.name in ("mse", "infonce") else collator,
+        data_collator=collator if ours and config.loss.name != "infonce" else None,
     )
     if config.training.get("patience") is not None:
         trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
@@ -154,7 +155,7 @@ def _check(config: TrainConfig) -> None:
     if not config.data.train:
         raise ValueError("--data.train is missing: the pairs to train on")
     check_loss(config.loss)
-    if takes_lists(config.loss.name):
+    if reads(config.loss.name) == "lists":
         check_teacher(config.teacher)
     elif config.teacher.name is not None or config.data.shuffle_lists:
         print(f"loss {config.loss.name} has no teacher and no lists: teacher and data.shuffle_lists ignored")
@@ -247,19 +248,40 @@ def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
     from raoe_train.evaluation import evaluate_encoder
 
     data, evaluation = config.data, config.evaluation
-    return evaluate_encoder(model, evaluation.tasks, data.dir, evaluation.batch_size, prompt=config.model.prompt)
+    return evaluate_encoder(
+        model,
+        evaluation.tasks,
+        data.dir,
+        evaluation.batch_size,
+        prompt=config.model.prompt,
+        polarity=polarity_of(config),
+    )
+
+
+def polarity_of(config: TrainConfig) -> PolarityConfig:
+    """polarity, its reference the encoder that training starts from where the recipe names none."""
+    from raoe_train.encoder import SCRATCH
+
+    if config.polarity.reference or config.model.random_weights or config.model.name == SCRATCH:
+        return config.polarity
+    return dataclasses.replace(config.polarity, reference=config.model.name)
 
 
 def _summary(metrics: dict[str, Any]) -> str:
-    """Spearman x 100 before and after, a line for dev and each task."""
-    rows: list[tuple[str, ...]] = [("Spearman x 100", "before", "after")]
+    """Scores x 100 before and after, a line for dev and each task's score."""
     before, after = metrics["before"], metrics["after"]
     found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
-    for task in after.get("tasks", {}):
-        found[task] = [of.get("tasks", {}).get(task, {}).get("spearman") for of in (before, after)]
+    for task, scores in after.get("tasks", {}).items():
+        for score in SCORES:
+            if score in scores:
+                name = task if score == "spearman" else f"{task} {score}"
+                found[name] = [of.get("tasks", {}).get(task, {}).get(score) for of in (before, after)]
+    title = "x 100" if any(name.endswith(SCORES[1:]) for name in found) else "Spearman x 100"
+    rows: list[tuple[str, ...]] = [(title, "before", "after")]
     for name, values in found.items():
         rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
-    return "\n".join(f"{name:<24}{first:>8}{second:>8}" for name, first, second in rows)
+    width = max(24, *(len(name) for name, *_ in rows))
+    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
 
 
 def _backends(device: Any) -> list[str]:

@@ -9,7 +9,7 @@ from raoe_train.config import DataConfig, TrainConfig
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.data.lists import read_chains
 from raoe_train.data.pairs import read_pairs
-from raoe_train.objectives import CAUSAL_LM, takes_lists, takes_triplets
+from raoe_train.objectives import reads
 from raoe_train.teaching import with_targets
 
 
@@ -24,37 +24,38 @@ def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, list[str]]:
     """
     from datasets import DatasetDict
 
-    data, scale = config.data, config.data.score_scale
+    data, scale, kind = config.data, config.data.score_scale, reads(config.loss.name)
     datasets: dict[str, Any] = {}
     texts: list[str] = []
     for number, source in enumerate(data.train):
         lowest_highest = (scale[2 * number : 2 * number + 2] or scale[:2]) if scale else None
-        if config.loss.name == CAUSAL_LM:
+        if kind == "sentences":
             dataset, counts = _sentences(source, data)
-        elif takes_triplets(config.loss.name):
-            dataset, counts = _triplets(source, data)
-        elif takes_lists(config.loss.name):
+        elif kind == "triplets":
+            dataset, counts = _triplets(source, config)
+        elif kind == "lists":
             chains = read_chains(source, on_error=data.on_error)
             dataset, counts = chains.to_dataset(), chains.counts
+        elif kind == "scored pairs":
+            dataset, counts = _scored_pairs(source, config, lowest_highest)
         else:
-            dataset, counts = _pairs(source, config, lowest_highest)
+            dataset, counts = _pairs(source, data, labelled=kind == "labelled pairs")
         if data.max_rows is not None and len(dataset) > data.max_rows:
             dataset = dataset.shuffle(seed=seed).select(range(data.max_rows)).flatten_indices()
         if config.loss.name == "mse":
             dataset = _to_unit_scores(dataset, lowest_highest, source)
-        if takes_lists(config.loss.name):
+        if kind == "lists":
             dataset = with_targets(dataset, config, seed)
         name = _name_of(source)
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         for column in dataset.column_names:
             if column not in ("score", "label"):
                 texts += (text for value in dataset[column] for text in ([value] if isinstance(value, str) else value))
-        kind = {CAUSAL_LM: "sentences", "infonce": "triplets", "listmle": "lists"}.get(config.loss.name, "pairs")
         print(f"{source}: {len(dataset)} {kind}{_dropped(counts)}")
     return DatasetDict(datasets), texts
 
 
-def _pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple[Any, dict[str, Any]]:
+def _scored_pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple[Any, dict[str, Any]]:
     data = config.data
     needs_label = config.loss.name in ("raoe", "gated_angular") and config.loss.gate != "score"
     require = ("score", "label") if needs_label else ("score",)
@@ -74,6 +75,21 @@ def _pairs(source: str, config: TrainConfig, scale: list[float] | None) -> tuple
     return pairs.to_dataset().select_columns(["sentence1", "sentence2", *require]), pairs.counts
 
 
+def _pairs(source: str, data: DataConfig, *, labelled: bool) -> tuple[Any, dict[str, Any]]:
+    """Pairs that are all positive, or pairs with labels 1 (similar) and 0 (not)."""
+    columns = {**data.columns, "score": "none"} | ({} if labelled else {"label": "none"})
+    pairs = read_pairs(
+        source,
+        columns=columns,
+        labels=(_labels_of(source, data.labels) or {"0": 0, "1": 1}) if labelled else None,
+        on_error=data.on_error,
+        require=("label",) if labelled else (),
+    )
+    if labelled and (beyond := sorted(set(pairs.label or ()) - {0, 1})):
+        raise ValueError(f"{source}: labels are 1 for similar and 0 for not, got {', '.join(map(str, beyond))}")
+    return pairs.to_dataset().select_columns(["sentence1", "sentence2", *(["label"] if labelled else [])]), pairs.counts
+
+
 def _sentences(source: str, data: DataConfig) -> tuple[Any, dict[str, Any]]:
     """The different sentences of a source of pairs; labels and scores have no part in this."""
     from datasets import Dataset
@@ -83,9 +99,12 @@ def _sentences(source: str, data: DataConfig) -> tuple[Any, dict[str, Any]]:
     return Dataset.from_dict({"text": list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))}), pairs.counts
 
 
-def _triplets(source: str, data: DataConfig) -> tuple[Any, dict[str, Any]]:
+def _triplets(source: str, config: TrainConfig) -> tuple[Any, dict[str, Any]]:
     from raoe_train.data.triplets import read_triplets
 
+    data = config.data
+    if data.neutral and config.loss.name == "triplet":
+        raise ValueError("loss triplet has one negative: data.neutral is for infonce")
     triplets = read_triplets(
         source,
         columns=data.columns or None,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.config import PolarityConfig
 from raoe_train.data import PairData
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.data.files import data_kind, read_rows, write_json
@@ -19,6 +20,7 @@ from raoe_train.data.sources import BUILTIN, is_file
 from raoe_train.evaluation.analyses import analyse, check_analyses
 from raoe_train.evaluation.conditional import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.encode import cosines, encode_sentences
+from raoe_train.evaluation.polarity import PREFIX, evaluate_polarity
 from raoe_train.provenance import digest, earlier_result, fingerprint, versions
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ def evaluate_encoder(
     batch_size: int = 64,
     *,
     prompt: str | None = None,
+    polarity: PolarityConfig | None = None,
 ) -> dict[str, Any]:
     """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of a set
     together.
@@ -105,16 +108,22 @@ def evaluate_encoder(
         data_dir: folder of the sets.
         batch_size: sentences at a time.
         prompt: where it has a {condition}, the sets are C-STS files, see read_scored.
+        polarity: of tasks polarity:NAME, see evaluate_polarity.
 
     Returns:
         {"tasks": {name: {"spearman": float, "pearson": float, "pairs": int}}, "average": mean Spearman}. A
-        correlation is
-        None, and so is the average, where all cosines of a set are equal: it is undefined.
+        correlation is None, and so is the average, where all cosines of a set are equal: it is undefined. Of tasks
+        polarity:NAME the entry is what evaluate_polarity gives, and they have no part in the average.
 
     Raises:
         ValueError: an unknown or ambiguous task, a row without a score, or equal scores everywhere in a set.
     """
-    return _correlations(model, read_tasks(tasks, data_dir, prompt=prompt), batch_size)
+    sts = [task for task in tasks if not task.startswith(PREFIX)]
+    result = _correlations(model, read_tasks(sts, data_dir, prompt=prompt) if sts else {}, batch_size)
+    for task in tasks:
+        if task.startswith(PREFIX):
+            result["tasks"][task] = evaluate_polarity(model, task, data_dir, polarity or PolarityConfig(), batch_size)
+    return result
 
 
 def read_tasks(

@@ -4,16 +4,17 @@ import pytest
 import yaml
 
 from raoe_train.config import JOBS, TrainConfig
-from raoe_train.recipe import RECIPES, load, merge, nest, to_dict
+from raoe_train.recipe import load, merge, nest, shipped, to_dict
 
 
 def test_every_shipped_recipe_loads():
-    names = sorted(path.stem for path in RECIPES.glob("*.yaml"))
-    assert {"raoe-s1", "raoe-s2", "demo"} <= set(names)
-    for path in RECIPES.glob("*.yaml"):
-        recipe = yaml.safe_load(path.read_text()) or {}
-        job = "sweep" if "variants" in recipe else "generate" if "generation" in recipe else "train"
-        assert isinstance(load(job, path.stem), JOBS[job])
+    assert {"raoe-s1", "raoe-s2", "demo", "margins"} <= set(shipped("train"))
+    assert {"raoe-study", "margins"} <= set(shipped("sweep"))
+    for name in shipped("sweep"):
+        assert isinstance(load("sweep", name), JOBS["sweep"])
+    for name, path in shipped("train").items():
+        job = "generate" if "generation" in (yaml.safe_load(path.read_text()) or {}) else "train"
+        assert isinstance(load(job, name), JOBS[job])
 
 
 def test_stage_1_is_the_papers_appendix_b():

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from sentence_transformers import util
 
-from raoe_train.cli import main, run
+from raoe_train.cli import main
+from raoe_train.jobs import run
 from raoe_train.evaluation.chains import drift, unrelated
 from tests.train.tiny import SENTENCES, tiny_encoder
 

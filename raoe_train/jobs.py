@@ -1,0 +1,41 @@
+"""What each job does, and how it is asked from Python: ``run``."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from raoe_train.recipe import load
+
+# The function of each job; it takes the job's configuration. Imported when asked for.
+FUNCTIONS = {
+    "train": "raoe_train.training:train",
+    "score": "raoe_train.scoring:score",
+    "lists": "raoe_train.listing:lists",
+    "mine": "raoe_train.mining:mine",
+    "evaluate": "raoe_train.evaluation:evaluate",
+    "encode": "raoe_train.evaluation:encode",
+    "generate": "raoe_train.generation.chains:generate",
+    "sweep": "raoe_train.sweep:sweep",
+    "report": "raoe_train.reporting:report",
+    "export": "raoe_train.exporting:export",
+    "check": "raoe_train.checking:check",
+}
+
+def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
+    """Do a job and return what it wrote.
+
+    Args:
+        job: train, score, lists, mine, evaluate, encode, generate, sweep, report, export or check.
+        recipe: a YAML path or the name of a shipped recipe.
+        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted
+            (``**{"training.epochs": 1}``).
+
+    Raises:
+        ValueError: an unknown job, recipe or key, or a value that cannot be.
+        FileNotFoundError: a file that is not there.
+    """
+    config = load(job, recipe, overrides)
+    module, name = FUNCTIONS[job].split(":")
+    return getattr(importlib.import_module(module), name)(config)
