@@ -42,8 +42,8 @@ def case(rows: int, device: str) -> Case:
         "transformers guidance_scale": lambda i: _theirs(model, chains),
         "transformers, instruction cached": lambda i: _theirs(model, chains, cached=True),
     }
-    wanted = result["transformers guidance_scale"](0)
-    if different := [name for name, call in result.items() if call(0) != wanted]:
+    found = {name: call(0) for name, call in result.items()}
+    if different := [name for name, steps in found.items() if steps != found["transformers guidance_scale"]]:
         raise AssertionError(f"{different[0]} does not give transformers' tokens")
     title = f"{rows} chains, {STEPS} steps of {NEW} tokens, vocabulary {VOCABULARY:,}"
     return Case(title, result, bytes=read_bytes(model) * STEPS * NEW)

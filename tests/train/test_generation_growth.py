@@ -94,6 +94,8 @@ def test_what_was_read_goes_along_the_chain_and_no_further(method):
     # a fresh chain has another's, for the instruction that they share
     earlier = [None, *asked[:2], *asked[1:2], *asked[3:5]]
     assert [entry[3] for entry in asked] == [entry and entry[:2] for entry in earlier]
+    failed = chains_of(lambda key, _: "", ["a"], method=method)[1]
+    assert (failed.reason, failed.context) == ("empty", None)
 
 
 @pytest.mark.parametrize("can_join", [True, False])
