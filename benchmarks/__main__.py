@@ -17,7 +17,7 @@ import torch
 from benchmarks import base, gate, provenance, report, timing
 from benchmarks.case import Case
 
-OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "generation", "listwise")
+OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "generation", "chains", "listwise")
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
 

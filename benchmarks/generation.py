@@ -3,7 +3,8 @@
 All contenders decode greedily, in float32, as many tokens for each row (nothing ends early), and must give the same
 ones before they are timed: both of ours, and `generate` with guidance_scale and negative_prompt_ids. `generate` without
 guidance is no peer, since it answers another question; it shows what guidance costs. Prefill is part of the time.
-Tokens a second are rows x NEW / seconds.
+Tokens a second are rows x NEW / seconds. These are single answers, of which nothing has been read before; what
+`generate` does is in benchmarks/chains.py.
 
 The contexts of a batch differ in length, as they do in use, so both sides pad on the left.
 """
@@ -30,7 +31,7 @@ TESTS = ["tests/train/test_generation_decoding.py"]
 
 
 def case(rows: int, device: str) -> Case:
-    model = _model(device)
+    model = language_model(device)
     inputs = [_contexts(rows, copy) for copy in range(COPIES)]
     result: dict[str, Call] = {}
     decoders = {f"GuidedDecoder, {mix} mixed": GuidedDecoder(model, mix=mix) for mix in ("hidden", "logits")}
@@ -43,13 +44,11 @@ def case(rows: int, device: str) -> Case:
         if different := [name for name, tokens in found.items() if tokens != wanted]:
             raise AssertionError(f"{different[0]} does not give transformers' tokens")
     result["transformers without guidance"] = lambda i: _theirs(model, inputs[i % COPIES][0])
-    # Each forward pass reads all weights but the embeddings of tokens that are not there.
-    read = [*model.model.layers.parameters(), model.lm_head.weight]
-    weights = sum(parameter.numel() * parameter.element_size() for parameter in read)
-    return Case(f"{rows} rows, {NEW} tokens each, vocabulary {VOCABULARY:,}", result, bytes=weights * NEW)
+    return Case(f"{rows} rows, {NEW} tokens each, vocabulary {VOCABULARY:,}", result, bytes=read_bytes(model) * NEW)
 
 
-def _model(device: str) -> Any:
+def language_model(device: str) -> Any:
+    """A Llama of random weights, float32, the same one each time."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     width, layers, heads, key_heads, inner = SHAPE[device]
@@ -73,6 +72,12 @@ def _model(device: str) -> Any:
         return AutoModelForCausalLM.from_config(config).to(device).eval()
 
 
+def read_bytes(model: Any) -> int:
+    """What a forward pass reads: all weights but the embeddings of tokens that are not there."""
+    read = [*model.model.layers.parameters(), model.lm_head.weight]
+    return sum(parameter.numel() * parameter.element_size() for parameter in read)
+
+
 def _contexts(rows: int, copy: int) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the nearer and the farther contexts; lengths differ from row to row."""
     generator = torch.Generator().manual_seed(copy)
@@ -90,17 +95,18 @@ def _ours(decoder: GuidedDecoder, near: list[list[int]], far: list[list[int]]) -
 
 
 def _theirs(model: Any, near: list[list[int]], far: list[list[int]] | None = None) -> list[list[int]]:
-    ids, mask = _padded(near, model.device)
+    ids, mask = padded(near, model.device)
     led: dict[str, object] = {}
     if far is not None:
-        negative, its_mask = _padded(far, model.device)
+        negative, its_mask = padded(far, model.device)
         led = {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask, "guidance_scale": GUIDANCE}
     found = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False, **led)
     return found[:, ids.shape[1] :].tolist()
 
 
-def _padded(rows: list[list[int]], device: Any) -> tuple[Tensor, Tensor]:
+def padded(rows: list[list[int]], device: Any, after: int = 0) -> tuple[Tensor, Tensor]:
+    """[R, W] ids and mask, with the padding behind the first `after` tokens."""
     width = max(map(len, rows))
-    ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-    return ids.to(device), mask.to(device)
+    ids = [row[:after] + [0] * (width - len(row)) + row[after:] for row in rows]
+    mask = [[1] * after + [0] * (width - len(row)) + [1] * (len(row) - after) for row in rows]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

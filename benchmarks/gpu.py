@@ -24,8 +24,8 @@ from benchmarks.__main__ import OPS
 
 PARTS = ("build", "tests", *OPS, "train")
 LEDGER = (*OPS, "train")
-# generation is none of tests/kernels: its own tests run before its benchmark
-KERNELS = tuple(op for op in OPS if op != "generation")
+# these are none of tests/kernels: their own tests run before their benchmarks
+KERNELS = tuple(op for op in OPS if op not in ("generation", "chains"))
 # What compiles for GPUs that are not there needs none, and CI runs it.
 TRAIN = "-m pytest -q tests/train/test_gpu_decoders.py -p no:cacheprovider".split()
 TESTS = "-m pytest -q tests/kernels --ignore tests/kernels/test_triton_compile.py -p no:cacheprovider".split()

@@ -27,7 +27,7 @@ from raoe_train.provenance import digest, fingerprint, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import GenerateConfig, GenerationSection
-    from raoe_train.generation.decoding import Answer, GuidedDecoder, Request
+    from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
 
 
 def generate(config: GenerateConfig) -> dict[str, Any]:
@@ -146,6 +146,8 @@ class Chain:
         key: its id.
         sentences: the source and what has been written so far.
         reason: why it failed, or None.
+        context: what its last answer was an answer to, as the decoder has it, until the chain is finished; at first
+            another chain's, or None.
     """
 
     key: int
@@ -153,6 +155,7 @@ class Chain:
     prompts: Prompts
     generation: GenerationSection
     reason: str | None = None
+    context: Context | None = None
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
@@ -169,7 +172,7 @@ class Chain:
             self._fail(f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions")
             return None
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
-        return Request(near, far, guidance, new, seed)
+        return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
     def take(self, answer: Answer) -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
@@ -184,6 +187,7 @@ class Chain:
         if wish.verify and self.reason is None:
             if reason := verify_chain(self.sentences, wish.steps if self.finished else None):
                 self._fail(reason)
+        self.context = None if self.finished else answer.context
 
     def _take_list(self, text: str, finish: str) -> None:
         steps, verify = self.generation.steps, self.generation.verify
@@ -218,6 +222,7 @@ def grow(
     """
     flying: dict[int, Chain] = {}
     ready: list[Chain] = []
+    latest: Context | None = None
     more = True
     while more or flying:
         while more and len(flying) < slots:
@@ -225,6 +230,8 @@ def grow(
             if chain is None:
                 more = False
             else:
+                # its prompt begins with the same instruction as another chain's
+                chain.context = latest
                 flying[chain.key] = chain
                 ready.append(chain)
         answers: list[Any] = []
@@ -239,6 +246,7 @@ def grow(
         for key, answer in answers:
             chain = flying[key]
             chain.take(answer)
+            latest = chain.context or latest
             if progress is not None:
                 progress(len(answer.ids))
             if chain.finished:

@@ -7,6 +7,7 @@ are under way.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -16,11 +17,12 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from raoe_train.generation.contexts import Context, stacked, taken
 from raoe_train.generation.mixing import checked_argmax, choose_mix
 from raoe_train.generation.rows import Answer, Plan, Request, Slot, lengths, merged, plan_of, select
 from raoe_train.generation.sampling import Sampling, draw, uniforms
 
-__all__ = ["Answer", "GuidedDecoder", "Request"]
+__all__ = ["Answer", "Context", "GuidedDecoder", "Request"]
 
 
 class GuidedDecoder:
@@ -57,6 +59,7 @@ class GuidedDecoder:
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._warpers = self.sampling.warpers(model.device)
+        self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
         self._one = torch.compile(self._forward, dynamic=True) if compile else self._forward
         self._slots: list[Slot] = []
         self._cache: Any = None
@@ -70,7 +73,7 @@ class GuidedDecoder:
     @property
     def can_join(self) -> bool:
         """Whether requests can be added while others are under way: not where a cache keeps only a window."""
-        return self._cache is None or all(type(layer) is DynamicLayer for layer in self._cache.layers)
+        return self._cache is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
@@ -86,23 +89,26 @@ class GuidedDecoder:
         if not self.can_join:
             raise ValueError("this model's cache keeps a window: requests cannot join those that are under way")
         slots: list[Slot] = []
-        rows: list[list[int]] = []
+        rows: list[tuple[Sequence[int], Context | None]] = []
         for key, request in pairs:
             self._check(request)
             near = far = len(rows)
-            rows.append(list(request.near))
+            rows.append((request.near, request.known))
             if request.guided and request.far is not None:
                 far = len(rows)
-                rows.append(list(request.far))
+                rows.append((request.far, request.known))
             history = self.sampling.history(len(request.near), self.eos, self.model.device)
             drawn = uniforms(request.seed, request.max_new_tokens) if self.sampling.do_sample else None
             slots.append(Slot(key, request, near, far, history, drawn))
 
-        device = self.model.device
-        width = max(map(len, rows))
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=device)
-        plan, cache = plan_of(slots, self.model), DynamicCache(config=self.model.config)
-        finished = self._take(slots, self._forward(ids, width, cache, plan), plan)
+        state, cache, order = self._read(rows)
+        places = {row: place for place, row in enumerate(order)}
+        for slot in slots:
+            slot.near, slot.far = places[slot.near], places[slot.far]
+            if slot.request.keep and not self._windows:
+                slot.state = state[slot.near].clone()
+        plan = plan_of(slots, self.model)
+        finished = self._take(slots, self._next(state, plan), plan, cache)
         self._join([slot for slot in slots if slot.key not in finished], cache)
         return list(finished.items())
 
@@ -115,7 +121,7 @@ class GuidedDecoder:
         plan.lengths = plan.lengths + 1
         width = self._cache.get_seq_length() + 1
         chosen = self._one(plan.tokens[plan.owner][:, None], width, self._cache, plan)
-        finished = self._take(self._slots, chosen, plan)
+        finished = self._take(self._slots, chosen, plan, self._cache)
         if finished:
             self._keep([slot for slot in self._slots if slot.key not in finished])
         return list(finished.items())
@@ -133,14 +139,44 @@ class GuidedDecoder:
             found.update(self.step())
         return [found[number] for number in range(len(requests))]
 
+    def _read(self, rows: Sequence[tuple[Sequence[int], Context | None]]) -> tuple[Tensor, Any, list[int]]:
+        """What is new in (ids, known context) rows: [R, D or V] states, a cache, and the order of the rows in both."""
+        device = self.model.device
+        covered = [0 if known is None or self._windows else known.covers(ids) for ids, known in rows]
+        whole = [number for number, (ids, _) in enumerate(rows) if covered[number] == len(ids)]
+        begun = [number for number, (ids, _) in enumerate(rows) if 0 < covered[number] < len(ids)]
+        # apart, or a single row of which nothing is known would have all others read from their first token
+        new = [number for number, count in enumerate(covered) if not count]
+        states, caches = [], []
+        for numbers in filter(None, (new, begun)):
+            group = [rows[number] for number in numbers]
+            tail = max(len(rows[number][0]) - covered[number] for number in numbers)
+            # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
+            before = [(known, max(len(ids) - tail, 0)) for ids, known in group if known is not None]
+            cache = stacked(before) if numbers is begun else DynamicCache(config=self.model.config)
+            ends = torch.tensor([[0] * (tail - len(ids)) + list(ids[-tail:]) for ids, _ in group], device=device)
+            counts = torch.tensor([len(ids) for ids, _ in group], device=device)
+            states.append(self._state(ends, max(len(ids) for ids, _ in group), cache, counts))
+            caches.append(cache)
+        if whole:
+            contexts = [known for known in (rows[number][1] for number in whole) if known is not None]
+            states.append(torch.stack([known.state for known in contexts]))
+            caches.append(stacked([(known, len(known.ids)) for known in contexts]))
+        width = max(len(ids) for ids, _ in rows)
+        cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
+        return torch.cat(states), cache, [*new, *begun, *whole]
+
     def _forward(self, ids: Tensor, width: int, cache: Any, plan: Plan) -> Tensor:
-        """[N] next tokens, -1 where scores are NaN, from [R, T] ids at the end of `width` columns.
+        """[N] next tokens, or what `_next` gives, from [R, T] ids at the end of `width` columns.
 
         Nothing here depends on values, so it can be compiled; processors that read a row's history are Python and are
         left out of a compiled graph.
         """
+        return self._next(self._state(ids, width, cache, plan.lengths), plan)
+
+    def _state(self, ids: Tensor, width: int, cache: Any, lengths: Tensor) -> Tensor:
         columns = torch.arange(width, device=ids.device)
-        padding = width - plan.lengths[:, None]
+        padding = width - lengths[:, None]
         inputs: dict[str, Any] = {
             "input_ids": ids,
             "attention_mask": (columns >= padding).long(),
@@ -149,9 +185,13 @@ class GuidedDecoder:
         }
         if self._takes_positions:
             inputs["position_ids"] = (columns[width - ids.shape[1] :] - padding).clamp_min(0)
+        return self.mix.state(inputs)
+
+    def _next(self, state: Tensor, plan: Plan) -> Tensor:
+        """[N] next tokens, -1 where scores are NaN; [N, V] scores where each row has a history to read."""
         if not (self.sampling.do_sample or self.sampling.has_history):
-            return self.mix.best(inputs, plan.contexts)
-        scores = self.mix.scores(inputs, plan.contexts)
+            return self.mix.best(state, plan.contexts)
+        scores = self.mix.scores(state, plan.contexts)
         if self.sampling.has_history:
             return scores  # the caller goes on: a step of its own for each row
         return self._choose(scores, plan)
@@ -162,7 +202,7 @@ class GuidedDecoder:
         # no warper in use reads the ids
         return draw(self._warpers(plan.tokens[:, None], scores), plan.uniforms.gather(1, plan.count[:, None])[:, 0])
 
-    def _take(self, slots: list[Slot], chosen: Tensor, plan: Plan) -> dict[Hashable, Answer]:
+    def _take(self, slots: list[Slot], chosen: Tensor, plan: Plan, cache: Any) -> dict[Hashable, Answer]:
         """Give the slots their tokens; the answers that are finished by them."""
         if chosen.ndim == 2:
             for number, slot in enumerate(slots):
@@ -176,9 +216,16 @@ class GuidedDecoder:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
-                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why)
+                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, self._context(slot, cache))
         plan.tokens = chosen
         return finished
+
+    def _context(self, slot: Slot, cache: Any) -> Context | None:
+        if slot.state is None:
+            return None
+        # behind it are the answer's tokens, but for the newest
+        end = cache.get_seq_length() - (len(slot.ids) - 1)
+        return taken(cache, slot.near, end, slot.request.near, slot.state)
 
     def _finish(self, slot: Slot) -> str | None:
         if slot.ids[-1] in self.eos:

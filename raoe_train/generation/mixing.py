@@ -1,4 +1,4 @@
-"""One forward pass over both contexts of all rows, and the next tokens' scores of their mix.
+"""What a forward pass leaves of each context, its state, and the next tokens' scores of two contexts' mix.
 
 The ranking-sentences paper's Eq. 4, log p = guidance log p(x | near) - (guidance - 1) log p(x | far), in two ways:
 
@@ -53,17 +53,20 @@ class MixHidden:
     def __init__(self, body: nn.Module, head: nn.Linear, factor: float) -> None:
         self.body, self.head, self.factor = body, head, factor
 
-    def scores(self, inputs: Mapping[str, Any], contexts: Contexts) -> Tensor:
+    def state(self, inputs: Mapping[str, Any]) -> Tensor:
+        """[R, D] hidden states at the end of each row, after the final norm."""
+        return self.body(**inputs).last_hidden_state[:, -1]
+
+    def scores(self, state: Tensor, contexts: Contexts) -> Tensor:
         """[N, V] logits of the mix, float32 (float64 for a model in float64): Eq. 4 but for a constant a row."""
-        hidden = self.body(**inputs).last_hidden_state[:, -1]
-        near, far = (_wide(hidden[rows]) for rows in (contexts.near, contexts.far))
+        near, far = (_wide(state[rows]) for rows in (contexts.near, contexts.far))
         mixed = near + contexts.weight[:, None] * (near - far)
         logits = _wide(self.head(mixed.to(self.head.weight.dtype)))
         return logits if self.factor == 1 else logits * self.factor
 
-    def best(self, inputs: Mapping[str, Any], contexts: Contexts) -> Tensor:
+    def best(self, state: Tensor, contexts: Contexts) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf."""
-        return checked_argmax(self.scores(inputs, contexts))
+        return checked_argmax(self.scores(state, contexts))
 
 
 class MixLogits:
@@ -77,29 +80,28 @@ class MixLogits:
         kept = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.last: dict[str, Any] = {"logits_to_keep": 1} if kept else {}
 
-    def scores(self, inputs: Mapping[str, Any], contexts: Contexts) -> Tensor:
+    def state(self, inputs: Mapping[str, Any]) -> Tensor:
+        """[R, V] logits at the end of each row."""
+        return self.model(**inputs, **self.last).logits[:, -1]
+
+    def scores(self, state: Tensor, contexts: Contexts) -> Tensor:
         """[N, V] float32 (float64 for a model in float64): Eq. 4, and logits where there is nothing to mix."""
-        logits = self._logits(inputs)
-        scores = _wide(logits[contexts.near])
+        scores = _wide(state[contexts.near])
         for guidance, answers in contexts.groups:
-            near, far = logits[contexts.near[answers]], logits[contexts.far[answers]]
+            near, far = state[contexts.near[answers]], state[contexts.far[answers]]
             scores = scores.index_copy(0, answers, guided_log_probs(near, far, guidance=guidance))
         return scores
 
-    def best(self, inputs: Mapping[str, Any], contexts: Contexts) -> Tensor:
+    def best(self, state: Tensor, contexts: Contexts) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf. No log-softmax is taken."""
-        logits = self._logits(inputs)
-        tokens = checked_argmax(logits[contexts.near])
+        tokens = checked_argmax(state[contexts.near])
         for guidance, answers in contexts.groups:
-            near, far = logits[contexts.near[answers]], logits[contexts.far[answers]]
+            near, far = state[contexts.near[answers]], state[contexts.far[answers]]
             chosen = guided_argmax(near, far, guidance=guidance)
             # what is chosen is NaN wherever any of near is, so `tokens` has seen that; a NaN of far shows here
             value = far.gather(1, chosen[:, None])[:, 0]
             tokens = tokens.index_copy(0, answers, torch.where((tokens[answers] < 0) | value.isnan(), -1, chosen))
         return tokens
-
-    def _logits(self, inputs: Mapping[str, Any]) -> Tensor:
-        return self.model(**inputs, **self.last).logits[:, -1]
 
 
 Mix = MixHidden | MixLogits

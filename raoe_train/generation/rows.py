@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from raoe_train.generation.contexts import Context
 from raoe_train.generation.mixing import Contexts
 
 
@@ -23,6 +24,9 @@ class Request:
         guidance: 1 + lambda of Eq. 4; with 1 the farther context has no say and is left out.
         max_new_tokens: at most so many, at least 1.
         seed: of this answer's random numbers, where there are any.
+        keep: whether the answer shall carry its nearer context, to be `known` to a later request.
+        known: a context that an answer of the same decoder carries. Where near or far begin as it does, that beginning
+            is not read again; where one is it, nothing of it is. The answer is the same, up to rounding.
     """
 
     near: Sequence[int]
@@ -30,6 +34,8 @@ class Request:
     guidance: float = 1.0
     max_new_tokens: int = 64
     seed: int = 0
+    keep: bool = False
+    known: Context | None = None
 
     @property
     def guided(self) -> bool:
@@ -44,11 +50,13 @@ class Answer:
         ids: what was generated, an end token included.
         text: decoded without special tokens, up to a stop string, as it is otherwise ("" without a tokenizer).
         finish: "eos", "stop" (a stop string) or "length" (it was cut off).
+        context: the nearer context if the request says keep; None otherwise, and where a cache keeps only a window.
     """
 
     ids: list[int]
     text: str
     finish: str
+    context: Context | None = field(default=None, compare=False)
 
 
 @dataclass
@@ -62,6 +70,7 @@ class Slot:
     history: Any
     uniforms: Tensor | None
     ids: list[int] = field(default_factory=list)
+    state: Tensor | None = None  # of the nearer context, where it is to be kept
 
 
 @dataclass

@@ -69,7 +69,7 @@ def test_quantiles_and_ratio():
 
 
 # a decoder with a 128k vocabulary takes its time
-SLOW = {"generation": pytest.mark.slow}
+SLOW = {"generation": pytest.mark.slow, "chains": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("op", [pytest.param(op, marks=SLOW.get(op, ())) for op in suite.OPS])

@@ -213,7 +213,7 @@ def test_a_factor_after_the_head_is_linear(config):
     tokens = torch.tensor([[5, 6, 7]])
     one = Contexts(torch.tensor([0]), torch.tensor([0]), torch.zeros(1, dtype=torch.float64), ())
     with torch.no_grad():
-        torch.testing.assert_close(mix.scores({"input_ids": tokens}, one), model(tokens).logits[:, -1])
+        torch.testing.assert_close(mix.scores(mix.state({"input_ids": tokens}), one), model(tokens).logits[:, -1])
 
 
 def test_heads_that_are_not_plainly_linear():

@@ -29,7 +29,7 @@ class Script:
         for key, request in requests:
             text = self.write(key, request)
             text, finish = text if isinstance(text, tuple) else (text, "eos")
-            answer = Answer([0] * (len(text) + 1), text, finish)
+            answer = Answer([0] * (len(text) + 1), text, finish, (key, request.near) if request.keep else None)
             if text:
                 self.flying[key] = [len(text), answer]
             else:
@@ -74,6 +74,28 @@ def test_each_step_is_led_away_from_the_one_before_the_last():
     asked.clear()
     chains_of(write, ["ab"], guidance=1.0)
     assert [entry[1:3] for entry in asked] == [(None, 1)] * 3
+
+
+@pytest.mark.parametrize("method", ["guided", "iterative", "single-step"])
+def test_what_was_read_goes_along_the_chain_and_no_further(method):
+    asked = []
+
+    def write(key, request):
+        asked.append((key, request.near, request.keep, request.known))
+        return "1. a\n2. b\n3. c" if method == "single-step" else f"{read(request.near[1:])}x"
+
+    found = chains_of(write, ["a", "bb"], slots=1, method=method)
+    assert [chain.context for chain in found.values()] == [None, None]
+    if method == "single-step":
+        assert [entry[2:] for entry in asked] == [(False, None)] * 2
+        return
+    assert [entry[0] for entry in asked] == [1, 1, 1, 2, 2, 2]
+    assert [entry[2] for entry in asked] == [True, True, False] * 2
+    # a fresh chain has another's, for the instruction that they share
+    earlier = [None, *asked[:2], *asked[1:2], *asked[3:5]]
+    assert [entry[3] for entry in asked] == [entry and entry[:2] for entry in earlier]
+    failed = chains_of(lambda key, _: "", ["a"], method=method)[1]
+    assert (failed.reason, failed.context) == ("empty", None)
 
 
 @pytest.mark.parametrize("can_join", [True, False])

@@ -1,0 +1,100 @@
+"""Chains as the job `generate` grows them, against transformers' own guidance a step at a time.
+
+A prompt is an instruction, which all have, a sentence, and a few closing tokens; the sentence of the next is what has
+been answered. The first step has no guidance, the others are led away from the prompt before. All contenders decode
+greedily, in float32, NEW tokens a step (a sentence's length; nothing ends early), and must give the same ones before
+they are timed. Prefill is part of the time. Tokens a second are rows x STEPS x NEW / seconds. For a single answer,
+where nothing can be known from a step before, see benchmarks/generation.py; model and guidance are the same.
+
+What transformers 5.23.0 can reuse, by its code: `generate` takes past_key_values, with one number of cached columns for
+all rows, and goes on in place. So the instruction's keys and values can be copied into every call, with padding between
+instruction and sentence; "instruction cached" does that. Those of a whole near context would have to be cut and padded
+by hand, as GuidedDecoder does. The farther context has a cache of its own inside
+UnbatchedClassifierFreeGuidanceLogitsProcessor, which always begins empty: `generate` has no argument for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from benchmarks.case import Call, Case
+from benchmarks.generation import GUIDANCE, VOCABULARY, language_model, padded, read_bytes
+from raoe_train.generation.decoding import GuidedDecoder, Request
+
+SIZES = {"cpu": [8], "cuda": [8, 32]}
+STEPS, NEW = 4, 24
+INSTRUCTION, CLOSING = 45, 5
+TESTS = ["tests/train/test_generation_decoding.py", "tests/train/test_generation_contexts.py"]
+
+Rows = list[list[int]]
+
+
+def case(rows: int, device: str) -> Case:
+    model = language_model(device)
+    decoder, chains = GuidedDecoder(model), _Chains(rows)
+    result: dict[str, Call] = {
+        "GuidedDecoder": lambda i: _ours(decoder, chains),
+        "GuidedDecoder, nothing known": lambda i: _ours(decoder, chains, keep=False),
+        "transformers guidance_scale": lambda i: _theirs(model, chains),
+        "transformers, instruction cached": lambda i: _theirs(model, chains, cached=True),
+    }
+    found = {name: call(0) for name, call in result.items()}
+    if different := [name for name, steps in found.items() if steps != found["transformers guidance_scale"]]:
+        raise AssertionError(f"{different[0]} does not give transformers' tokens")
+    title = f"{rows} chains, {STEPS} steps of {NEW} tokens, vocabulary {VOCABULARY:,}"
+    return Case(title, result, bytes=read_bytes(model) * STEPS * NEW)
+
+
+class _Chains:
+    """Prompts of the first step, of different lengths, and what the next ones are made of."""
+
+    def __init__(self, rows: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def ids(length: int) -> list[int]:
+            return torch.randint(1, VOCABULARY, (length,), generator=generator).tolist()
+
+        self.instruction, self.closing = ids(INSTRUCTION), ids(CLOSING)
+        self.sources = [ids(NEW - 3 * (row % 5)) for row in range(rows)]
+
+    def prompts(self, sentences: Rows) -> Rows:
+        return [self.instruction + sentence + self.closing for sentence in sentences]
+
+
+def _ours(decoder: GuidedDecoder, chains: _Chains, keep: bool = True) -> list[Rows]:
+    near, far, known = chains.prompts(chains.sources), [None] * len(chains.sources), [None] * len(chains.sources)
+    steps = []
+    for step in range(STEPS):
+        more = keep and step < STEPS - 1
+        asked = zip(near, far, known, strict=True)
+        answers = decoder.answers([Request(a, b, GUIDANCE, NEW, keep=more, known=c) for a, b, c in asked])
+        steps.append([answer.ids for answer in answers])
+        near, far, known = chains.prompts(steps[-1]), near, [answer.context for answer in answers]
+    return steps
+
+
+def _theirs(model: Any, chains: _Chains, cached: bool = False) -> list[Rows]:
+    device, instruction = model.device, torch.tensor([chains.instruction], device=model.device)
+    cache = None
+    if cached:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model.model(instruction, past_key_values=cache)
+    near, steps = chains.prompts(chains.sources), []
+    options: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
+    for _ in range(STEPS):
+        if cache is not None:
+            options["past_key_values"] = copy.deepcopy(cache)
+            options["past_key_values"].batch_repeat_interleave(len(near))
+        ids, mask = padded(near, device, INSTRUCTION if cached else 0)
+        found = model.generate(ids, attention_mask=mask, **options)
+        steps.append(found[:, ids.shape[1] :].tolist())
+        negative, its_mask = padded(near, device)
+        options |= {"negative_prompt_ids": negative, "negative_prompt_attention_mask": its_mask}
+        options["guidance_scale"] = GUIDANCE
+        near = chains.prompts(steps[-1])
+    return steps

@@ -1,0 +1,58 @@
+"""What a decoder has read of a context, kept so that it need not read it again.
+
+A chain asks with the context that was the nearer one a step before as the farther one, and all its contexts begin with
+the same instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A context that was read. It is of use to the decoder it comes from, and to no other: nothing says which that is.
+
+    Attributes:
+        ids: its L token ids.
+        layers: (keys, values) of each layer, both [key-value heads, L, dim], without padding.
+        state: what the mix reads at its end (see raoe_train.generation.mixing): [D] or [V].
+    """
+
+    ids: tuple[int, ...]
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    state: Tensor
+
+    def covers(self, ids: Sequence[int]) -> int:
+        """How many of `ids`, from the first, need not be read again: all if they are this context, else those that it
+        begins with, too, but for the last of `ids`, whose state is not known."""
+        if tuple(ids) == self.ids:
+            return len(ids)
+        pairs = enumerate(zip(ids, self.ids, strict=False))
+        same = next((place for place, (one, other) in pairs if one != other), min(len(ids), len(self.ids)))
+        return min(same, len(ids) - 1)
+
+
+def taken(cache: Any, row: int, end: int, ids: Sequence[int], state: Tensor) -> Context:
+    """The context `ids`, whose last token is in column `end` - 1 of that row of a cache; copies, so that nothing holds
+    the whole batch's cache."""
+    place = slice(end - len(ids), end)
+    layers = tuple((keys[row, :, place].clone(), values[row, :, place].clone()) for keys, values, *_ in cache)
+    return Context(tuple(ids), layers, state)
+
+
+def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
+    """A left-padded cache of the first `count` tokens of each (context, count)."""
+    width = max(count for _, count in beginnings)
+
+    def rows(layer: int, which: int) -> Tensor:
+        states = ((context.layers[layer][which], count) for context, count in beginnings)
+        return torch.stack([torch.nn.functional.pad(s[:, :count], (0, 0, width - count, 0)) for s, count in states])
+
+    return DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
