@@ -23,7 +23,7 @@ def circle(*angles):
 def evaluator(k=2, reference=None, **options):
     """Two sentences at 0 and 90 degrees, four to find at 10, 20, 60 and 100; the reference has other angles."""
     reference = circle(0, 0, 0, 60, 90, 180) if reference is None else reference
-    return PolarityEvaluator(["s", "t"], ["+", "-"], ["a", "b", "c", "d"], ["+", "-", "-", "+"], reference, k, **options)
+    return PolarityEvaluator(["s", "t"], ["+", "-"], list("abcd"), list("+--+"), reference, k, **options)
 
 
 EMBEDDINGS = circle(0, 90, 10, 20, 60, 100)
@@ -184,7 +184,7 @@ def test_bad_tasks(folder):
     options = PolarityConfig(reference="x")
     with pytest.raises(ValueError, match="no task polarity:nothing: neither"):
         evaluate_encoder(model, ["polarity:nothing"], folder, polarity=options)
-    with pytest.raises(ValueError, match="data.dir is missing"):
+    with pytest.raises(ValueError, match=r"data\.dir is missing"):
         evaluate_encoder(model, ["polarity:set"], polarity=options)
 
 

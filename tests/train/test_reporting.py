@@ -11,8 +11,8 @@ import pytest
 from sentence_transformers import util
 
 from raoe_train.cli import main
-from raoe_train.jobs import run
 from raoe_train.evaluation.chains import drift, unrelated
+from raoe_train.jobs import run
 from tests.train.tiny import SENTENCES, tiny_encoder
 
 

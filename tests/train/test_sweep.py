@@ -11,7 +11,7 @@ from raoe_train.cli import main
 from raoe_train.recipe import load
 from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep import _chosen, expand
-from raoe_train.sweep_report import _curves, _mean
+from raoe_train.sweep_scores import curves, mean
 from tests.train.test_training import SCRATCH, settings
 
 
@@ -81,15 +81,15 @@ def test_placeholders(tmp_path):
 
 
 def test_mean_and_deviation():
-    assert _mean([1.0, 2.0, 4.0]) == "2.33 ± 1.53"
-    assert _mean([1.234]) == "1.23"
-    assert _mean([1.0, None]) == _mean([]) == "-"
+    assert mean([1.0, 2.0, 4.0]) == "2.33 ± 1.53"
+    assert mean([1.234]) == "1.23"
+    assert mean([1.0, None]) == mean([]) == "-"
 
 
 def test_curves_are_of_numbers():
     points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
     rows = [{"family": "tau", "point": {"loss.tau": x}, "after": {"spearman": y}} for x, y in points]
-    assert _curves(rows, "loss.tau") == {"tau": {20: 1.0, 5: 3.0}}
+    assert curves(rows, "loss.tau", ["average", "dev"]) == {"tau": {20: 1.0, 5: 3.0}}
 
 
 @pytest.mark.slow
