@@ -13,6 +13,7 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
+from raoe_train.evaluation.tasks import main_score
 from raoe_train.recipe import to_dict
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def _report(
     lines = [
         f"# {output.resolve().name}",
         "",
-        "Spearman x 100 of cosine, mean ± (sample) standard deviation over seeds.",
+        f"{_metrics(results)}, mean ± (sample) standard deviation over seeds.",
         "",
         "| " + " | ".join(["variant", "seeds", *names, "steps", "minutes"]) + " |",
         "|" + "---|" * (len(names) + 4),
@@ -88,6 +89,16 @@ def _report(
     return "\n".join(lines) + "\n"
 
 
+def _metrics(results: list[dict[str, Any]]) -> str:
+    """What the table's numbers are: "Spearman x 100 of cosine", or that and the main metric of each other task."""
+    others: dict[str, list[str]] = {}
+    for task, found in (results[0]["after"].get("tasks", {}) if results else {}).items():
+        if found.get("main", "spearman") != "spearman":
+            others.setdefault(found["main"], []).append(task)
+    named = [f"{metric} x 100 of {', '.join(tasks)}" for metric, tasks in others.items()]
+    return "; ".join(["Spearman x 100 of cosine", *named])
+
+
 def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], names: list[str]) -> list[str]:
     """Rows of differences between two variants, seed by seed; nothing where less than two seeds have both."""
     from scipy import stats
@@ -111,7 +122,7 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
     if not rows:
         return []
     head = ["difference", "seeds", *names]
-    text = "Differences of Spearman x 100, with the p of a paired t-test over seeds:"
+    text = "Differences, with the p of a paired t-test over seeds:"
     return ["", text, "", _row(head), "|" + "---|" * len(head), *rows]
 
 
@@ -124,13 +135,13 @@ def by_variant(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
 
 
 def _score(row: Mapping[str, Any], name: str) -> float | None:
-    """Spearman x 100 of one column of the table."""
+    """Main metric x 100 (of dev Spearman) of one column of the table."""
     found = row["after"]
     if name == "dev":
         return found.get("spearman")
     if name == "average":
         return found.get("average")
-    return found.get("tasks", {}).get(name, {}).get("spearman")
+    return main_score(found.get("tasks", {}).get(name, {}))
 
 
 def _mean(values: list[float | None]) -> str:
@@ -167,7 +178,7 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
         values = [value for points in lines.values() for value in points]
         if min(values) > 0 and max(values) / min(values) >= 8:
             axes.set_xscale("log")
-        axes.set(xlabel=key, ylabel="Spearman x 100, average over tasks (or dev)")
+        axes.set(xlabel=key, ylabel="main metric x 100, average over tasks (or dev)")
         axes.legend()
         path = output / f"{key.rpartition('.')[2]}.png"
         FigureCanvasAgg(figure).print_png(str(path))

@@ -251,12 +251,14 @@ def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
 
 
 def _summary(metrics: dict[str, Any]) -> str:
-    """Spearman x 100 before and after, a line for dev and each task."""
-    rows: list[tuple[str, ...]] = [("Spearman x 100", "before", "after")]
+    """Main metrics x 100 before and after, a line for dev and each task."""
+    from raoe_train.evaluation.tasks import main_score
+
+    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
     before, after = metrics["before"], metrics["after"]
     found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
     for task in after.get("tasks", {}):
-        found[task] = [of.get("tasks", {}).get(task, {}).get("spearman") for of in (before, after)]
+        found[task] = [main_score(of.get("tasks", {}).get(task, {})) for of in (before, after)]
     for name, values in found.items():
         rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
     return "\n".join(f"{name:<24}{first:>8}{second:>8}" for name, first, second in rows)
