@@ -131,6 +131,7 @@ def _order(data: LabelledData) -> list[int]:
 
 
 def _features(embeddings: np.ndarray, count: int, pairs: bool) -> np.ndarray:
+    embeddings = embeddings.astype(np.float64)
     if not pairs:
         return embeddings
     first, second = embeddings[:count], embeddings[count:]
@@ -140,7 +141,9 @@ def _features(embeddings: np.ndarray, count: int, pairs: bool) -> np.ndarray:
 def _classifier(chosen: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(C=chosen, random_state=SEED, max_iter=1000)
+    # scikit-learn's own tolerance of 1e-4 stops at places that depend on the last bits of embeddings, and so on the
+    # batch size they were made with: TREC's accuracy of all-MiniLM-L6-v2 was 90.0 and 90.4
+    return LogisticRegression(C=chosen, random_state=SEED, tol=1e-6, max_iter=10_000)
 
 
 def _folds(features: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -25,7 +25,9 @@ def score(word, images):
     (task,) = read_tasks([word]).values()
     angles = {f"{image} {n}": angle for image, all_ in images.items() for n, angle in enumerate(all_)}
     radians = np.radians([angles[text] for text in task.sentences()])
-    return task.score(2 * np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32))
+    # lengths have no part in cosines; by products the others' captions would be nearer to "one" than its own
+    lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences()])
+    return task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
 
 
 @pytest.mark.parametrize("block", [1, 2, 256])
@@ -46,7 +48,8 @@ def test_queries_of_other_images_are_found_too(tmp_path):
 
 
 def test_a_tie_counts_against_the_encoder(tmp_path):
-    images = {"one": [0, 5, -5, 10, -10], "five": [180, 181, 182, 183, 10]}
+    # both are at a right angle to the query, exactly
+    images = {"one": [0, 5, -5, 10, 90], "five": [180, 181, 182, 183, 90]}
     assert score(write(tmp_path, images), images)["accuracy"] == 0.0
     images["five"][4] = 184
     assert score(write(tmp_path, images), images)["accuracy"] == 100.0

@@ -31,11 +31,11 @@ def test_by_hand(tmp_path):
     rows = [
         {"query": "q1", "positive": ["a", "b"], "negative": ["c", "d"]},  # ranked a c b d: (1/1 + 2/3) / 2, 1/1
         {"query": "q2", "positive": ["d"], "negative": ["a", "b", "c"]},  # ranked a c b d: 1/4, 1/4
-        {"query": "q3", "positive": "b", "negative": "a"},  # ranked a b: 1/2, 1/2
+        {"query": "q3", "positive": "a", "negative": "b"},  # ranked a b: 1, 1
     ]
     assert score(read(tmp_path, rows), {"a": 10, "c": 20, "b": -30, "d": 120}) == {
-        "map": pytest.approx(100 * (5 / 6 + 1 / 4 + 1 / 2) / 3),
-        "mrr": pytest.approx(100 * (1 + 1 / 4 + 1 / 2) / 3),
+        "map": pytest.approx(100 * (5 / 6 + 1 / 4 + 1) / 3),
+        "mrr": pytest.approx(100 * (1 + 1 / 4 + 1) / 3),
         "queries": 3,
     }
 

@@ -106,6 +106,18 @@ def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
     assert chosen[-1] > GRID[0]
 
 
+@pytest.mark.parametrize("others", [["test"], ["dev", "test"]])
+def test_only_train_is_trained_on(tmp_path, others):
+    # 4 times as many examples as in train say the opposite
+    rows = [row for row in split_rows() if row["split"] == "train"]
+    rows += [
+        {"split": split, "text": f"{split}{label}{number}", "label": label, "at": APART["10"[int(label)]]}
+        for split in others for label in "01" for number in range(40)
+    ]  # fmt: skip
+    found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
+    assert found["accuracy"] == 0.0 and found["dev_accuracy"] == (0.0 if "dev" in others else 100.0)
+
+
 def test_protocol():
     """senteval/tools/validation.py: the grids of C."""
     assert GRID == [0.25, 0.5, 1, 2, 4, 8]
