@@ -79,7 +79,8 @@ def _hide_bars() -> None:
 
 def _explain(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("raoe_"):
-        return f"{error.name} is not installed; pip install 'raoe[train]' brings what raoe-train needs"
+        extra = "eval" if error.name == "mteb" else "train"
+        return f"{error.name} is not installed; pip install 'raoe[{extra}]' brings what raoe-train needs"
     return str(error) or type(error).__name__
 
 

@@ -68,7 +68,9 @@ class DataConfig:
     )
     dev: str | None = _field(None, "source of development pairs; the encoder best on them is kept")
     input: str | None = _field(None, "source to score, to encode or to begin chains with")
-    dir: str | None = _field(None, "directory where tasks are looked up as NAME.* or */NAME.*")
+    dir: str | None = _field(
+        None, "directory where tasks are looked up as NAME.*, KIND/NAME.* or */NAME.*, or in SentEval's folders"
+    )
     columns: dict[str, Any] = _field({}, "our column name: its name in the file")
     labels: dict[str, Any] | None = _field(
         None, "label word: class number (larger = less related); or such a map for each file by its name, sick: {…}"
@@ -143,7 +145,7 @@ class LossConfig:
 class EvaluationConfig:
     """What to evaluate before and after training."""
 
-    tasks: list[str] = _field([], "STS tasks, and polarity:NAME, looked up in data.dir")
+    tasks: list[str] = _field([], "tasks of any kind, as of the job evaluate, looked up in data.dir")
     before: bool = _field(True, "evaluate them before training, too")
     batch_size: int = _field(64, "sentences at a time")
 
@@ -233,11 +235,16 @@ class MineConfig:
 
 @dataclass
 class EvaluateConfig:
-    """Spearman and Pearson of an encoder on STS tasks."""
+    """Scores of an encoder: similarity, transfer, reranking, captions, MTEB."""
 
     model: ModelConfig = _field(ModelConfig, "")
     data: DataConfig = _field(DataConfig, "")
-    tasks: list[str] = _field([], "task names, and polarity:NAME, looked up in data.dir, or sources")
+    tasks: list[str] = _field(
+        [],
+        "NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb, "
+        "polarity",
+    )
+    suite: list[str] = _field([], "tasks beside these: sts, transfer, rerank or all")
     polarity: PolarityConfig = _field(PolarityConfig, "")
     analyses: list[str] = _field([], "of the tasks' sentences: degradation, dependency, words")
     submission: str | None = _field(None, "JSON file of predictions for data.input, C-STS rows without labels")
@@ -344,7 +351,7 @@ class SweepConfig:
     settings: dict[str, Any] = _field({}, "changes to that recipe, for every run")
     variants: dict[str, Any] = _field({}, "name: changes; base, seeds, grid and after are special keys")
     seeds: list[int] = _field([42], "training.seed of the runs of a variant")
-    tasks: list[str] = _field([], "STS tasks and polarity:NAME, before and after, looked up in data_dir")
+    tasks: list[str] = _field([], "tasks of any kind, before and after, looked up in data_dir")
     data_dir: str | None = _field(None, "settings.data.dir; any setting may say {data_dir}")
     model: str | None = _field(None, "settings.model.name; any setting may say {model}")
     compare: list[Any] = _field([], "pairs of variants: their difference, with a paired t-test over seeds")

@@ -57,7 +57,9 @@ def mine(config: MineConfig) -> dict[str, Any]:
     """
     output = _checked(config)
     wish, data = config.mining, config.data
-    texts = read_labelled(str(data.input), columns=data.columns or None, on_error=data.on_error)
+    texts = read_labelled(str(data.input), columns=data.columns or None, on_error=data.on_error).distinct()
+    if texts.second is not None:
+        raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
     _check_classes(texts, str(data.input), wish.k)
     columns = COLUMNS[config.loss]
     settings = {

@@ -6,8 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from raoe_train.evaluation.polarity import PREFIX
-from raoe_train.sweep_scores import LETTERS, by_variant, curves, mean, numeric_keys, score, table_row
+from raoe_train.sweep_scores import LETTERS, PREFIX, by_variant, curves, mean, numeric_keys, score, table_row
 
 logger = logging.getLogger(__name__)
 

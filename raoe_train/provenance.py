@@ -13,7 +13,7 @@ from typing import Any
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that have a part in a result, by name."""
     found = {"python": platform.python_version()}
-    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy"):
+    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

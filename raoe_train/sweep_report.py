@@ -13,11 +13,10 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
-from raoe_train.evaluation.polarity import PREFIX
 from raoe_train.plots import spreads
 from raoe_train.polarity_report import polarity_section
 from raoe_train.recipe import to_dict
-from raoe_train.sweep_scores import by_variant, columns, curves, mean, numeric_keys, score, table_row
+from raoe_train.sweep_scores import PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ def _report(
     lines = [
         f"# {output.resolve().name}",
         "",
-        f"{_what(config.tasks)}, mean ± (sample) standard deviation over seeds.",
+        f"{_metrics(config.tasks, results)}, mean ± (sample) standard deviation over seeds.",
         "",
         table_row(["variant", "seeds", *names, "steps", "minutes"]),
         "|" + "---|" * (len(names) + 4),
@@ -84,11 +83,16 @@ def _report(
     return "\n".join(lines) + "\n"
 
 
-def _what(tasks: list[str]) -> str:
-    what = [] if tasks and all(task.startswith(PREFIX) for task in tasks) else ["Spearman x 100 of cosine"]
-    if any(task.startswith(PREFIX) for task in tasks):
-        what.append("polarity score P and semantic score S x 100")
-    return "; ".join(what)
+def _metrics(tasks: list[str], results: list[dict[str, Any]]) -> str:
+    """What the table's numbers are: "Spearman x 100 of cosine", and the metrics of tasks of other kinds."""
+    others: dict[str, list[str]] = {}
+    for task, found in (results[0]["after"].get("tasks", {}) if results else {}).items():
+        if found.get("main", "spearman") not in ("spearman", "polarity"):
+            others.setdefault(found["main"], []).append(task)
+    named = [f"{metric} x 100 of {', '.join(tasks)}" for metric, tasks in others.items()]
+    if polarity := [task for task in tasks if task.startswith(PREFIX)]:
+        named.append("polarity score P and semantic score S x 100")
+    return "; ".join([*(["Spearman x 100 of cosine"] if len(polarity) < len(tasks) or not tasks else []), *named])
 
 
 def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], names: list[str]) -> list[str]:
@@ -144,7 +148,7 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
         values = [value for points in lines.values() for value in points]
         if spreads(values):
             axes.set_xscale("log")
-        axes.set(xlabel=key, ylabel="Spearman x 100, average over tasks (or dev)")
+        axes.set(xlabel=key, ylabel="main metric x 100, average over tasks (or dev)")
         axes.legend()
         path = output / f"{key.rpartition('.')[2]}.png"
         FigureCanvasAgg(figure).print_png(str(path))

@@ -6,18 +6,19 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raoe_train.evaluation.polarity import PREFIX
+from raoe_train.evaluation.tasks import main_score
 
+PREFIX = "polarity:"  # of tasks that have two scores
 LETTERS = {"P": "polarity", "S": "similarity"}
 
 
 def columns(tasks: list[str], results: list[dict[str, Any]]) -> list[str]:
-    """What the table has a column for: dev, Spearman of the STS tasks and their average, P and S of the others."""
-    sts = [task for task in tasks if not task.startswith(PREFIX)]
+    """What the table has a column for: dev, main metrics of tasks and their average, P and S of polarity tasks."""
+    single = [task for task in tasks if not task.startswith(PREFIX)]
     others = [task for task in tasks if task.startswith(PREFIX)]
-    dev = sts or not others or any(score(row, "dev") is not None for row in results)
+    dev = single or not others or any(score(row, "dev") is not None for row in results)
     names = ["dev"] if dev else []
-    names += [*sts, "average"] if sts else []
+    names += [*single, "average"] if single else []
     return names + [f"{letter} {task.removeprefix(PREFIX)}" for task in others for letter in LETTERS]
 
 
@@ -39,7 +40,7 @@ def score(row: Mapping[str, Any], name: str) -> float | None:
     letter, _, task = name.partition(" ")
     if letter in LETTERS and task:
         return found.get("tasks", {}).get(PREFIX + task, {}).get(LETTERS[letter])
-    return found.get("tasks", {}).get(name, {}).get("spearman")
+    return main_score(found.get("tasks", {}).get(name, {}))
 
 
 def mean(values: Sequence[float | None]) -> str:

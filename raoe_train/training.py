@@ -29,7 +29,6 @@ SHORT_NAMES = {short: long for long, short in TRAINING_NAMES.items()}
 OWN_KEYS = ("patience",)
 DEV_METRIC = "eval_dev_spearman_cosine"
 CHECKPOINTS = "checkpoints"
-SCORES = ("spearman", "polarity", "similarity")  # of a task, what is printed
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -268,16 +267,17 @@ def polarity_of(config: TrainConfig) -> PolarityConfig:
 
 
 def _summary(metrics: dict[str, Any]) -> str:
-    """Scores x 100 before and after, a line for dev and each task's score."""
+    """Scores x 100 before and after, a line for dev and each task's main metric, and for S of a polarity task."""
+    from raoe_train.evaluation.tasks import main_score
+
     before, after = metrics["before"], metrics["after"]
     found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
     for task, scores in after.get("tasks", {}).items():
-        for score in SCORES:
-            if score in scores:
-                name = task if score == "spearman" else f"{task} {score}"
-                found[name] = [of.get("tasks", {}).get(task, {}).get(score) for of in (before, after)]
-    title = "x 100" if any(name.endswith(SCORES[1:]) for name in found) else "Spearman x 100"
-    rows: list[tuple[str, ...]] = [(title, "before", "after")]
+        sides = [of.get("tasks", {}).get(task, {}) for of in (before, after)]
+        found[task] = [main_score(side) for side in sides]
+        if "similarity" in scores:
+            found[f"{task} (S)"] = [side.get("similarity") for side in sides]
+    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
     for name, values in found.items():
         rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
     width = max(24, *(len(name) for name, *_ in rows))

@@ -6,11 +6,9 @@ csts_validation.csv and csts_test.csv, with the columns sentence1, sentence2, co
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import string
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +16,8 @@ from typing import Any
 from raoe_train.data.fields import RowProblem, parse_score, parse_sentence
 from raoe_train.data.files import write_json
 from raoe_train.data.pairs import PairData, read_pairs
+from raoe_train.data.rows import check_on_error, kept_rows
 from raoe_train.data.sources import Source, open_source
-
-logger = logging.getLogger(__name__)
 
 TEMPLATE = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 """BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}). The quotation mark stays open."""
@@ -126,29 +123,11 @@ def read_conditional(
         ValueError: a malformed row, an empty text or a label out of range (named by file and line), a column
             that is missing, hidden labels beside others, or no pair left.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    check_on_error(on_error)
     mapping = dict(columns or {})
     condition = str(mapping.pop("condition", "condition"))
     opened = open_source(source, mapping)
-    kept: list[tuple[str, str, str, float | None]] = []
-    dropped: Counter[str] = Counter()
-    examples: list[str] = []
-    for line, fields in opened.rows:
-        try:
-            kept.append(_parse(fields, opened, condition))
-        except RowProblem as problem:
-            where = f"{opened.name}, {opened.unit} {line}: {problem}"
-            if problem.malformed and on_error == "raise":
-                raise ValueError(where) from None
-            dropped[problem.reason] += 1
-            if len(examples) < 3:
-                examples.append(where)
-    if not kept:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        raise ValueError(
-            f"{opened.name}: no pair left of {dropped.total()} rows: {reasons}" + "".join(f"\n  {e}" for e in examples)
-        )
+    kept, counts = kept_rows(opened, lambda fields: _parse(fields, opened, condition), on_error, noun="pair")
     first, second, conditions, labels = (list(column) for column in zip(*kept, strict=True))
     score = [label for label in labels if label not in (HIDDEN, None)]
     if score and len(score) < len(kept):
@@ -156,15 +135,6 @@ def read_conditional(
             f"{opened.name}: {len(kept) - len(score)} labels are hidden ({HIDDEN}) and {len(score)} are not; "
             "read the test set apart"
         )
-    if dropped:
-        total = len(kept) + dropped.total()
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, dropped.total(), total, dict(dropped))
-    counts = {
-        "read": len(kept) + dropped.total() + opened.other_split[0],
-        "kept": len(kept),
-        "other_split": opened.other_split[0],
-        "dropped": dict(dropped),
-    }
     return ConditionalPairs(first, second, conditions, score or None, counts)
 
 
@@ -191,9 +161,7 @@ def read_scored(
     return PairData(first, second, score=rows.score, counts=rows.counts)
 
 
-def _parse(fields: dict[str, Any] | str, source: Source, condition: str) -> tuple[str, str, str, float | None]:
-    if isinstance(fields, str):
-        raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
+def _parse(fields: dict[str, Any], source: Source, condition: str) -> tuple[str, str, str, float | None]:
     unread = source.columns.mapping.get("label", "label") is None
     found = source.columns.find(fields, () if unread else ("label",))
     if condition not in fields:

@@ -17,6 +17,9 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our column names and the names they are found by in a file. At most one of a row may be there."""
 
+TEXT_COLUMNS = ("sentence", "text")
+"""Names of the column of a file whose rows are single sentences."""
+
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2, "0": 0, "1": 1, "2": 2}
 """The default label map: larger is less similar, the order that RAOE's gate compares."""
 
@@ -56,12 +59,14 @@ class Columns:
             raise ValueError(f"columns must be all names or all positions (ints), got {self.mapping}")
         self._found: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def find(self, fields: Mapping[str, Any], require: Iterable[str] = ()) -> dict[str, str]:
+    def find(
+        self, fields: Mapping[str, Any], require: Iterable[str] = (), *, pair: bool = True
+    ) -> dict[str, str]:
         """{our name: this row's column} for every column that is there; RowProblem if one is missing or there
-        twice."""
+        twice. Without `pair`, rows need not be pairs of sentences."""
         key = tuple(fields)
         if key not in self._found:
-            found = self._search(fields, ("sentence1", "sentence2", *require))
+            found = self._search(fields, (*(("sentence1", "sentence2") if pair else ()), *require))
             first = next(iter(self._found.values()), found)
             if set(found) != set(first):
                 raise RowProblem(f"it has {', '.join(found)} where earlier rows have {', '.join(first)}")
@@ -96,6 +101,18 @@ class Columns:
                     f"there are: {_listed(fields)}; say which: columns {name}=..."
                 )
         return found
+
+
+def named_column(fields: Mapping[str, Any], name: str, candidates: Sequence[str], mapped: Any = None) -> str:
+    """The column of a row that is `name`: the one mapped to it, or the first candidate; RowProblem without one."""
+    wanted = candidates if mapped is None else (str(mapped),)
+    for column in wanted:
+        if column in fields:
+            return column
+    raise RowProblem(
+        f"no column for {name} (looked for {', '.join(wanted)}); "
+        f"there are: {_listed(fields)}; say which: columns {name}=..."
+    )
 
 
 def _column(column: str | int | None) -> str | int | None:

@@ -75,8 +75,8 @@ def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[
         yield from _table(path, _tsv_records(path) if kind == "tsv" else _csv_records(path), header)
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
-    """(number, line without its end) of a UTF-8 text file, plain or .gz; None for a line that is not UTF-8.
+def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str | None]]:
+    """(number, line without its end) of a text file, plain or .gz; None for a line that is not UTF-8 (`encoding`).
 
     Only a line feed ends a line: U+2028, form feeds and the like are characters of a sentence.
     """
@@ -87,7 +87,7 @@ def text_lines(path: Path) -> Iterator[tuple[int, str | None]]:
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 try:
-                    yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+                    yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
                 except UnicodeDecodeError:
                     yield number, None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

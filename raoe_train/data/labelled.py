@@ -1,147 +1,114 @@
-"""Texts with a class each, as classification data are: what mining and polarity scores read."""
+"""Sentences, or pairs of them, with a class each: the files of transfer tasks, of mining and of polarity scores."""
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from raoe_train.data.fields import NO_GOLD_LABEL, RowProblem, parse_sentence
-from raoe_train.data.sources import open_source
-
-logger = logging.getLogger(__name__)
-
-COLUMNS: dict[str, tuple[str, ...]] = {"text": ("text", "sentence"), "label": ("label",)}
-"""Our column names and the names they are found by."""
+from raoe_train.data.fields import NAMES, TEXT_COLUMNS, RowProblem, named_column, parse_sentence
+from raoe_train.data.rows import kept_rows
+from raoe_train.data.sources import Source, open_source
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Texts and their classes, no text twice.
+    """Column by column, one entry an example, in file order.
 
     Attributes:
-        text: the texts, in file order.
-        label: the class of each, as the file calls it.
-        counts: {"read": rows read, "kept": texts, "other_split": rows of splits not asked for, "dropped": {reason:
-            rows}}; read = kept + other_split + all dropped.
+        text: the sentence, or the first of a pair.
+        second: the second sentences, or None where examples are single sentences.
+        label: each example's class, as the file writes it.
+        split: the part of the set that each example is in; "" everywhere where a file has no such column.
+        counts: see kept_rows, summed over the sources.
     """
 
     text: list[str]
+    second: list[str] | None
     label: list[str]
+    split: list[str]
     counts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if len(self.text) != len(self.label):
-            raise ValueError(f"there are {len(self.label)} labels for {len(self.text)} texts")
 
     def __len__(self) -> int:
         return len(self.text)
 
     def classes(self) -> dict[str, int]:
-        """{class: how many texts}, in the order of the names."""
+        """{class: how many examples}, in the order of the names."""
         return dict(sorted(Counter(self.label).items()))
+
+    def at(self, places: Iterable[int]) -> LabelledData:
+        """The examples at these places; counts stay those of the file."""
+        places = list(places)
+        columns = ([column[place] for place in places] for column in (self.text, self.label, self.split))
+        text, label, split = columns
+        second = None if self.second is None else [self.second[place] for place in places]
+        return LabelledData(text, second, label, split, self.counts)
+
+    def distinct(self) -> LabelledData:
+        """Each text once, and none that stands there with two classes, as it says nothing of either. What is left out
+        is counted, as "duplicate" and "two labels"."""
+        first: dict[str, int] = {}
+        torn: set[str] = set()
+        for place, text in enumerate(self.text):
+            if self.label[first.setdefault(text, place)] != self.label[place]:
+                torn.add(text)
+        kept = [place for text, place in first.items() if text not in torn]
+        two = sum(text in torn for text in self.text)
+        left_out = {"two labels": two, "duplicate": len(self) - two - len(kept)}
+        dropped = self.counts.get("dropped", {}) | {reason: rows for reason, rows in left_out.items() if rows}
+        found = self.at(kept)
+        return replace(found, counts={**self.counts, "kept": len(kept), "dropped": dropped})
 
 
 def read_labelled(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Sequence[Source],
     *,
-    columns: Mapping[str, str | int | None] | None = None,
+    columns: Mapping[str, Any] | None = None,
     on_error: str = "raise",
-    repeats: bool = False,
 ) -> LabelledData:
-    """Read texts with a class each, any number of classes, named by words or numbers.
+    """Read labelled sentences.
 
     Args:
-        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, also .gz), or a dataset on a hub, as for `read_pairs`.
-        columns: {"text", "label" or "split": the source's column} where it is not found by its name (text or sentence,
-            label, split).
+        source: a file or dataset as for `read_pairs`, or open Sources, read one after the other. Columns: sentence1
+            and sentence2, or one of TEXT_COLUMNS; label; perhaps split.
+        columns: {our name: the source's column} for sentence, sentence1, sentence2, label and split where it is not
+            found by its own name.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        repeats: keep rows whose text was there before.
-
-    Left out and counted, always: "blank line"; "no label" (empty, "-" or -1, as GLUE hides those of its test sets);
-    without `repeats` "duplicate" (a text that was there with the same label) and "two labels" (all rows of a text that
-    stands there with different ones: it says nothing of either).
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), a column that is missing, or no text left.
+        ValueError: a malformed row (named by file and line), single sentences beside pairs, or no example left.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-    mapping = dict(columns or {})
-    if unknown := sorted(set(mapping) - {*COLUMNS, "split"}):
-        raise ValueError(f"columns maps {', '.join(COLUMNS)} and split of labelled texts; got {', '.join(unknown)}")
-    opened = open_source(source, {name: column for name, column in mapping.items() if name == "split"})
-    texts: list[str] = []
-    labels: list[str] = []
-    dropped: Counter[str] = Counter()
-    read = 0
-    for line, fields in opened.rows:
-        read += 1
-        try:
-            text, label = _parse(fields, mapping)
-        except RowProblem as problem:
-            if problem.reason not in ("blank line", "no label") and on_error == "raise":
-                raise ValueError(f"{opened.name}, {opened.unit} {line}: {problem}") from None
-            dropped[problem.reason] += 1
-            continue
-        texts.append(text)
-        labels.append(label)
-    if not repeats:
-        texts, labels = _distinct(texts, labels, dropped)
-    if not texts:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        raise ValueError(f"{opened.name}: no labelled text left of {read} rows: {reasons}")
-    if dropped:
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, dropped.total(), read, dict(dropped))
-    counts = {
-        "read": read + opened.other_split[0],
-        "kept": len(texts),
-        "other_split": opened.other_split[0],
-        "dropped": dict(dropped),
-    }
-    return LabelledData(texts, labels, counts)
+    columns = dict(columns or {})
+    sentence = columns.pop("sentence", None)
+    mapping = {name: column for name, column in columns.items() if name in NAMES}
+    sources = [open_source(source, mapping)] if isinstance(source, (str, os.PathLike)) else list(source)
+    rows, counts, dropped = [], Counter[str](), Counter[str]()
+    for opened in sources:
+        found, its = kept_rows(opened, partial(_parse, opened, sentence), on_error, noun="example")
+        rows += found
+        dropped.update(its.pop("dropped"))
+        counts.update(its)
+    texts, seconds, labels, splits = (list(column) for column in zip(*rows, strict=True))
+    pairs = [second for second in seconds if second is not None]
+    if pairs and len(pairs) < len(rows):
+        raise ValueError(f"{sources[0].name}: {len(pairs)} of {len(rows)} examples are pairs, the others are not")
+    return LabelledData(texts, pairs or None, labels, splits, {**counts, "dropped": dict(dropped)})
 
 
-def _parse(fields: dict[str, Any] | str, mapping: Mapping[str, Any]) -> tuple[str, str]:
-    if isinstance(fields, str):
-        raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
-    found = {}
-    for name, candidates in COLUMNS.items():
-        wanted = [str(mapping[name])] if name in mapping else list(candidates)
-        there = [column for column in wanted if column in fields]
-        if len(there) != 1:
-            listed = ", ".join(map(repr, fields))
-            problem = f"{' and '.join(there)} could both be" if there else f"no column {' or '.join(wanted)!r} for"
-            raise RowProblem(f"{problem} {name}; there are: {listed}; say which: columns {name}=...")
-        found[name] = fields[there[0]]
-    return parse_sentence("text", found["text"]), _label(found["label"])
-
-
-def _label(value: Any) -> str:
-    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
-        value = int(value)  # what a table with holes makes of ints
-    word = "" if value is None or value != value else str(value).strip()
-    if word in NO_GOLD_LABEL:
-        raise RowProblem(f"label is {value!r}", reason="no label")
-    if isinstance(value, (list, dict)):
-        raise RowProblem(f"label is {value!r}, not a word or a number", reason="bad label")
-    return word
-
-
-def _distinct(texts: list[str], labels: list[str], dropped: Counter[str]) -> tuple[list[str], list[str]]:
-    first: dict[str, str] = {}
-    torn: set[str] = set()
-    for text, label in zip(texts, labels, strict=True):
-        if first.setdefault(text, label) != label:
-            torn.add(text)
-    kept = {text: label for text, label in first.items() if text not in torn}
-    if two := sum(text in torn for text in texts):
-        dropped["two labels"] = two
-    if repeated := len(texts) - two - len(kept):
-        dropped["duplicate"] = repeated
-    return list(kept), list(kept.values())
+def _parse(source: Source, sentence: Any, fields: dict[str, Any]) -> tuple[str, str | None, str, str]:
+    found = source.columns.find(fields, ("label",), pair=False)
+    label = fields[found["label"]]
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)  # what a table with holes makes of ints
+    if label is None or not str(label).strip():
+        raise RowProblem(f"{found['label']} is {label!r}, no class")
+    split = str(fields[found["split"]]) if "split" in found else ""
+    if "sentence1" in found and "sentence2" in found:
+        first, second = (parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2"))
+        return first, second, str(label).strip(), split
+    column = named_column(fields, "sentence", TEXT_COLUMNS, sentence)
+    return parse_sentence(column, fields[column]), None, str(label).strip(), split

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.fields import (
     Columns,
-    RowProblem,
     parse_label,
     parse_score,
     parse_sentence,
     resolve_label_map,
 )
+from raoe_train.data.rows import check_on_error, kept_rows
 from raoe_train.data.sources import Source, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-logger = logging.getLogger(__name__)
 
 OPTIONAL = ("score", "label", "subset")
 
@@ -73,7 +70,7 @@ class PairData:
 
 
 def read_pairs(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
     *,
     columns: Mapping[str, str | int | None] | None = None,
     labels: Mapping[str, int] | Mapping[int, int] | None = None,
@@ -86,8 +83,8 @@ def read_pairs(
     Args:
         source: FILE or FILE#split (TSV, CSV, JSONL or parquet, also .gz); "builtin#train", "builtin#dev" or
             "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
-            hub:OWNER/NAME[:CONFIG][#split]. Several sources are read one after the other; they must have the
-            same columns.
+            hub:OWNER/NAME[:CONFIG][#split]; or a Source, which is used up. Several sources are read one after the
+            other; they must have the same columns.
         columns: {our name: the source's column} where it is not found by its own name; None in place of a
             column says to leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV
             file without a header line.
@@ -105,14 +102,14 @@ def read_pairs(
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    check_on_error(on_error)
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     score_scale = score_scale or None
     if score_scale is not None and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    names: list[str | os.PathLike[str]] = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    one = isinstance(source, (str, os.PathLike, Source))
+    names: list[Any] = [source] if one else list(source)  # type: ignore[arg-type, list-item]
     if not names:
         raise ValueError("source names nothing to read")
     label_map = resolve_label_map(labels)
@@ -129,50 +126,23 @@ def _read_one(
     on_error: str,
     require: Sequence[str],
 ) -> PairData:
-    kept: dict[str, list[Any]] = {}
-    dropped: Counter[str] = Counter()
-    examples: list[str] = []
-    read = 0
-    for line, fields in source.rows:
-        read += 1
-        try:
-            pair = _parse(fields, source.columns, label_map, score_scale, require)
-        except RowProblem as problem:
-            where = f"{source.name}, {source.unit} {line}: {problem}"
-            if problem.malformed and on_error == "raise":
-                raise ValueError(where) from None
-            dropped[problem.reason] += 1
-            if len(examples) < 3:
-                examples.append(where)
-            continue
-        for name, value in pair.items():
-            kept.setdefault(name, []).append(value)
-    pairs = len(kept.get("sentence1", ()))
-    if not pairs:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        raise ValueError(
-            f"{source.name}: no pair left of {read} rows: {reasons}" + "".join(f"\n  {e}" for e in examples)
-        )
-    if dropped:
-        logger.warning("%s: %d of %d rows left out: %s", source.name, dropped.total(), read, dict(dropped))
-    counts = {
-        "read": read + source.other_split[0],
-        "kept": pairs,
-        "other_split": source.other_split[0],
-        "dropped": dict(dropped),
-    }
-    return PairData(**kept, counts=counts)
+    pairs, counts = kept_rows(
+        source,
+        lambda fields: _parse(fields, source.columns, label_map, score_scale, require),
+        on_error,
+        noun="pair",
+    )
+    columns = {name: [pair[name] for pair in pairs] for name in pairs[0]}
+    return PairData(**columns, counts=counts)
 
 
 def _parse(
-    fields: dict[str, Any] | str,
+    fields: dict[str, Any],
     columns: Columns,
     label_map: Mapping[str, int],
     score_scale: Sequence[float] | None,
     require: Sequence[str],
 ) -> dict[str, Any]:
-    if isinstance(fields, str):
-        raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
     found = columns.find(fields, require)
     pair: dict[str, Any] = {
         name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")

@@ -47,14 +47,16 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def open_source(
-    name: str | os.PathLike[str], mapping: Mapping[str, str | int | None] | None = None
+    name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | int | None] | None = None
 ) -> Source:
-    """The rows that a source's name stands for.
+    """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns.
 
     Raises:
         FileNotFoundError, ValueError: no such file, format or split; the split only shows while the rows are
             read.
     """
+    if isinstance(name, Source):
+        return name
     columns = Columns(mapping)
     if is_file(name):
         text = os.fspath(name)

@@ -6,27 +6,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data import PairData
+from raoe_train.evaluation.tasks import EmbeddingTask, Task
 
 
 def analyse(
-    names: list[str], model: Any, pairs: Mapping[str, PairData], output: Path | None, batch_size: int
+    names: list[str], model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int
 ) -> dict[str, Any]:
-    """{name: what that analysis found on the pairs' sentences}; with plots beside `output`, if that is given.
+    """{name: what that analysis found on the tasks' sentences}; with plots beside `output`, if that is given.
 
     Args:
         names: of degradation (score against layers kept, Figure 4), dependency (of tokens on the pivot, Figures 2 and
             5) and words (that the model would write at the pivot, Appendix A).
         model: a SentenceTransformer.
-        pairs: of each task.
+        tasks: by name; those of mteb have no sentences that are known here.
         output: the JSON file of results.
         batch_size: sentences at a time.
 
     Raises:
         ValueError: as each of them.
     """
-    sentences = list(dict.fromkeys(text for data in pairs.values() for text in (*data.sentence1, *data.sentence2)))
-    return {name: ANALYSES[name](model, pairs, sentences, output, batch_size) for name in names}
+    embedded = [task for task in tasks.values() if isinstance(task, EmbeddingTask)]
+    sentences = list(dict.fromkeys(text for task in embedded for text in task.sentences()))
+    return {name: ANALYSES[name](model, tasks, sentences, output, batch_size) for name in names}
 
 
 def check_analyses(names: list[str]) -> None:
@@ -36,16 +37,16 @@ def check_analyses(names: list[str]) -> None:
             raise ValueError(f"analyses must be of {', '.join(ANALYSES)}, got {name!r}")
 
 
-def _degradation(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+def _degradation(model: Any, tasks: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
     from raoe_train.evaluation.layers import degradation, plot_degradation
 
-    found = degradation(model, pairs, batch_size=batch_size)
+    found = degradation(model, tasks, batch_size=batch_size)
     if output:
         plot_degradation({_label(output): found}, _plot(output, "degradation"))
     return found
 
 
-def _dependency(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+def _dependency(model: Any, tasks: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
     from raoe_train.evaluation.dependency import dependency, plot_dependency, summary
 
     values = dependency(model, sentences, batch_size=batch_size)
@@ -54,7 +55,7 @@ def _dependency(model: Any, pairs: Any, sentences: list[str], output: Path | Non
     return summary(values)
 
 
-def _words(model: Any, pairs: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
+def _words(model: Any, tasks: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
     from raoe_train.evaluation.words import word_report
 
     return word_report(model, sentences, batch_size=batch_size)

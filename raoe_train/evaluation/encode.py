@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.fields import NAMES
+from raoe_train.data.fields import NAMES, TEXT_COLUMNS
 from raoe_train.data.files import existing_file, replacing, text_lines, write_json
 from raoe_train.data.sources import is_file, open_source
 from raoe_train.provenance import digest, earlier_result, fingerprint, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import EncodeConfig
-
-TEXT_COLUMNS = ("sentence", "text")
 
 
 def encode_sentences(

@@ -1,4 +1,4 @@
-"""Degradation: STS scores of an encoder whose last layers are removed, one after the other (the BeLLM paper's Section
+"""Degradation: scores of an encoder whose last layers are removed, one after the other (the BeLLM paper's Section
 3.1, Figure 4)."""
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from raoe_train import plots
-from raoe_train.data import PairData
-from raoe_train.evaluation.sts import _correlations, read_tasks
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score, read_tasks
 
 LISTS = ("layers", "encoder.layer", "transformer.layer")
 """Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT."""
@@ -20,12 +19,12 @@ LISTS = ("layers", "encoder.layer", "transformer.layer")
 
 def degradation(
     model: Any,
-    tasks: Sequence[str] | Mapping[str, PairData],
+    tasks: Sequence[str] | Mapping[str, Task],
     data_dir: str | Path | None = None,
     batch_size: int = 64,
     kept: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """STS scores against the number of layers kept. Layers go from the last to the first, the final norm stays.
+    """Scores against the number of layers kept. Layers go from the last to the first, the final norm stays.
 
     Args:
         model: a SentenceTransformer; afterwards it is as it was.
@@ -35,8 +34,8 @@ def degradation(
         kept: numbers of layers to keep, 0 for the embeddings alone; from 1 to all of them by default.
 
     Returns:
-        {"layers": kept, ascending, "tasks": {name: [Spearman x100]}, "average": [mean Spearman]}; None stands for
-        an undefined correlation, see evaluate_encoder.
+        {"layers": kept, ascending, "tasks": {name: [main metric x100]}, "average": [their mean]}; None stands for
+        an undefined metric, see evaluate_encoder.
 
     Raises:
         ValueError: as evaluate_encoder; as first_layers; or a number twice.
@@ -49,14 +48,14 @@ def degradation(
     # before the first of many evaluations, so that a wrong number costs no time
     for count in counts:
         _check_count(count, depth)
-    pairs = tasks if isinstance(tasks, Mapping) else read_tasks(tasks, data_dir)
+    read = tasks if isinstance(tasks, Mapping) else read_tasks(tasks, data_dir)
     results = []
     for count in counts:
         with first_layers(model, count):
-            results.append(_correlations(model, pairs, batch_size))
+            results.append(evaluate_tasks(model, read, batch_size))
     return {
         "layers": counts,
-        "tasks": {task: [result["tasks"][task]["spearman"] for result in results] for task in pairs},
+        "tasks": {task: [main_score(result["tasks"][task]) for result in results] for task in read},
         "average": [result["average"] for result in results],
     }
 

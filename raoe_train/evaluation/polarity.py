@@ -1,106 +1,107 @@
-"""Tasks polarity:NAME: the polarity and semantic scores of an encoder on labelled texts in a file."""
+"""Tasks polarity:NAME: the polarity and semantic scores of an encoder on labelled texts."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.files import data_kind
+from raoe_train.config import ModelConfig, PolarityConfig
 from raoe_train.data.labelled import LabelledData, read_labelled
-from raoe_train.data.sources import is_file
+from raoe_train.evaluation.finding import TEST, find_source
+from raoe_train.evaluation.tasks import EmbeddingTask
 from raoe_train.frozen import embedder, in_shards
 from raoe_train.provenance import digest, fingerprint
 
 if TYPE_CHECKING:
-    from raoe_train.config import PolarityConfig
+    from raoe_train.evaluation.tasks import Reading
 
-PREFIX = "polarity:"  # of a task's name
+TRAIN = "train"
 SHARD = 4096  # sentences of a reference's cache
 
 
-def evaluate_polarity(
-    model: Any, task: str, data_dir: str | Path | None, options: PolarityConfig, batch_size: int = 64
-) -> dict[str, Any]:
-    """PolarityEvaluator.report of a SentenceTransformer on a task.
+@dataclass(frozen=True)
+class PolarityTask(EmbeddingTask):
+    """Labelled sentences, and others to retrieve from; see PolarityEvaluator.
 
-    Args:
-        model: the SentenceTransformer.
-        task: polarity:NAME, found as data_dir/polarity/NAME.* or data_dir/NAME.*, or polarity:FILE; a file of labelled
-            texts with splits test and train, see read_labelled.
-        data_dir: folder of the sets.
-        options: of all of test (or options.max_sentences of it) the scores are; the source sentences, options.sources
-            times as many, are drawn from train (the margins paper, section 3.2).
-        batch_size: sentences at a time.
+    Attributes:
+        test: the sentences that are scored.
+        sources: those that are retrieved.
+        options: how; its reference is asked when the first encoder is scored.
+        batch_size: sentences at a time, for the reference.
+    """
+
+    kind = "polarity"
+    main = "polarity"
+    test: LabelledData
+    sources: LabelledData
+    options: PolarityConfig
+    batch_size: int
+
+    def content(self) -> Any:
+        options = {**asdict(self.options), "cache": None, "files": fingerprint(str(self.options.reference))}
+        return [self.sentences(), self.test.label, self.sources.label, options]
+
+    def sentences(self) -> list[str]:
+        return [*self.test.text, *self.sources.text]
+
+    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
+        """PolarityEvaluator.report."""
+        from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
+
+        evaluator = PolarityEvaluator(
+            self.test.text,
+            self.test.label,
+            self.sources.text,
+            self.sources.label,
+            self._reference(),
+            self.options.k,
+            self.options.discount,
+        )
+        return evaluator.report(embeddings, self.options.curve)
+
+    def _reference(self) -> np.ndarray:
+        name, texts = str(self.options.reference), self.sentences()
+        embed = embedder(ModelConfig(name=name), self.batch_size, "reference")
+        if self.options.cache is None:
+            return embed(texts)
+        made_from = {"reference": name, "files": fingerprint(name), "texts": digest(texts), "shard": SHARD}
+        folder = Path(self.options.cache).expanduser() / digest(made_from)[:16]
+        return np.concatenate(in_shards(folder, texts, SHARD, embed, f"reference {name}"))
+
+
+def read_polarity(name: str, reading: Reading) -> PolarityTask:
+    """The labelled texts of a task, with splits train and test: of all of test, or options.max_sentences of it, the
+    scores are, and options.sources times as many of train, drawn, are retrieved (the margins paper, section 3.2).
 
     Raises:
-        ValueError: no reference, too few sentences in train, or as PolarityEvaluator and read_labelled.
-        FileNotFoundError: no such file.
+        ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as read_labelled.
     """
+    options = reading.polarity
     if not options.reference:
         raise ValueError(
-            f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {task} is made of"
+            f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
-    from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
-
-    test, sources = read_polarity(task, data_dir, options)
-    texts = [*test.text, *sources.text]
-    evaluator = PolarityEvaluator(
-        test.text,
-        test.label,
-        sources.text,
-        sources.label,
-        _reference(texts, options, batch_size),
-        options.k,
-        options.discount,
-        batch_size,
-    )
-    return evaluator.report(evaluator.embed(model), options.curve)
-
-
-def read_polarity(
-    task: str, data_dir: str | Path | None, options: PolarityConfig
-) -> tuple[LabelledData, LabelledData]:
-    """(the sentences that are scored, those that are retrieved) of a task, see evaluate_polarity."""
-    source = _find(task.removeprefix(PREFIX), data_dir)
-    test = _drawn(read_labelled(f"{source}#test", repeats=True), options.max_sentences, options.seed)
-    train, wanted = read_labelled(f"{source}#train"), options.sources * len(test)
+    source = find_source(name, reading.data_dir, "polarity", whole=True)
+    data = read_labelled(source, columns=reading.columns, on_error=reading.on_error)
+    where = source if isinstance(source, str) else f"task {name!r}"
+    test, train = (data.at(k for k, its in enumerate(data.split) if its == split) for split in (TEST, TRAIN))
+    if not len(test):
+        raise ValueError(f"{where} has no split {TEST!r}; splits {TRAIN} and {TEST} are needed")
+    test, train = _drawn(test, options.max_sentences, options.seed), train.distinct()
+    wanted = options.sources * len(test)
     if len(train) < wanted:
         raise ValueError(
-            f"{source}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
+            f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    return test, _drawn(train, wanted, options.seed)
-
-
-def _find(name: str, data_dir: str | Path | None) -> str:
-    if is_file(name):
-        return name
-    if not data_dir:
-        raise ValueError(f"data.dir is missing: the folder where task {PREFIX}{name} is looked up")
-    folder = Path(data_dir).expanduser()
-    for place in (folder / "polarity", folder):
-        if found := sorted(path for path in place.glob(f"{name}.*") if data_kind(path)):
-            return str(found[0])
-    raise ValueError(f"no task {PREFIX}{name}: neither {folder}/polarity/{name}.* nor {folder}/{name}.*")
+    return PolarityTask(test, _drawn(train, wanted, options.seed), options, reading.batch_size)
 
 
 def _drawn(data: LabelledData, most: int | None, seed: int) -> LabelledData:
     if most is None or most >= len(data):
         return data
-    chosen = sorted(random.Random(seed).sample(range(len(data)), most))
-    return LabelledData([data.text[place] for place in chosen], [data.label[place] for place in chosen], data.counts)
-
-
-def _reference(texts: list[str], options: PolarityConfig, batch_size: int) -> np.ndarray:
-    from raoe_train.config import ModelConfig
-
-    config = ModelConfig(name=str(options.reference))
-    embed = embedder(config, batch_size, "reference")
-    if options.cache is None:
-        return embed(texts)
-    made_from = {"reference": config.name, "files": fingerprint(config.name), "texts": digest(texts), "shard": SHARD}
-    folder = Path(options.cache).expanduser() / digest(made_from)[:16]
-    return np.concatenate(in_shards(folder, texts, SHARD, embed, f"reference {config.name}"))
+    return data.at(sorted(random.Random(seed).sample(range(len(data)), most)))

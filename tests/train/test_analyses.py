@@ -18,7 +18,7 @@ from raoe_train.encoder import load_encoder
 from raoe_train.evaluation import evaluate_encoder
 from raoe_train.evaluation.dependency import default_pivot, dependency, plot_dependency, summary, token_states
 from raoe_train.evaluation.layers import degradation, first_layers, plot_degradation
-from raoe_train.evaluation.sts import read_tasks
+from raoe_train.evaluation.tasks import read_tasks
 from raoe_train.evaluation.words import frequent_share, language_head, representative_words, word_report
 from tests.train.tiny import SENTENCES
 

@@ -94,7 +94,7 @@ def test_the_threshold_is_applied(tmp_path, circle):
     }
     with pytest.raises(ValueError, match=r"no two texts .*threshold 0.99: .* 0.866 within a class and 0.985 between"):
         mined(circle, tmp_path, **{"mining.threshold": 0.99})
-    with pytest.raises(ValueError, match=r"no sentence has the neighbours of a triplet example .*threshold 0.97: lower it"):
+    with pytest.raises(ValueError, match=r"no sentence has the neighbours of a triplet example .* 0.97: lower it"):
         mined(circle, tmp_path, **{"mining.threshold": 0.97})
 
 
@@ -136,6 +136,11 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     monkeypatch.setattr(mining, "embedder", lambda *_: None)
     monkeypatch.setattr(mining, "exact_search", lambda *_: None)
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
+    # neighbours are of classes, too: other labels of the same texts want new ones
+    other = tmp_path / "other.tsv"
+    other.write_text((tmp_path / "circle.tsv").read_text().replace("a80\ta", "a80\tb"), encoding="utf-8")
+    with pytest.raises(TypeError):
+        mined(str(other), tmp_path, overwrite=True, **options)
     again = mined(circle, tmp_path, **options)[1]  # the very output is not made again
     assert again["examples"] == len(TRIPLETS)
 
@@ -256,27 +261,24 @@ def write(folder, *rows, header="text\tlabel"):
     return str(path)
 
 
-def test_reading_labelled_texts(tmp_path):
-    source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "d\t", "e\t-1", "", "f\t3")
+def test_distinct_texts(tmp_path):
+    source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
     found = read_labelled(source)
-    assert (found.text, found.label) == (["a", "b", "f"], ["x", "y", "3"])
-    assert found.classes() == {"3": 1, "x": 1, "y": 1}
-    dropped = {"no label": 2, "blank line": 1, "two labels": 2, "duplicate": 1}
-    assert found.counts == {"read": 9, "kept": 3, "other_split": 0, "dropped": dropped}
-    assert read_labelled(source, repeats=True).text == ["a", "b", "a", "c", "c", "f"]
-    path = tmp_path / "rows.jsonl"
-    rows = [{"sentence": "a", "class": 1, "part": "dev"}, {"sentence": "b", "class": 0.0, "part": "train"}]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    assert read_labelled(str(path), columns={"label": "class"}).label == ["1", "0"]
-    assert read_labelled(f"{path}#dev", columns={"label": "class", "split": "part"}).text == ["a"]
+    assert found.text == ["a", "b", "a", "c", "c", "f"] and found.counts["dropped"] == {"blank line": 1}
+    once = found.distinct()
+    assert (once.text, once.label) == (["a", "b", "f"], ["x", "y", "-1"])
+    assert once.classes() == {"-1": 1, "x": 1, "y": 1}
+    dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
+    assert once.counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
+        (["a\tx", "b\t", "c\ty"], "line 3: label is '', no class"),
         (["a\tx", "b"], "line 3: 1 fields where the header names 2"),
-        (["a\t", "b\t-1"], "no labelled text left of 2 rows: 2 x no label"),
+        ([""], "no example left of 1 rows: 1 x blank line"),
         (["a\tx", "b\tx"], "all 2 texts are of one class, 'x'"),
     ],
 )
@@ -286,12 +288,18 @@ def test_bad_rows(tmp_path, rows, message):
 
 
 def test_bad_columns(tmp_path):
-    with pytest.raises(ValueError, match=r"line 2: no column 'label' for label; there are: 'text', 'class'; say which"):
+    with pytest.raises(ValueError, match=r"line 2: no column for label"):
         mined(write(tmp_path, "a\tx", header="text\tclass"), tmp_path)
-    with pytest.raises(ValueError, match="line 2: text and sentence could both be text"):
-        mined(write(tmp_path, "a\tb\tx", header="text\tsentence\tlabel"), tmp_path)
-    with pytest.raises(ValueError, match="columns maps text, label and split of labelled texts; got score"):
-        mined(write(tmp_path, "a\tx"), tmp_path, **{"data.columns.score": "x"})
+    with pytest.raises(ValueError, match="its examples are pairs of sentences; texts to mine are single"):
+        mined(write(tmp_path, "a\tb\tx", "c\td\ty", header="sentence1\tsentence2\tlabel"), tmp_path)
+
+
+def test_rows_left_out_are_counted(tmp_path, circle):
+    path = tmp_path / "holes.tsv"
+    path.write_text((tmp_path / "circle.tsv").read_text() + "a0\ta\nx\t\n\n", encoding="utf-8")
+    rows, result = mined(str(path), tmp_path, **{"data.on_error": "skip"})
+    assert len(rows) == len(TRIPLETS)
+    assert result["read"]["dropped"] == {"malformed row": 1, "blank line": 1, "duplicate": 1}
 
 
 def test_a_class_of_one_sentence(tmp_path, circle, capsys):

@@ -13,6 +13,7 @@ from raoe_train.config import PolarityConfig
 from raoe_train.evaluation import evaluate_encoder
 from raoe_train.evaluation.polarity import read_polarity
 from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator, weights
+from raoe_train.evaluation.tasks import Reading
 from tests.train.tiny import SENTENCES, tiny_encoder
 
 
@@ -151,7 +152,8 @@ def test_as_a_task(folder):
     options = PolarityConfig(reference=str(folder / "reference"), k=3, cache=str(folder / "cache"))
     model = tiny_encoder(double=False).eval()
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
-    test, sources = read_polarity("polarity:set", folder, options)
+    task = read_polarity("set", Reading(folder, polarity=options))
+    test, sources = task.test, task.sources
     assert test.text == SENTENCES[:3] and len(sources) == 15 == found["sources"]
     from sentence_transformers import SentenceTransformer
 
@@ -167,8 +169,8 @@ def test_as_a_task(folder):
 
 def test_what_is_drawn(folder):
     def drawn(**options):
-        test, sources = read_polarity("polarity:set", folder, PolarityConfig(**options))
-        return test.text, sources.text
+        task = read_polarity("set", Reading(folder, polarity=PolarityConfig(reference="x", **options)))
+        return task.test.text, task.sources.text
 
     assert drawn() == drawn() != drawn(seed=1)
     test, sources = drawn(max_sentences=2, sources=3)
@@ -182,7 +184,7 @@ def test_bad_tasks(folder):
     with pytest.raises(ValueError, match=r"polarity.reference is missing"):
         evaluate_encoder(model, ["polarity:set"], folder)
     options = PolarityConfig(reference="x")
-    with pytest.raises(ValueError, match="no task polarity:nothing: neither"):
+    with pytest.raises(ValueError, match="no task 'nothing'"):
         evaluate_encoder(model, ["polarity:nothing"], folder, polarity=options)
     with pytest.raises(ValueError, match=r"data\.dir is missing"):
         evaluate_encoder(model, ["polarity:set"], polarity=options)

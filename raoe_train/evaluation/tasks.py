@@ -1,0 +1,254 @@
+"""Tasks to evaluate encoders on: one registry of kinds, and one way from names to scores.
+
+A new kind is a file with a function that reads a Task, and a line in KINDS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from raoe_train.config import PolarityConfig
+from raoe_train.data.conditional import is_conditional
+from raoe_train.data.sources import is_file
+from raoe_train.evaluation.encode import encode_sentences
+from raoe_train.evaluation.finding import NoSuchTask
+
+KINDS = {
+    "sts": "raoe_train.evaluation.sts:read_sts",
+    "transfer": "raoe_train.evaluation.transfer:read_transfer",
+    "rerank": "raoe_train.evaluation.rerank:read_rerank",
+    "captions": "raoe_train.evaluation.captions:read_caption_task",
+    "mteb": "raoe_train.evaluation.mteb:read_mteb",
+    "polarity": "raoe_train.evaluation.polarity:read_polarity",
+}
+"""The function of each kind, (name, Reading) -> Task; imported when asked for."""
+
+SUITES: dict[str, tuple[str, ...]] = {
+    "sts": ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick"),
+    "transfer": ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"),
+    "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
+}
+"""Names that need no kind in front of them, by their kind. Other bare names are of kind DEFAULT."""
+
+DEFAULT = "sts"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How tasks are read.
+
+    Attributes:
+        data_dir: folder where names are looked up.
+        columns: {our column name: the files'}.
+        on_error: a malformed row: "raise", or "skip".
+        prompt: the encoder's; one with a {condition} makes sets of kind sts C-STS files.
+        cache: folder for results of tasks that take long, so that they can go on; None keeps none.
+        polarity: of tasks of that kind.
+        batch_size: of encoders that a task has of its own.
+    """
+
+    data_dir: str | Path | None = None
+    columns: Mapping[str, Any] | None = None
+    on_error: str = "raise"
+    prompt: str | None = None
+    cache: Path | None = None
+    polarity: PolarityConfig = field(default_factory=PolarityConfig)
+    batch_size: int = 64
+
+
+class Task(ABC):
+    """A set of data with a measure.
+
+    Attributes:
+        kind: its name in KINDS.
+        main: the main one of its metrics, x100 and the higher the better, which averages are taken of.
+    """
+
+    kind: ClassVar[str]
+    main: ClassVar[str]
+
+    @abstractmethod
+    def content(self) -> Any:
+        """What a result depends on, as plain values: the data itself, or its name and version."""
+
+
+class EmbeddingTask(Task):
+    """A task that scores embeddings of its sentences."""
+
+    @abstractmethod
+    def sentences(self) -> list[str]:
+        """The n texts to encode, in the order that score wants; repeated ones are encoded once."""
+
+    @abstractmethod
+    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
+        """{metric: value} of [n, d] float32 embeddings; None for what is undefined."""
+
+
+class ModelTask(Task):
+    """A task that encodes by itself."""
+
+    @abstractmethod
+    def run(self, model: Any, batch_size: int) -> dict[str, Any]:
+        """{metric: value} of a SentenceTransformer."""
+
+
+def suite_tasks(suites: Sequence[str]) -> list[str]:
+    """The tasks of suites, each once; "all" is every suite."""
+    for name in suites:
+        if name not in (*SUITES, "all"):
+            raise ValueError(f"suite must be of {', '.join(SUITES)} or all, got {name!r}")
+    return [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
+
+
+def split_word(word: str) -> tuple[str, str]:
+    """(kind, name) of a task's word: KIND:NAME, KIND:FILE, or NAME or FILE of a kind that goes without saying.
+
+    Raises:
+        ValueError: an unknown kind.
+    """
+    prefix, colon, rest = word.partition(":")
+    if colon and prefix in KINDS:
+        return prefix, rest
+    if colon and prefix != "hub" and not is_file(word):
+        near = difflib.get_close_matches(prefix, KINDS, 1)
+        raise ValueError(
+            f"task {word!r}: no kind {prefix!r}{f' (did you mean {near[0]!r}?)' if near else ''}; "
+            f"there are: {', '.join(KINDS)}"
+        )
+    base = word.partition("#")[0].lower()
+    for kind, names in SUITES.items():
+        if base in (name.lower() for name in names):
+            return kind, word
+    return DEFAULT, word
+
+
+def read_tasks(
+    tasks: Sequence[str],
+    data_dir: str | Path | None = None,
+    *,
+    columns: Mapping[str, Any] | None = None,
+    on_error: str = "raise",
+    prompt: str | None = None,
+    cache: Path | None = None,
+    polarity: PolarityConfig | None = None,
+    batch_size: int = 64,
+) -> dict[str, Task]:
+    """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
+
+    Args:
+        tasks: see evaluate_encoder.
+        data_dir, columns, on_error, prompt, cache, polarity, batch_size: see Reading.
+
+    Raises:
+        ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
+        FileNotFoundError: a file that is not there.
+    """
+    if isinstance(tasks, str) or not tasks:
+        raise ValueError(f"tasks must list at least one task, got {tasks!r}")
+    if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
+        raise ValueError(f"tasks names {', '.join(repeated)} more than once")
+    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or PolarityConfig(), batch_size)
+    found: dict[str, Task] = {}
+    missing: list[str] = []
+    for word in tasks:
+        kind, name = split_word(word)
+        if is_conditional(prompt) and kind != "sts":
+            raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
+        module, function = KINDS[kind].split(":")
+        try:
+            found[word] = getattr(importlib.import_module(module), function)(name, reading)
+        except NoSuchTask as error:
+            missing.append(str(error))
+    if missing:
+        raise NoSuchTask("\n".join(missing))
+    return found
+
+
+def evaluate_tasks(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
+    """Scores of tasks; what they share (sick and sick-all, STS-B and the STS years) is encoded once.
+
+    Returns:
+        {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics}, and "averages",
+        {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
+    """
+    embedded = {word: task for word, task in tasks.items() if isinstance(task, EmbeddingTask)}
+    distinct = list(dict.fromkeys(text for task in embedded.values() for text in task.sentences()))
+    places = {text: place for place, text in enumerate(distinct)}
+    embeddings = encode_sentences(model, distinct, batch_size) if distinct else np.empty((0, 0))
+    results = {}
+    for word, task in tasks.items():
+        if isinstance(task, EmbeddingTask):
+            scores = task.score(embeddings[[places[text] for text in task.sentences()]])
+        else:
+            assert isinstance(task, ModelTask)
+            scores = task.run(model, batch_size)
+        results[word] = {"kind": task.kind, "main": task.main, **scores}
+    found: dict[str, Any] = {
+        "tasks": results,
+        "average": mean_of_all([main_score(result) for result in results.values()]),
+    }
+    kinds = dict.fromkeys(task.kind for task in tasks.values())
+    if len(kinds) > 1:
+        found["averages"] = {
+            kind: mean_of_all([main_score(result) for result in results.values() if result["kind"] == kind])
+            for kind in kinds
+        }
+    return found
+
+
+def main_score(result: Mapping[str, Any]) -> float | None:
+    """The main metric of one task's result, x100; None where it is undefined, or the result is empty."""
+    return result.get(result.get("main", "spearman"))
+
+
+def mean_of_all(scores: Sequence[float | None]) -> float | None:
+    """The mean; None where one is None, or there are none."""
+    defined = [score for score in scores if score is not None]
+    return float(np.mean(defined)) if defined and len(defined) == len(scores) else None
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result as a text table, one line a task, the kinds one after the other."""
+    tasks = result["tasks"]
+    kinds = list(dict.fromkeys(task.get("kind", DEFAULT) for task in tasks.values()))
+    width = max(len(name) for name in ("average of all", *tasks))
+    blocks = []
+    for kind in kinds:
+        rows = {name: task for name, task in tasks.items() if task.get("kind", DEFAULT) == kind}
+        metrics = [name for name in dict.fromkeys(key for row in rows.values() for key in row) if _shown(name, rows)]
+        lines = [f"{'task':<{width}}" + "".join(f"  {name:>{_width(name)}}" for name in metrics)]
+        for name, row in rows.items():
+            lines.append(f"{name:<{width}}" + "".join(f"  {_cell(row, name):>{_width(name)}}" for name in metrics))
+        average = result["average"] if len(kinds) == 1 else result["averages"][kind]
+        main = next(iter(rows.values())).get("main", "spearman")
+        before = sum(2 + _width(name) for name in metrics[: metrics.index(main)])
+        lines.append(f"{'average':<{width}}" + " " * before + f"  {_number(average):>{_width(main)}}")
+        blocks.append("\n".join(lines))
+    if len(kinds) > 1:
+        blocks.append(f"{'average of all':<{width}}  {_number(result['average']):>9}")
+    return "\n\n".join(blocks)
+
+
+def _shown(name: str, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+    values = [row.get(name) for row in rows.values()]
+    return name not in ("kind", "main") and all(value is None or isinstance(value, (int, float)) for value in values)
+
+
+def _width(name: str) -> int:
+    return max(9, len(name))
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    return _number(row[name]) if name in row else "-"
+
+
+def _number(value: float | int | None) -> str:
+    return "undefined" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"

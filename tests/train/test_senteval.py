@@ -1,0 +1,122 @@
+"""SentEval's folders, as its script leaves them."""
+
+import pytest
+
+from raoe_train.data.senteval import STS_SUBSETS, senteval_splits
+from raoe_train.evaluation.tasks import read_tasks
+
+BAD = {
+    "STS/STS13-en-test/STS.input.OnWN.txt": (b"a\tb\nc\td\none text\n", r"OnWN\.txt, line 3: not two sentences"),
+    "STS/STS13-en-test/STS.gs.FNWN.txt": (b"1\n2\n3\n4\n", r"FNWN\.txt has 4 lines, STS\.input\.FNWN\.txt 3"),
+    "STS/STSBenchmark/sts-test.csv": (b"g\tf\ty\tid\t1.0\tone text\n", "line 1: 6 fields, where there should be at"),
+    "SICK/SICK_test_annotated.txt": (b"pair_ID\ta\tb\ts\te\n1\ta b\tc d\tx\tNEUTRAL\n", "line 2: score is 'x'"),
+    "SST/binary/sentiment-dev": (b"no label\n", "sentiment-dev, line 1: 1 fields"),
+    "TREC/TREC_10.label": (b"DESC What ?\n", "line 1: not CLASS:subclass question"),
+    "MRPC/msr_paraphrase_test.txt": (b"head\n1\t2\n", "line 2: 2 fields"),
+    "MR/rt-polarity.neg": (b"good\n\n", r"rt-polarity\.neg, line 2: text is empty"),
+}
+
+
+def write(root, files):
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def lines(text, count=12):
+    return "".join(text.format(number) + "\n" for number in range(count)).encode()
+
+
+@pytest.fixture(params=["", "downstream", "data/downstream"])
+def folder(tmp_path, request):
+    root = tmp_path / request.param
+    write(
+        root,
+        {
+            # latin-1, and two spaces between tokens
+            "MR/rt-polarity.pos": b"caf\xe9 \x85  good\n" + lines("good {}", 11),
+            "MR/rt-polarity.neg": lines("bad {}"),
+            "CR/custrev.pos": lines("fine {}"), "CR/custrev.neg": lines("broken {}"),
+            "SUBJ/subj.objective": lines("a train left at {}"), "SUBJ/subj.subjective": lines("a fine journey {}"),
+            "MPQA/mpqa.pos": lines("praised {}"), "MPQA/mpqa.neg": lines("blamed {}"),
+            **{f"SST/binary/sentiment-{split}": f"a {split} film\t1\nno {split} film\t0\n".encode()
+               for split in ("train", "dev", "test")},
+            "TREC/train_5500.label": lines("DESC:manner How {} ?") + lines("NUM:date When {} ?"),
+            "TREC/TREC_10.label": b"NUM:dist How far is it from Denver to Aspen ?\n",
+            "MRPC/msr_paraphrase_train.txt": b"\xef\xbb\xbfQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+            + lines("1\t1\t2\ta {}\tb \"quoted\n") .replace(b"\n\n", b"\n") + lines("0\t1\t2\tc {}\td"),
+            "MRPC/msr_paraphrase_test.txt": b"Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t1\t2\tx\ty\n",
+            "SICK/SICK_train.txt": b"pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+            b"1\ta b\tc d\t2.5\tNEUTRAL\n",
+            "SICK/SICK_trial.txt": b"pair_ID\tA\tB\tscore\tlabel\n2\te\tf\t1.5\tNEUTRAL\n3\tg\th\t4\tENTAILMENT\n",
+            "SICK/SICK_test_annotated.txt": b"pair_ID\tA\tB\tscore\tlabel\n4\ti\tj\t1\tNEUTRAL\n5\tk\tl\t5\tE\n",
+            **{f"STS/STSBenchmark/sts-{split}.csv": f'g\tf\ty\t1\t1.0\t{split} "a\tb\ng\tf\ty\t2\t3.0\tc\td\n'.encode()
+               for split in ("train", "dev", "test")},
+            **{f"STS/STS13-en-test/STS.input.{subset}.txt": f"{subset} a\tb  c\nd\te\nf\tg\n".encode()
+               for subset in STS_SUBSETS["sts13"]},
+            # a pair without a score is no part of the set
+            **{f"STS/STS13-en-test/STS.gs.{subset}.txt": b"1.5\n\n4\n" for subset in STS_SUBSETS["sts13"]},
+        },
+    )  # fmt: skip
+    return tmp_path
+
+
+def test_two_classes(folder):
+    tasks = read_tasks(["mr", "CR", "transfer:SUBJ", "mpqa"], folder)
+    data = tasks["mr"].data
+    assert data.text[:2] == ["café good", "good 0"] and data.text[12] == "bad 0"
+    assert data.label == ["1"] * 12 + ["0"] * 12 and set(data.split) == {""}
+    # SentEval's senteval/binary.py takes the objective ones as its positives
+    subj = tasks["transfer:SUBJ"].data
+    assert (subj.text[0], subj.label[0]) == ("a train left at 0", "1")
+    assert (tasks["CR"].data.text[0], tasks["mpqa"].data.text[0]) == ("fine 0", "praised 0")
+
+
+def test_sets_with_splits(folder):
+    tasks = read_tasks(["sst2", "trec", "mrpc"], folder)
+    assert tasks["sst2"].data.split == ["train", "train", "dev", "dev", "test", "test"]
+    assert tasks["sst2"].data.text[:2] == ["a train film", "no train film"]
+    assert tasks["sst2"].data.label == ["1", "0"] * 3
+    trec = tasks["trec"].data
+    assert (trec.text[-1], trec.label[-1], trec.split[-1]) == ("How far is it from Denver to Aspen ?", "NUM", "test")
+    mrpc = tasks["mrpc"].data
+    assert (mrpc.text[0], mrpc.second[0], mrpc.label[0]) == ("a 0", 'b "quoted', "1")
+    assert len(mrpc) == 25 and mrpc.split.count("test") == 1
+
+
+def test_sts(folder):
+    tasks = read_tasks(["sts13", "stsb", "stsb#dev", "sick", "sick-all"], folder)
+    pairs = tasks["sts13"].pairs
+    assert pairs.sentence1 == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"]
+    assert pairs.sentence2[:2] == ["b c", "g"]
+    assert pairs.score == [1.5, 4.0] * 3 and pairs.subset == ["FNWN"] * 2 + ["headlines"] * 2 + ["OnWN"] * 2
+    assert tasks["stsb"].pairs.sentence1 == ['test "a', "c"] and tasks["stsb"].pairs.score == [1.0, 3.0]
+    assert tasks["stsb#dev"].pairs.sentence1 == ['dev "a', "c"]
+    assert tasks["sick"].pairs.columns() == {"sentence1": ["i", "k"], "sentence2": ["j", "l"], "score": [1.0, 5.0]}
+    assert tasks["sick-all"].pairs.score == [2.5, 1.5, 4.0, 1.0, 5.0]
+
+
+@pytest.mark.parametrize("file", BAD)
+def test_malformed_lines_are_named(folder, file):
+    content, message = BAD[file]
+    root = next(path for path in (folder, folder / "downstream", folder / "data/downstream") if (path / "MR").is_dir())
+    write(root, {file: content})
+    name = {"STS": "sts13", "SICK": "sick", "SST": "sst2"}.get(file.split("/")[0], file.split("/")[0].lower())
+    with pytest.raises(ValueError, match=message):
+        read_tasks(["stsb" if "STSBenchmark" in file else name], folder)
+
+
+def test_what_is_not_there(folder, tmp_path):
+    (next(folder.rglob("custrev.neg"))).unlink()
+    with pytest.raises(FileNotFoundError, match=r"CR lacks custrev\.neg, which SentEval's cr has"):
+        read_tasks(["cr"], folder)
+    with pytest.raises(ValueError, match="no split 'validation'; it has train, dev, test"):
+        read_tasks(["stsb#validation"], folder)
+    assert senteval_splits(tmp_path / "nowhere", "mr") is None
+    assert senteval_splits(folder, "sst5") is None
+
+
+def test_files_of_our_own_come_first(folder):
+    (folder / "mr.tsv").write_text("label\ttext\n" + "".join(f"{n % 2}\town {n}\n" for n in range(30)))
+    assert len(read_tasks(["mr"], folder)["mr"].data) == 30

@@ -1,0 +1,193 @@
+"""Transfer tasks: SentEval's protocol, on features made by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raoe_train.data.files import write_rows
+from raoe_train.evaluation.tasks import read_tasks
+from raoe_train.evaluation.transfer import GRID, TRAIN_TEST_GRID
+
+APART = {"0": [-1.0, 0.0], "1": [1.0, 0.0]}
+
+
+def read(folder, rows, name="set", **options):
+    columns = dict.fromkeys(key for row in rows for key in row)
+    write_rows(folder / f"{name}.jsonl", list(columns), rows)
+    return read_tasks([f"transfer:{folder}/{name}.jsonl"], **options).popitem()[1]
+
+
+def score(task, features):
+    """The task's score where `features` maps texts to embeddings."""
+    return task.score(np.array([features[text] for text in task.sentences()], dtype=np.float32))
+
+
+def single(count=20, noisy=0):
+    """`count` examples of each class, all of the same length; the first `noisy` ones of class 0 look like class 1."""
+    rows, features = [], {}
+    for label in "01":
+        for number in range(count):
+            text = f"word{label}{number}"
+            rows.append({"text": text, "label": label})
+            features[text] = APART["1" if label == "0" and number < noisy else label]
+    return rows, features
+
+
+def test_ten_folds_by_hand(tmp_path):
+    # each fold has 2 of 20 of each class. The odd one looks like class 1 and so is wrong wherever it is tested: one
+    # fold of 4 has 3 right, (9 x 100 + 75) / 10
+    rows, features = single(noisy=1)
+    found = score(read(tmp_path, rows), features)
+    assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40)
+
+
+def split_rows():
+    """Train: classes at -1 and 1. Test: of class 1 three at 1 and one at -1; of class 0 five at -1 and one at 1."""
+    rows = [
+        {"split": "train", "text": f"t{label}{number}", "label": label, "at": APART[label]}
+        for label in "01"
+        for number in range(10)
+    ]
+    test = [("1", "1")] * 3 + [("1", "0")] + [("0", "0")] * 5 + [("0", "1")]
+    rows += [
+        {"split": "test", "text": f"e{number}", "label": label, "at": APART[looks]}
+        for number, (label, looks) in enumerate(test)
+    ]
+    return rows
+
+
+def test_train_and_test_by_hand(tmp_path):
+    rows = split_rows()
+    found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
+    assert found == {"accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10}
+
+
+def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
+    at = {"same": [1.0, 0.0, 0.0], "near": [0.0, 0.0, 0.0], "far": [0.0, 3.0, 0.0]}
+
+    def pairs(like_1, like_0):
+        return [
+            {"split": row["split"], "label": row["label"], "sentence1": first, "sentence2": second}
+            for row in split_rows()
+            for first, second in [like_1 if row["at"] == APART["1"] else like_0]
+        ]
+
+    # true positives 3, false negatives 1, false positives 1: precision and recall are 3/4
+    expected = {
+        "accuracy": pytest.approx(80.0), "dev_accuracy": 100.0, "examples": 10, "f1": pytest.approx(75.0)
+    }
+    # only |u - v| tells these apart, all products are 0
+    assert score(read(tmp_path, pairs(("near", "near"), ("near", "far"))), at) == expected
+    # and only u * v these, all differences are 0
+    assert score(read(tmp_path, pairs(("same", "same"), ("near", "near"))), at) == expected
+
+
+def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
+    chosen = []
+    import raoe_train.evaluation.transfer as transfer
+
+    real = transfer._classifier
+    monkeypatch.setattr(transfer, "_classifier", lambda value: (chosen.append(value), real(value))[1])
+    rows = [{**row, "split": "dev" if row["split"] == "test" else row["split"]} for row in split_rows()]
+    rows += [{**row, "split": "test", "text": "x" + row["text"]} for row in split_rows() if row["split"] == "test"]
+    features = {row["text"]: row["at"] for row in rows}
+    found = score(read(tmp_path, rows), features)
+    # all C do equally well on dev, 80 %: the smallest is taken
+    assert found == {"accuracy": pytest.approx(80.0), "dev_accuracy": 80.0, "examples": 10}
+    assert chosen[-1] == GRID[0] == 0.25
+    # a weak penalty is needed where the feature that tells is small: class 0 has (0, 0), class 1 (0, 0.3), and
+    # 3 to 1 examples of class 0 pull the intercept down
+    many = [row for row in rows if row["label"] == "0"]
+    rows += [{**row, "text": f"{row['text']}-{n}"} for row in many for n in range(2) if row["split"] == "train"]
+    features = {row["text"]: [0.3 if row["label"] == "1" else 0.0] for row in rows}
+    assert score(read(tmp_path, rows), features)["dev_accuracy"] == 100.0
+    assert chosen[-1] > GRID[0]
+
+
+@pytest.mark.parametrize("others", [["test"], ["dev", "test"]])
+def test_only_train_is_trained_on(tmp_path, others):
+    # 4 times as many examples as in train say the opposite
+    rows = [row for row in split_rows() if row["split"] == "train"]
+    rows += [
+        {"split": split, "text": f"{split}{label}{number}", "label": label, "at": APART["10"[int(label)]]}
+        for split in others for label in "01" for number in range(40)
+    ]  # fmt: skip
+    found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
+    assert found["accuracy"] == 0.0 and found["dev_accuracy"] == (0.0 if "dev" in others else 100.0)
+
+
+def test_protocol():
+    """senteval/tools/validation.py: the grids of C."""
+    assert GRID == [0.25, 0.5, 1, 2, 4, 8]
+    assert TRAIN_TEST_GRID == [0.5, 1, 2, 4, 8, 16, 32]
+
+
+def test_examples_come_in_the_order_of_senteval(tmp_path):
+    """By length in tokens, then class: the folds, and so the numbers, do not depend on the file's order."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"split": "test" if length == 30 else "train", "text": " ".join(["w"] * length + [label]), "label": label}
+        for length in range(1, 31)
+        for label in "01"
+    ]
+    features = {row["text"]: [float(row["label"]) + rng.normal()] for row in rows}
+    found = [score(read(tmp_path, order), features) for order in (rows, rows[::-1], rows[1::2] + rows[::2])]
+    assert found[0] == found[1] == found[2]
+    assert 55 < found[0]["dev_accuracy"] < 90
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "a", "label": "1"}] * 20, r"all examples to train on are of class '1'"),
+        (single(11)[0], r"class '0' has 11 examples to train on, which is too few for 10 folds"),
+        ([row for row in split_rows() if row["text"] != "t03"], r"class '0' has 9 examples .* too few for 10 folds"),
+        ([*split_rows(), {"split": "test", "text": "new", "label": "2"}], r"class '2' has no example to train on"),
+        ([{**row, "split": "a" if row["split"] == "test" else "b"} for row in split_rows()], "has splits a, b; known"),
+        ([*single()[0], {"text": "a", "label": ""}], r"jsonl, line 41: label is '', no class"),
+        ([*single()[0], {"text": " ", "label": "1"}], r"jsonl, line 41: text is empty"),
+        ([{"words": "a", "label": "1"}], r"line 1: no column for sentence \(looked for sentence, text\)"),
+        ([{"text": "a"}], r"line 1: no column for label"),
+        ([{"text": "a", "label": "0"}, {"sentence1": "a", "sentence2": "b", "label": "1"}], "line 1: sentence1 is"),
+    ],
+)
+def test_what_cannot_be(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, rows)
+
+
+def test_twelve_examples_of_a_class_are_enough(tmp_path):
+    assert len(read(tmp_path, single(12)[0]).data) == 24
+
+
+def test_malformed_lines_are_named_or_skipped(tmp_path):
+    rows = split_rows()
+    path = tmp_path / "set.jsonl"
+    lines = [json.dumps(row) + "\n" for row in rows]
+    path.write_text("".join([*lines[:3], "{oops\n", *lines[3:]]))
+    with pytest.raises(ValueError, match=r"set\.jsonl, line 4: not JSON"):
+        read_tasks([f"transfer:{path}"])
+    (task,) = read_tasks([f"transfer:{path}"], on_error="skip").values()
+    assert task.sentences() == [row["text"] for row in rows]
+
+
+def test_columns_are_mapped(tmp_path):
+    rows = [{"review": row["text"], "stars": row["label"]} for row in single()[0]]
+    task = read(tmp_path, rows, columns={"sentence": "review", "label": "stars"})
+    assert (task.data.text[0], task.data.label[0], task.data.label[-1]) == ("word00", "0", "1")
+
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
+def test_real_sets_have_the_sizes_of_senteval():
+    tasks = read_tasks(["mr", "cr", "sst2", "trec", "mrpc"], REAL)
+    sizes = {name: (len(task.data), task.data.split.count("test")) for name, task in tasks.items()}
+    assert sizes == {
+        "mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)
+    }
