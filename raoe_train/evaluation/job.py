@@ -96,9 +96,10 @@ def evaluate_encoder(
         model: a SentenceTransformer.
         tasks: KIND:NAME or KIND:FILE, with KIND of KINDS: sts (Spearman of cosines and human scores), transfer
             (accuracy of a logistic regression), rerank (MAP), captions (strict retrieval), mteb, polarity. A bare NAME
-            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is found in
-            data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and captions
-            NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all is all.
+            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is
+            found in data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and
+            captions NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all
+            is all. Of polarity NAME is the file with its splits train and test.
         data_dir: folder of the sets.
         batch_size: sentences at a time.
         prompt: where it has a {condition}, the sets are C-STS files, see read_scored.

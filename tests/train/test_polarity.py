@@ -59,7 +59,7 @@ def test_the_reference_is_asked_about_what_the_encoder_found():
 
 
 def test_report():
-    found = evaluator().report(EMBEDDINGS, curve=[1, 4])
+    found = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
     assert found["polarity"] == pytest.approx(50) and found["polarity_std"] == pytest.approx(100 / 6)
     assert found["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
     assert found["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
@@ -70,6 +70,7 @@ def test_report():
     # the nearest alone: a, of its class, and d, not; of all four, see test_by_hand
     assert found["curve"]["1"] == pytest.approx({"polarity": 50.0, "similarity": 0.0}, abs=1e-4)
     assert found["curve"]["4"]["polarity"] == pytest.approx(50.0)
+    assert found["curve"]["2"] == pytest.approx({key: found[key] for key in ("polarity", "similarity")})
     json.dumps(found)
 
 
