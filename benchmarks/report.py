@@ -34,9 +34,9 @@ def write(files: list[Path], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     page = ["# Benchmarks", "", *HEAD, ""]
     for op in dict.fromkeys(row["op"] for row in rows):
-        for where in dict.fromkeys(_where(row) for row in rows if row["op"] == op):
+        for number, where in enumerate(dict.fromkeys(_where(row) for row in rows if row["op"] == op)):
             chosen = [row for row in rows if row["op"] == op and _where(row) == where]
-            plot = folder / f"{op}-{len(list(folder.glob(f'{op}-*.png')))}.png"
+            plot = folder / f"{op}-{number}.png"
             page += [f"## {op}", "", where, "", *_table(chosen), "", f"![{op}]({plot.name})", ""]
             _plot(chosen, plot)
     result = folder / "README.md"
