@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.fields import RowProblem, parse_sentence
+from raoe_train.data.rows import Tally, fields_of
 from raoe_train.data.sources import Source, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-logger = logging.getLogger(__name__)
 
 SHORTEST = 3  # of two sentences each ranks the other after itself, whatever a model thinks of them
 
@@ -77,44 +74,22 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), or no list left.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    tally = Tally(on_error)
     opened = open_source(source)
     lists: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
     methods: set[str | None] = set()
-    dropped: Counter[str] = Counter()
-    examples: list[str] = []
-    read = 0
     for line, fields, is_last in _with_last(opened.rows):
-        read += 1
         try:
             name, sentences, method = _parse(fields, opened, line, is_last)
             if name in lists:
                 raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         except RowProblem as problem:
-            where = f"{opened.name}, {opened.unit} {line}: {problem}"
-            if problem.malformed and on_error == "raise":
-                raise ValueError(where) from None
-            dropped[problem.reason] += 1
-            if len(examples) < 3:
-                examples.append(where)
+            tally.refuse(opened, line, problem)
             continue
         lists[name], lines[name] = sentences, line
         methods.add(method)
-    if not lists:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        listed = "".join(f"\n  {example}" for example in examples)
-        raise ValueError(f"{opened.name}: no list left of {read} rows: {reasons}{listed}")
-    if dropped:
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, dropped.total(), read, dict(dropped))
-    counts = {
-        "read": read + opened.other_split[0],
-        "kept": len(lists),
-        "sentences": sum(map(len, lists.values())),
-        "other_split": opened.other_split[0],
-        "dropped": dict(dropped),
-    }
+    counts = tally.counts(opened, len(lists), "list") | {"sentences": sum(map(len, lists.values()))}
     return ChainData(list(lists), list(lists.values()), methods.pop() if len(methods) == 1 else None, counts)
 
 
@@ -130,16 +105,13 @@ def _with_last(rows: Iterable[tuple[int, dict[str, Any] | str]]) -> Iterator[tup
 
 
 def _parse(fields: dict[str, Any] | str, source: Source, line: int, is_last: bool) -> tuple[str, list[str], str | None]:
-    if isinstance(fields, str):
-        if fields == "blank line":
-            raise RowProblem(fields, reason=fields)
-        if is_last and fields.startswith("not JSON"):
-            raise RowProblem(
-                f"{fields}: the last line is cut off. Run the job that writes the file again, which finishes it, or "
-                "leave the line out with on_error skip",
-                reason="cut off",
-            )
-        raise RowProblem(fields)
+    if isinstance(fields, str) and is_last and fields.startswith("not JSON"):
+        raise RowProblem(
+            f"{fields}: the last line is cut off. Run the job that writes the file again, which finishes it, or "
+            "leave the line out with on_error skip",
+            reason="cut off",
+        )
+    fields = fields_of(fields)
     sentences = fields.get("sentences")
     if not isinstance(sentences, list):
         there = ", ".join(map(repr, fields))

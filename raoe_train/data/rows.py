@@ -21,6 +21,57 @@ def check_on_error(on_error: str) -> None:
         raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
 
 
+class Tally:
+    """What is left out of sources' rows, and why: the one rule for rows that cannot be used.
+
+    Args:
+        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
+
+    Attributes:
+        dropped: rows by reason.
+        examples: the first of them, for messages.
+    """
+
+    def __init__(self, on_error: str) -> None:
+        check_on_error(on_error)
+        self.on_error = on_error
+        self.dropped: Counter[str] = Counter()
+        self.examples: list[str] = []
+
+    def refuse(self, source: Source, line: int, problem: RowProblem) -> None:
+        """Leave a row out; ValueError, with its file and line, for a malformed one that is not to be skipped."""
+        where = f"{source.name}, {source.unit} {line}: {problem}"
+        if problem.malformed and self.on_error == "raise":
+            raise ValueError(where) from None
+        self.dropped[problem.reason] += 1
+        if len(self.examples) < 3:
+            self.examples.append(where)
+
+    def counts(self, source: Source, kept: int, noun: str) -> dict[str, Any]:
+        """Of a source that was read to its end, see kept_rows; ValueError where nothing was kept."""
+        read = kept + self.dropped.total()
+        if not kept:
+            reasons = ", ".join(f"{count} x {reason}" for reason, count in self.dropped.items()) or "there are no rows"
+            listed = "".join(f"\n  {example}" for example in self.examples)
+            raise ValueError(f"{source.name}: no {noun} left of {read} rows: {reasons}{listed}")
+        if self.dropped:
+            out = self.dropped.total()
+            logger.warning("%s: %d of %d rows left out: %s", source.name, out, read, dict(self.dropped))
+        return {
+            "read": read + source.other_split[0],
+            "kept": kept,
+            "other_split": source.other_split[0],
+            "dropped": dict(self.dropped),
+        }
+
+
+def fields_of(row: dict[str, Any] | str) -> dict[str, Any]:
+    """A row's fields; RowProblem for one that could not be read."""
+    if isinstance(row, str):
+        raise RowProblem(row, reason="blank line" if row == "blank line" else "malformed row")
+    return row
+
+
 def kept_rows(
     source: Source, parse: Callable[[dict[str, Any]], Parsed], on_error: str, noun: str
 ) -> tuple[list[Parsed], dict[str, Any]]:
@@ -39,33 +90,11 @@ def kept_rows(
     Raises:
         ValueError: a malformed row (named by file and line), or no row left.
     """
-    check_on_error(on_error)
+    tally = Tally(on_error)
     kept: list[Parsed] = []
-    dropped: Counter[str] = Counter()
-    examples: list[str] = []
-    for line, fields in source.rows:
+    for line, row in source.rows:
         try:
-            if isinstance(fields, str):
-                raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
-            kept.append(parse(fields))
+            kept.append(parse(fields_of(row)))
         except RowProblem as problem:
-            where = f"{source.name}, {source.unit} {line}: {problem}"
-            if problem.malformed and on_error == "raise":
-                raise ValueError(where) from None
-            dropped[problem.reason] += 1
-            if len(examples) < 3:
-                examples.append(where)
-    read = len(kept) + dropped.total()
-    if not kept:
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-        raise ValueError(
-            f"{source.name}: no {noun} left of {read} rows: {reasons}" + "".join(f"\n  {e}" for e in examples)
-        )
-    if dropped:
-        logger.warning("%s: %d of %d rows left out: %s", source.name, dropped.total(), read, dict(dropped))
-    return kept, {
-        "read": read + source.other_split[0],
-        "kept": len(kept),
-        "other_split": source.other_split[0],
-        "dropped": dict(dropped),
-    }
+            tally.refuse(source, line, problem)
+    return kept, tally.counts(source, len(kept), noun)

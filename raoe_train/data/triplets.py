@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.fields import RowProblem, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.rows import Tally, check_on_error, fields_of
 from raoe_train.data.sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ def read_triplets(
         ValueError: a malformed row (named by file and line), a column that is missing or there twice (the
             label of pairs too), sources with pairs and with triplets, or no triplet left.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+    check_on_error(on_error)
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
     label_map = resolve_label_map(labels)
@@ -164,12 +164,12 @@ def read_triplets(
 
 @dataclass
 class _Rows:
+    dropped: Counter[str]
+    examples: list[str]
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
     triplets: list[tuple[str, ...]] = field(default_factory=list)
     read: int = 0
     other_split: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
 
 
 def _read(
@@ -179,24 +179,19 @@ def _read(
     on_error: str,
     roles: Sequence[str],
 ) -> _Rows:
-    rows = _Rows()
+    tally = Tally(on_error)
+    rows = _Rows(dropped=tally.dropped, examples=tally.examples)
     for opened in [_open(name, mapping) for name in names]:
-        for line, fields in opened.rows:
+        for line, row in opened.rows:
             rows.read += 1
             try:
-                if isinstance(fields, str):
-                    raise RowProblem(fields, reason="blank line" if fields == "blank line" else "malformed row")
+                fields = fields_of(row)
                 if set(mapping) & set(ROLES) or any(column in fields for column in ROLES["anchor"]):
                     rows.triplets.append(_triplet(fields, mapping, roles))
                 else:
                     rows.pairs.append(_pair(fields, opened, label_map))
             except RowProblem as problem:
-                where = f"{opened.name}, {opened.unit} {line}: {problem}"
-                if problem.malformed and on_error == "raise":
-                    raise ValueError(where) from None
-                rows.dropped[problem.reason] += 1
-                if len(rows.examples) < 3:
-                    rows.examples.append(where)
+                tally.refuse(opened, line, problem)
         rows.other_split += opened.other_split[0]
     return rows
 
