@@ -94,6 +94,29 @@ def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None
     _save(figure, path)
 
 
+def plot_curves(
+    lines: Mapping[str, Sequence[tuple[float, float]]], before: Mapping[str, float], along: str, path: str | Path
+) -> None:
+    """Scores along something, a line each family of a sweep's variants, and level ones of encoders before training.
+
+    Args:
+        lines: {family: [(x, score), …] in order of x}.
+        before: {name: score}.
+        along: what x is.
+        path: file to write; its suffix names the format.
+    """
+    figure, axes = _figure(size=(7.0, 4.5))
+    for family, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=family)
+    for name, score in before.items():
+        axes.axhline(score, linestyle="--", color="grey", label=name)
+    if spreads([x for points in lines.values() for x, _ in points]):
+        axes.set_xscale("log")
+    axes.set(xlabel=along, ylabel="main metric x 100, average over tasks (or dev)")
+    axes.legend()
+    _save(figure, path)
+
+
 def plot_polarity(
     panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]], along: str, path: str | Path
 ) -> None:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
+from raoe_train import plots
 from raoe_train.sweep_scores import LETTERS, PREFIX, by_variant, curves, mean, numeric_keys, score, table_row
 
-logger = logging.getLogger(__name__)
 
-
-def polarity_section(
-    output: Path, tasks: list[str], results: list[dict[str, Any]], start: dict[str, Any]
-) -> list[str]:
-    """Lines of a report on tasks polarity:NAME, with plots beside it in `output`; none where there are no such tasks.
-
-    - The best variant of each family (a loss, of its margins), by the mean of P and S: the margins paper's Figure 3.
-    - P and S along each numeric key of a grid.
-    - P against S, with the front: variants that none is better than in both.
-    - P and S along the number of retrieved sentences, of the encoders before training: Figure 2.
-    """
+def best_of_each(tasks: list[str], results: list[dict[str, Any]]) -> list[str]:
+    """Lines with the best variant of each family (a loss, of its margins) on tasks polarity:NAME, by the mean of P and
+    S: the margins paper's Figure 3. None where there are no such tasks."""
     if not tasks or not results:
         return []
     lines = ["", "## Best of each", "", "By the mean of P and S.", ""]
@@ -28,11 +19,20 @@ def polarity_section(
     for task in tasks:
         for variant, rows in best_variants(results, task).items():
             lines.append(table_row([task.removeprefix(PREFIX), variant, *map(mean, _both(rows, task))]))
-    try:
-        from raoe_train import plots
-    except ImportError as error:
-        logger.warning("no plots: %s", error)
-        return lines
+    return lines
+
+
+def polarity_plots(
+    output: Path, tasks: list[str], results: list[dict[str, Any]], start: dict[str, Any]
+) -> list[Path]:
+    """Plots of tasks polarity:NAME in `output`; none where there are no such tasks.
+
+    - P and S along each numeric key of a grid.
+    - P against S, with the front: variants that none is better than in both.
+    - P and S along the number of retrieved sentences, of the encoders before training: the paper's Figure 2.
+    """
+    if not tasks or not results:
+        return []
     made: list[Path] = []
     names = {task: [f"{letter} {task.removeprefix(PREFIX)}" for letter in LETTERS] for task in tasks}
     for key in numeric_keys(results):
@@ -77,9 +77,7 @@ def polarity_section(
     if any(along.values()):
         made.append(output / "polarity-k.png")
         plots.plot_polarity(_titled(along), "retrieved sentences k", made[-1])
-    for plot in made:
-        lines += ["", f"![{plot.stem}]({plot.name})"]
-    return lines
+    return made
 
 
 def best_variants(results: list[dict[str, Any]], task: str) -> dict[str, list[dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
-from raoe_train.plots import spreads
-from raoe_train.polarity_report import polarity_section
+from raoe_train.plots import plot_curves
+from raoe_train.polarity_report import best_of_each, polarity_plots
 from raoe_train.recipe import to_dict
 from raoe_train.sweep_scores import PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
 
@@ -60,9 +60,10 @@ def _report(
     lines += _comparisons(config.compare, by_variant(results), names)
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
-    for plot in _plots(output, results, start):
-        lines += ["", f"![{plot.stem}]({plot.name})"]
-    lines += polarity_section(output, [task for task in config.tasks if task.startswith(PREFIX)], results, start)
+    polarity = [task for task in config.tasks if task.startswith(PREFIX)]
+    lines += _pictures(lambda: _plots(output, results, start))
+    lines += best_of_each(polarity, results)
+    lines += _pictures(lambda: polarity_plots(output, polarity, results, start))
     made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
     lines += ["", "## Made with", ""]
     lines += [
@@ -122,35 +123,28 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
     return ["", text, "", table_row(head), "|" + "---|" * len(head), *rows]
 
 
+def _pictures(draw: Callable[[], list[Path]]) -> list[str]:
+    """Lines that show the plots that are drawn; none where there is nothing to draw with."""
+    try:
+        made = draw()
+    except ImportError as error:
+        logger.warning("no plots: %s", error)
+        return []
+    return [line for plot in made for line in ("", f"![{plot.stem}]({plot.name})")]
+
+
 def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:
     """For every numeric key of a grid: score against its value, a line for each family of variants."""
+    before = {
+        f"before: {Path(model).name}": scores["average"]
+        for model, scores in start.items()
+        if scores.get("average") is not None
+    }
     made = []
     for key in numeric_keys(results):
         found = curves(results, key, ("average", "dev"))
-        lines = {family: points for family, points in found.items() if len(points) > 1}
-        if not lines:
-            continue
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            logger.warning("no plots: %s", error)
-            return []
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.add_subplot()
-        for family, points in lines.items():
-            axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=family)
-        for model, scores in start.items():
-            if scores.get("average") is not None:
-                axes.axhline(
-                    scores["average"], linestyle="--", color="grey", label=f"before: {Path(model).name}"
-                )
-        values = [value for points in lines.values() for value in points]
-        if spreads(values):
-            axes.set_xscale("log")
-        axes.set(xlabel=key, ylabel="main metric x 100, average over tasks (or dev)")
-        axes.legend()
-        path = output / f"{key.rpartition('.')[2]}.png"
-        FigureCanvasAgg(figure).print_png(str(path))
-        made.append(path)
+        lines = {family: sorted(points.items()) for family, points in found.items() if len(points) > 1}
+        if lines:
+            made.append(output / f"{key.rpartition('.')[2]}.png")
+            plot_curves(lines, before, key, made[-1])
     return made
