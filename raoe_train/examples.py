@@ -44,11 +44,12 @@ def thinned(drop: float, count: int | None, seed: int) -> Draw:
 def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
     """([m, 3] anchor, neighbour of its class, neighbour of another one; how many there are in all): of each sentence
     all combinations, of which those that are not drawn are never made."""
-    ends = np.cumsum(found.own_count * found.others_count)
+    sizes = found.own_count * found.others_count
+    ends = np.cumsum(sizes)
     total = int(ends[-1])
     chosen = draw(total)
     anchor = np.searchsorted(ends, chosen, side="right")
-    place = chosen - (ends - found.own_count * found.others_count)[anchor]
+    place = chosen - (ends - sizes)[anchor]
     positive, negative = np.divmod(place, np.maximum(found.others_count[anchor], 1))
     return np.stack([anchor, found.own[anchor, positive], found.others[anchor, negative]], axis=1), total
 

@@ -23,6 +23,7 @@ FUNCTIONS = {
     "check": "raoe_train.checking:check",
 }
 
+
 def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     """Do a job and return what it wrote.
 

@@ -72,7 +72,8 @@ class PolarityEvaluator(SentenceEvaluator):
             raise ValueError(f"k is {k} and there are {len(source_sentences)} source sentences: lower k")
         if absent := sorted(map(str, set(labels) - set(source_labels))):
             raise ValueError(f"no source sentence is of class {', '.join(absent)}: none can be found")
-        self.weights, self.discount = weights(k, discount), discount
+        weights(k, discount)  # what they cannot be is found now
+        self.k, self.discount = k, discount
         self.texts = [*sentences, *source_sentences]
         self.labels, self.source_labels = list(labels), list(source_labels)
         self.batch_size, self.name = batch_size, name
@@ -89,9 +90,7 @@ class PolarityEvaluator(SentenceEvaluator):
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        polarity, similarity = self.scores(self.embed(model))
-        found = {**_mean_std("polarity", polarity), **_mean_std("similarity", similarity)}
-        named = self.prefix_name_to_metrics(found, self.name)
+        named = self.prefix_name_to_metrics(_percent(*self.scores(self.embed(model))), self.name)
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
 
@@ -101,8 +100,7 @@ class PolarityEvaluator(SentenceEvaluator):
         Args:
             embeddings: [n + m, d] of the sentences and then the source sentences.
         """
-        same, cosines = self.retrieved(embeddings, len(self.weights))
-        return same @ self.weights, cosines @ self.weights
+        return self._weighted(*self.retrieved(embeddings, self.k), self.k)
 
     def retrieved(self, embeddings: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Of the k nearest source sentences of each sentence: whether they are of its class, [n, k] float64, and their
@@ -113,43 +111,48 @@ class PolarityEvaluator(SentenceEvaluator):
         classes = {label: number for number, label in enumerate(dict.fromkeys(self.source_labels))}
         own = np.array([classes[label] for label in self.labels])
         theirs = np.array([classes[label] for label in self.source_labels])
-        # in float64, a row at a time: [n, k, d] of them all may be large
+        # a row at a time: [n, k, d] of them all may be large
         cosines = np.stack([self.reference[n + places] @ self.reference[i] for i, places in enumerate(found)])
         return (theirs[found] == own[:, None]).astype(np.float64), cosines.astype(np.float64)
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> dict[str, Any]:
         """{"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class:
         the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}} for each k of `curve`}, in percent."""
-        most = max([len(self.weights), *curve])
+        most = max([self.k, *curve])
         if most > len(self.source_labels):
             raise ValueError(f"k is {most} and there are {len(self.source_labels)} source sentences: lower k")
-        same, cosines = self.retrieved(embeddings, most)
-        k = len(self.weights)
-        polarity, similarity = same[:, :k] @ self.weights, cosines[:, :k] @ self.weights
+        found = self.retrieved(embeddings, most)
+        polarity, similarity = self._weighted(*found, self.k)
         labels = np.array(list(map(str, self.labels)))
         result: dict[str, Any] = {
-            **_mean_std("polarity", polarity),
-            **_mean_std("similarity", similarity),
+            **_percent(polarity, similarity),
             "sentences": len(labels),
             "sources": len(self.source_labels),
-            "k": k,
+            "k": self.k,
             "by_class": {
                 label: {
-                    **_mean_std("polarity", polarity[labels == label]),
-                    **_mean_std("similarity", similarity[labels == label]),
+                    **_percent(polarity[labels == label], similarity[labels == label]),
                     "sentences": int((labels == label).sum()),
                 }
                 for label in sorted(set(labels.tolist()))
             },
         }
-        for size in curve:
-            some = weights(size, self.discount)
-            result.setdefault("curve", {})[str(size)] = {
-                "polarity": 100 * float((same[:, :size] @ some).mean()),
-                "similarity": 100 * float((cosines[:, :size] @ some).mean()),
+        if curve:
+            means = {size: _percent(*self._weighted(*found, size)) for size in curve}
+            result["curve"] = {
+                str(size): {name: mean[name] for name in ("polarity", "similarity")} for size, mean in means.items()
             }
         return result
 
+    def _weighted(self, same: np.ndarray, cosines: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(P, S) of each sentence by the first k of what it found."""
+        w = weights(k, self.discount)
+        return same[:, :k] @ w, cosines[:, :k] @ w
 
-def _mean_std(name: str, values: np.ndarray) -> dict[str, float]:
-    return {name: 100 * float(values.mean()), f"{name}_std": 100 * float(values.std())}
+
+def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
+    """Means and standard deviations over sentences, x 100."""
+    found: dict[str, float] = {}
+    for name, values in (("polarity", polarity), ("similarity", similarity)):
+        found |= {name: 100 * float(values.mean()), f"{name}_std": 100 * float(values.std())}
+    return found
