@@ -13,8 +13,11 @@ from tqdm import tqdm
 from raoe_train.config import ModelConfig
 from raoe_train.data.files import replacing
 from raoe_train.processes import rank_and_world
+from raoe_train.provenance import digest, identity
 
 Item = TypeVar("Item")
+
+SHARD = 4096  # sentences; what a kill can cost
 
 
 def embedder(model: ModelConfig, batch_size: int, role: str) -> Callable[[Sequence[str]], np.ndarray]:
@@ -36,6 +39,19 @@ def embedder(model: ModelConfig, batch_size: int, role: str) -> Callable[[Sequen
             raise ValueError(f"{role} {model.name}: {error}") from None
 
     return embed
+
+
+def embeddings(
+    model: ModelConfig, texts: Sequence[str], cache: Path | None, batch_size: int, role: str
+) -> np.ndarray:
+    """[n, d] float32 embeddings of texts. Those in `cache`, in a folder of this encoder and these texts, are not made
+    again; None keeps none. Errors as embedder's."""
+    embed = embedder(model, batch_size, role)
+    if cache is None:
+        return embed(texts)
+    made_from = {"model": identity(model), "texts": digest(list(texts)), "shard": SHARD}
+    folder = cache / digest(made_from)[:16]
+    return np.concatenate(in_shards(folder, texts, SHARD, embed, f"{role} {model.name}"))
 
 
 def in_shards(

@@ -18,14 +18,13 @@ from raoe_train.data.files import data_kind, write_json, write_rows
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.evaluation.encode import unit_rows
 from raoe_train.examples import Neighbours, pairs, random_pairs, thinned, triplets
-from raoe_train.frozen import embedder, in_shards
+from raoe_train.frozen import SHARD, embeddings, in_shards
 from raoe_train.neighbours import exact_search, faiss_search
-from raoe_train.provenance import digest, earlier_result, fingerprint, versions
+from raoe_train.provenance import digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import MineConfig
 
-SHARD = 4096  # sentences; what a kill can cost
 SEARCHES = ("exact", "faiss")
 COLUMNS = {
     "triplet": ["anchor", "positive", "negative"],
@@ -63,9 +62,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
     _check_classes(texts, str(data.input), wish.k)
     columns = COLUMNS[config.loss]
     settings = {
-        "model": None
-        if config.loss == "mse"
-        else {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
+        "model": None if config.loss == "mse" else identity(config.model),
         "input": digest([texts.text, texts.label]),
         "columns": columns,
         "mining": {**asdict(wish), "cache": None},
@@ -115,14 +112,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, cache: Path) -> Neighbours:
     """The neighbours of each text above mining.threshold; embeddings and neighbours are kept in `cache`."""
     wish = config.mining
-    made_from = {
-        "model": {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
-        "texts": digest(list(texts)),
-        "shard": SHARD,
-    }
-    name = f"reference {config.model.name}"
-    embed = embedder(config.model, wish.batch_size, "reference")
-    unit = unit_rows(np.concatenate(in_shards(cache / f"e{digest(made_from)[:16]}", texts, SHARD, embed, name)))
+    unit = unit_rows(embeddings(config.model, texts, cache, wish.batch_size, "reference"))
     search = (faiss_search if wish.search == "faiss" else exact_search)(unit, classes, wish.k)
 
     def found(rows: Sequence[int]) -> np.ndarray:
@@ -132,8 +122,14 @@ def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, ca
             table["index"][:, side], table["cosine"][:, side] = indices, cosines
         return table
 
-    made_from |= {"classes": digest(classes.tolist()), "k": wish.k, "search": wish.search}
-    folder = cache / f"n{digest(made_from)[:16]}"
+    made_from = {
+        "model": identity(config.model),
+        "texts": digest([list(texts), classes.tolist()]),
+        "k": wish.k,
+        "search": wish.search,
+        "shard": SHARD,
+    }
+    folder = cache / digest(made_from)[:16]
     table = np.concatenate(in_shards(folder, range(len(texts)), SHARD, found, "neighbours"))
     counts = (table["cosine"] > wish.threshold).sum(axis=2)
     if not counts.any():

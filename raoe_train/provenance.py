@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
@@ -35,6 +36,11 @@ def fingerprint(model: str) -> str | None:
         (path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files
     ]
     return digest(listed)
+
+
+def identity(model: Any) -> dict[str, Any]:
+    """What decides on what a model gives: its section of the recipe but for the device, and its files' fingerprint."""
+    return {**dataclasses.asdict(model), "device": None, "files": fingerprint(model.name)}
 
 
 def digest(content: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from raoe_train.data.files import write_json, write_text
 from raoe_train.data.lists import ChainData, read_chains
-from raoe_train.provenance import digest, earlier_result, fingerprint, versions
+from raoe_train.provenance import digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import ReportConfig
@@ -37,7 +36,7 @@ def report(config: ReportConfig) -> dict[str, Any]:
     output = _checked(config)
     read = {label: data.drawn(config.max_chains, config.seed) for label, data in _labelled(config).items()}
     settings = {
-        "model": {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
+        "model": identity(config.model),
         "chains": {label: digest(data.sentences) for label, data in read.items()},
         "length": config.length,
         "examples": config.examples,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from raoe_train.data.fields import NAMES, TEXT_COLUMNS
 from raoe_train.data.files import existing_file, replacing, text_lines, write_json
 from raoe_train.data.sources import is_file, open_source
-from raoe_train.provenance import digest, earlier_result, fingerprint, versions
+from raoe_train.provenance import digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import EncodeConfig
@@ -90,7 +89,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
     summary = output.with_name(output.name + ".json")
     sentences = read_sentences(config.data.input, config.data.columns)
     settings = {
-        "model": {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
+        "model": identity(config.model),
         "input": digest(sentences),
     }
     if done := earlier_result(summary, output, settings, config.overwrite):

@@ -11,6 +11,7 @@ from raoe_train.data.senteval import senteval_splits
 from raoe_train.data.sources import BUILTIN, Source, is_file
 
 ALL_PAIRS = "-all"
+TRAIN = "train"
 TEST = "test"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from raoe_train.data.files import write_json
 from raoe_train.evaluation.analyses import analyse, check_analyses
 from raoe_train.evaluation.conditional import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks, suite_tasks, table
-from raoe_train.provenance import digest, earlier_result, fingerprint, versions
+from raoe_train.provenance import digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import EvaluateConfig, PolarityConfig
@@ -39,7 +38,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             raise ValueError("data.input is missing: the C-STS rows to predict")
         rows = read_unlabelled(config.data.input, config.data.columns, prompt)
     output = Path(config.output).expanduser() if config.output else None
-    model_settings = {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)}
+    model_settings = identity(config.model)
     words = [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)]
     tasks: dict[str, Task] = {}
     if words or rows is None:

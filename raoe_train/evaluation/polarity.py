@@ -11,16 +11,13 @@ import numpy as np
 
 from raoe_train.config import ModelConfig, PolarityConfig
 from raoe_train.data.labelled import LabelledData, read_labelled
-from raoe_train.evaluation.finding import TEST, find_source
+from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask
-from raoe_train.frozen import embedder, in_shards
-from raoe_train.provenance import digest, fingerprint
+from raoe_train.frozen import embeddings as embeddings_of
+from raoe_train.provenance import fingerprint
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading
-
-TRAIN = "train"
-SHARD = 4096  # sentences of a reference's cache
 
 
 @dataclass(frozen=True)
@@ -52,25 +49,20 @@ class PolarityTask(EmbeddingTask):
         """PolarityEvaluator.report."""
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
+        options = self.options
+        cache = Path(options.cache).expanduser() if options.cache else None
+        encoder = ModelConfig(name=str(options.reference))
+        reference = embeddings_of(encoder, self.sentences(), cache, self.batch_size, "reference")
         evaluator = PolarityEvaluator(
             self.test.text,
             self.test.label,
             self.sources.text,
             self.sources.label,
-            self._reference(),
-            self.options.k,
-            self.options.discount,
+            reference,
+            options.k,
+            options.discount,
         )
-        return evaluator.report(embeddings, self.options.curve)
-
-    def _reference(self) -> np.ndarray:
-        name, texts = str(self.options.reference), self.sentences()
-        embed = embedder(ModelConfig(name=name), self.batch_size, "reference")
-        if self.options.cache is None:
-            return embed(texts)
-        made_from = {"reference": name, "files": fingerprint(name), "texts": digest(texts), "shard": SHARD}
-        folder = Path(self.options.cache).expanduser() / digest(made_from)[:16]
-        return np.concatenate(in_shards(folder, texts, SHARD, embed, f"reference {name}"))
+        return evaluator.report(embeddings, options.curve)
 
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:

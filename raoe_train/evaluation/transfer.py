@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from raoe_train.data.labelled import LabelledData, read_labelled
-from raoe_train.evaluation.finding import TEST, find_source
+from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SEED = 1111
 FOLDS = 10
-TRAIN = "train"
 DEV = ("dev", "validation", "valid")
 # SentEval's, by protocol
 GRID = [2.0**power for power in range(-2, 4)]

@@ -23,7 +23,7 @@ from raoe_train.generation.prompts import METHODS, Prompts, parse_list
 from raoe_train.generation.sampling import FIELDS, Sampling
 from raoe_train.generation.verify import verify_chain, verify_sentence
 from raoe_train.processes import rank_and_world
-from raoe_train.provenance import digest, fingerprint, versions
+from raoe_train.provenance import digest, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import GenerateConfig, GenerationSection
@@ -61,7 +61,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     )
     sentences, skipped = read_inputs(config.data, _acceptable(tokenizer, config.generation.max_input_tokens))
     settings: dict[str, Any] = {
-        "model": {**asdict(config.model), "device": None, "files": fingerprint(config.model.name)},
+        "model": identity(config.model),
         "generation": effective(config.generation),
         "prompt": digest([prompts.template, prompts.chat]),
         "input": digest(sentences),

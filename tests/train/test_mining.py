@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import raoe_train.neighbours as neighbours
-from raoe_train import mining, run
+from raoe_train import frozen, mining, run
 from raoe_train.cli import main
 from raoe_train.data.labelled import read_labelled
 from raoe_train.examples import Neighbours, _triangle, random_pairs, thinned, triplets
@@ -49,7 +49,7 @@ def circle(tmp_path, monkeypatch):
         angles = [math.radians(ANGLES[text]) for text in texts]
         return np.array([[3 * math.cos(angle), 3 * math.sin(angle)] for angle in angles], dtype=np.float32)
 
-    monkeypatch.setattr(mining, "embedder", lambda *_: embed)
+    monkeypatch.setattr(frozen, "embedder", lambda *_: embed)
     return str(path)
 
 
@@ -102,7 +102,7 @@ def test_the_threshold_itself_is_not_above_it(tmp_path, monkeypatch):
     path = tmp_path / "x.tsv"
     path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
     vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
-    monkeypatch.setattr(mining, "embedder", lambda *_: lambda texts: np.array([vectors[t] for t in texts], np.float32))
+    monkeypatch.setattr(frozen, "embedder", lambda *_: lambda texts: np.array([vectors[t] for t in texts], np.float32))
     with pytest.raises(ValueError, match=r"the highest is 0\.000 within a class and 0.000 between"):
         mined(str(path), tmp_path, **{"mining.threshold": 0})
     assert len(mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1})[0]) == 1
@@ -133,7 +133,7 @@ def test_what_is_asked_for_and_not_there_is_said(tmp_path, circle, capsys):
 def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     options = {"mining.cache": str(tmp_path / "cache")}
     mined(circle, tmp_path, **options)
-    monkeypatch.setattr(mining, "embedder", lambda *_: None)
+    monkeypatch.setattr(frozen, "embedder", lambda *_: None)
     monkeypatch.setattr(mining, "exact_search", lambda *_: None)
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
     # neighbours are of classes, too: other labels of the same texts want new ones
