@@ -3,6 +3,7 @@ resumable."""
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import gc
 import itertools
@@ -17,6 +18,7 @@ from typing import Any
 from raoe_train.config import SweepConfig, TrainConfig
 from raoe_train.data.files import write_json
 from raoe_train.jobs import run as run_job
+from raoe_train.provenance import digest
 from raoe_train.recipe import load, merge, nest, to_dict
 from raoe_train.run_directory import finished_metrics
 from raoe_train.sweep_report import write_report
@@ -31,7 +33,7 @@ class Run:
     """One cell of the table.
 
     Attributes:
-        name: directory below OUTPUT/runs, unique.
+        name: of the cell, unique. Its directory is OUTPUT/runs/name, or that of the first run with the same settings.
         variant: name of the row, the point of its grid included.
         family: name of the variant in the sweep's recipe.
         point: {dotted key: value} of the variant's grid.
@@ -65,7 +67,8 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     What `prepare` names is done before, in its order, as far as a run (or another of them) speaks of its output:
     {"job": a job, "recipe": one of its recipes, if it has one, and keys of that job}.
 
-    A run that fails does not stop the others. Run again, finished runs are not redone.
+    Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
+    the others. Run again, finished runs are not redone.
 
     Returns:
         {"results": a dict for each finished run, "failed": names of runs that failed}.
@@ -85,11 +88,12 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     failed: list[str] = []
     start = _start_scores(config, chosen)
     for number, run in enumerate(chosen, 1):
-        if finished_metrics(run.config) is None or _outdated(run):
+        missing = finished_metrics(run.config) is None or _outdated(run)
+        if missing and run.directory.name not in failed:
             print(f"[{number}/{len(chosen)}] {run.name}", flush=True)
             error = _do(run, failed)
             if error is not None:
-                failed.append(run.name)
+                failed.append(run.directory.name)
                 print(f"{run.name} failed: {error}", flush=True)
         if not config.keep_models:
             _drop_weights(runs)
@@ -117,6 +121,7 @@ def expand(config: SweepConfig) -> list[Run]:
         shared["model"] = {"name": config.model}
     shared = merge(shared, _filled(config.settings, words))
     runs: dict[str, Run] = {}
+    directories: dict[str, str] = {}
 
     def add(family: str, path: tuple[str, ...]) -> None:
         if family in path:
@@ -151,6 +156,7 @@ def expand(config: SweepConfig) -> list[Run]:
                     fixed["model"] = {"name": str(before.directory)}
                 fixed["overwrite"] = config.overwrite
                 job = load("train", special.get("base") or config.base or None, merge(changes, fixed))
+                job.output = directories.setdefault(digest({**to_dict(job), "output": None}), str(job.output))
                 runs[name] = Run(name, variant, family, seed, job, point, before)
 
     for family in config.variants:
@@ -205,7 +211,7 @@ def _do(run: Run, failed: list[str]) -> str | None:
     """Train and evaluate; what went wrong, if anything did."""
     try:
         if run.after is not None:
-            if run.after.name in failed:
+            if run.after.directory.name in failed:
                 raise RuntimeError(f"{run.after.name}, which it goes on from, failed")
             if not (run.after.directory / "modules.json").is_file():  # its weights were dropped
                 (run.after.directory / "metrics.json").unlink(missing_ok=True)
@@ -273,7 +279,9 @@ def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
 
         path = Path(str(config.output), "start", re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if known.get("asked") != {"model": label, "tasks": config.tasks}:
+        polarity = polarity_of(run.config)
+        asked = {"model": label, "tasks": config.tasks, "polarity": {**dataclasses.asdict(polarity), "cache": None}}
+        if known.get("asked") != asked:
             print(f"before training: {label}", flush=True)
             encoder = load_encoder(model, seed=run.seed)
             found = evaluate_encoder(
@@ -281,9 +289,9 @@ def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
                 config.tasks,
                 run.config.data.dir,
                 run.config.evaluation.batch_size,
-                polarity=polarity_of(run.config),
+                polarity=polarity,
             )
-            known = {"asked": {"model": label, "tasks": config.tasks}, "scores": found}
+            known = {"asked": asked, "scores": found}
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, known)
         scores[label] = known["scores"]

@@ -51,6 +51,20 @@ def test_expand(tmp_path):
     assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
 
 
+def test_cells_with_the_same_settings_are_one_run(tmp_path):
+    variants = {
+        "small": {"loss.margin": 2},
+        "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]},
+    }
+    made = {run.name: run.directory.name for run in expand(load("sweep", None, table(tmp_path, variants=variants)))}
+    assert made == {
+        "small-seed1": "small-seed1",
+        "small-seed2": "small-seed2",
+        "curve-margin-1-seed2": "curve-margin-1-seed2",
+        "curve-margin-2-seed2": "small-seed2",
+    }
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
