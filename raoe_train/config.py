@@ -326,11 +326,14 @@ class GenerateConfig:
 
 @dataclass
 class ReportConfig:
-    """How chains drift from their source, method by method: a page with tables and a plot."""
+    """Results of evaluate side by side, or how chains drift from their source: a page with tables and plots."""
 
     WORDS: typing.ClassVar[str] = "results"  # the field that words before the first --key go to
 
-    results: list[str] = _field([], "files of chains")
+    results: list[str] = _field(
+        [], "JSON files of evaluate and directories of train, which are compared with the first; or files of chains"
+    )
+    resamples: int = _field(2000, "of the bootstrap of differences between results")
     model: ModelConfig = _field(ModelConfig, "")
     length: int = _field(16, "sentences of a chain that are looked at, its source included")
     max_chains: int = _field(1000, "at most so many of a file, drawn with seed")

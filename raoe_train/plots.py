@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import numpy as np
 
 from raoe_train.data.files import replacing
 
+logger = logging.getLogger(__name__)
+
 # Okabe and Ito's colours, told apart by colour-blind readers too
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#999999", "#CC79A7", "#E69F00")
+MARKS = "osD^vP"
 
 
 def plot_scores_by_label(groups: Mapping[str, np.ndarray], path: str | Path, *, bins: int = 60) -> None:
@@ -167,6 +171,72 @@ def plot_tradeoff(
         axis.set(title=task, xlabel="polarity score P x 100", ylabel="semantic score S x 100")
         axis.legend(frameon=False, fontsize="small")
     _save(figure, path)
+
+
+def plot_task_scores(scores: Mapping[str, Mapping[str, Mapping[str, float | None]]], path: str | Path) -> None:
+    """Main metrics, a panel each kind of task, a row each task, a mark each model.
+
+    Args:
+        scores: {kind: {model: {task: score, None where there is none}}}.
+        path: file to write; its suffix names the format.
+    """
+    rows = sum(len(next(iter(of.values()))) for of in scores.values())
+    figure, axes = _figure(len(scores), 1, (7.0, 1.2 * len(scores) + 0.35 * rows))
+    models = list(dict.fromkeys(model for of in scores.values() for model in of))
+    colours = dict(zip(models, _colours(len(models)), strict=True))
+    for axis, (kind, of) in zip(np.atleast_1d(axes), scores.items(), strict=True):
+        tasks = list(next(iter(of.values())))
+        for number, (model, row) in enumerate(of.items()):
+            values = [np.nan if row[task] is None else row[task] for task in tasks]
+            axis.plot(values, range(len(tasks)), MARKS[number % len(MARKS)], color=colours[model], label=model)
+        axis.set(title=kind, xlabel="main metric x 100", yticks=range(len(tasks)), ylim=(len(tasks) - 0.5, -0.5))
+        axis.set_yticklabels(tasks)
+        axis.grid(axis="y", alpha=0.3)
+        axis.legend(frameon=False, fontsize="small")
+    _save(figure, path)
+
+
+def plot_differences(
+    differences: Mapping[str, Mapping[str, Mapping[str, float]]], first: str, path: str | Path
+) -> None:
+    """Differences from the first model with their intervals, a row each task, a mark each other model.
+
+    Args:
+        differences: {model: {task: {"difference", "low", "high"}}}.
+        first: the model that they are from.
+        path: file to write; its suffix names the format.
+    """
+    tasks = list(dict.fromkeys(task for rows in differences.values() for task in rows))
+    figure, axes = _figure(size=(7.0, 1.4 + (0.2 + 0.2 * len(differences)) * len(tasks)))
+    for number, ((model, rows), colour) in enumerate(
+        zip(differences.items(), _colours(len(differences)), strict=True)
+    ):
+        height = 0.7 * ((number + 0.5) / len(differences) - 0.5)
+        for task, row in rows.items():
+            place = tasks.index(task) + height
+            axes.plot([row["low"], row["high"]], [place, place], color=colour)
+        axes.plot(
+            [row["difference"] for row in rows.values()],
+            [tasks.index(task) + height for task in rows],
+            MARKS[number % len(MARKS)],
+            color=colour,
+            label=model,
+        )
+    axes.axvline(0, color="grey", linewidth=1)
+    axes.set(xlabel=f"difference from {first}, 95 % interval", yticks=range(len(tasks)), ylim=(len(tasks) - 0.5, -0.5))
+    axes.set_yticklabels(tasks)
+    axes.legend(frameon=False, fontsize="small")
+    _save(figure, path)
+
+
+def pictures(draw: Callable[[], list[Path]]) -> list[str]:
+    """Markdown lines that show the plots that `draw` makes; none where there is nothing to draw with."""
+    try:
+        made = draw()
+    except ImportError as error:
+        logger.warning("no plots: %s", error)
+        return []
+    return [line for plot in made for line in ("", f"![{plot.stem}]({plot.name})")]
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:

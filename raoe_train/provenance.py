@@ -1,4 +1,4 @@
-"""What a result came from: versions, the state of a model's folder, and whether a result is there already."""
+"""What a result came from: versions, commit, the state of a model's folder, and whether a result is there already."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,26 @@ def fingerprint(model: str) -> str | None:
 def identity(model: Any) -> dict[str, Any]:
     """What decides on what a model gives: its section of the recipe but for the device, and its files' fingerprint."""
     return {**dataclasses.asdict(model), "device": None, "files": fingerprint(model.name)}
+
+
+def commit() -> str | None:
+    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
+
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(
+            ["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20
+        ).stdout
+
+    try:
+        tracked = git("ls-files", "--", Path(__file__).name)
+        return (
+            git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "")
+            if tracked
+            else None
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def digest(content: Any) -> str:

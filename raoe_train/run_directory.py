@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,26 +94,6 @@ def log_writer(path: Path) -> Any:
                     file.write(json.dumps(state.log_history[-1]) + "\n")
 
     return LogWriter()
-
-
-def commit() -> str | None:
-    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
-
-    def git(*words: str) -> str:
-        home = Path(__file__).parent
-        return subprocess.run(
-            ["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20
-        ).stdout
-
-    try:
-        tracked = git("ls-files", "--", Path(__file__).name)
-        return (
-            git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "")
-            if tracked
-            else None
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _identity(values: dict[str, Any]) -> dict[str, Any]:

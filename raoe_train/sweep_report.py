@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
-from raoe_train.plots import plot_curves
+from raoe_train.plots import pictures, plot_curves
 from raoe_train.polarity_report import best_of_each, polarity_plots
 from raoe_train.recipe import to_dict
 from raoe_train.sweep_scores import PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
-
-logger = logging.getLogger(__name__)
 
 
 def write_report(
@@ -61,9 +58,9 @@ def _report(
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
     polarity = [task for task in config.tasks if task.startswith(PREFIX)]
-    lines += _pictures(lambda: _plots(output, results, start))
+    lines += pictures(lambda: _plots(output, results, start))
     lines += best_of_each(polarity, results)
-    lines += _pictures(lambda: polarity_plots(output, polarity, results, start))
+    lines += pictures(lambda: polarity_plots(output, polarity, results, start))
     made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
     lines += ["", "## Made with", ""]
     lines += [
@@ -121,16 +118,6 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
     head = ["difference", "seeds", *names]
     text = "Differences, x 100, with the p of a paired t-test over seeds:"
     return ["", text, "", table_row(head), "|" + "---|" * len(head), *rows]
-
-
-def _pictures(draw: Callable[[], list[Path]]) -> list[str]:
-    """Lines that show the plots that are drawn; none where there is nothing to draw with."""
-    try:
-        made = draw()
-    except ImportError as error:
-        logger.warning("no plots: %s", error)
-        return []
-    return [line for plot in made for line in ("", f"![{plot.stem}]({plot.name})")]
 
 
 def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:

@@ -17,8 +17,8 @@ from raoe_train.config import TRAINING_NAMES, PolarityConfig, TrainConfig
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import write_json
 from raoe_train.objectives import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
-from raoe_train.provenance import versions
-from raoe_train.run_directory import claim_output, commit, last_checkpoint, log_writer
+from raoe_train.provenance import commit, versions
+from raoe_train.run_directory import claim_output, last_checkpoint, log_writer
 from raoe_train.teaching import CACHE, check_teacher
 from raoe_train.training_data import read_training_data
 

@@ -10,7 +10,7 @@ import numpy as np
 from raoe_train.data.captions import read_captions
 from raoe_train.evaluation.encode import unit_rows
 from raoe_train.evaluation.finding import find_task
-from raoe_train.evaluation.tasks import EmbeddingTask
+from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading
@@ -33,7 +33,7 @@ class CaptionTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return self.captions
 
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """Share of images, x100, whose first caption has exactly the image's four others as its four nearest, by
         cosine, among all captions of all images but itself.
 
@@ -41,14 +41,14 @@ class CaptionTask(EmbeddingTask):
         task easier. Another image's caption that is as near as one of the four counts as nearer.
 
         Returns:
-            {"accuracy", "images", "captions"}.
+            {"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others.
         """
         # one column a distinct text, so that equal captions are equally near to the last bit
         _, first, place = np.unique(np.asarray(self.captions, dtype=object), return_index=True, return_inverse=True)
         unit = unit_rows(embeddings)
         distinct = unit[first].T
         images = len(self.captions) // CAPTIONS
-        right = 0
+        right = np.zeros(images)
         for start in range(0, images, BLOCK):
             numbers = np.arange(start, min(start + BLOCK, images))
             similarity = (unit[numbers * CAPTIONS] @ distinct)[:, place]
@@ -56,8 +56,9 @@ class CaptionTask(EmbeddingTask):
             own = numbers[:, None] * CAPTIONS + np.arange(CAPTIONS)
             farthest = similarity[rows, own[:, 1:]].min(axis=1)
             similarity[rows, own] = -np.inf
-            right += int((farthest > similarity.max(axis=1)).sum())
-        return {"accuracy": 100 * right / images, "images": images, "captions": len(self.captions)}
+            right[numbers] = 100 * (farthest > similarity.max(axis=1))
+        result = {"accuracy": float(right.mean()), "images": images, "captions": len(self.captions)}
+        return result, Examples(right)
 
 
 def read_caption_task(name: str, reading: Reading) -> CaptionTask:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.files import write_json
 from raoe_train.evaluation.analyses import analyse, check_analyses
+from raoe_train.evaluation.comparing import write_examples
 from raoe_train.evaluation.conditional import conditional_prompt, read_unlabelled, submit
-from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks, suite_tasks, table
-from raoe_train.provenance import digest, earlier_result, identity, versions
+from raoe_train.evaluation.tasks import Examples, Task, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.provenance import commit, digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
     from raoe_train.config import EvaluateConfig, PolarityConfig
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """The job `evaluate`: see evaluate_encoder; writes the result to `output` if that is given, and prints it
     as a table. With `suite`, the tasks of SUITES beside those named; with `analyses`, see there; with `submission`,
-    predictions for Conditional STS. Results of mteb's tasks are kept in OUTPUT.mteb/, as they come.
+    predictions for Conditional STS. What main metrics are made of, example by example, goes to OUTPUT.examples.npz, for
+    the job `report`. Results of mteb's tasks are kept in OUTPUT.mteb/, as they come.
 
     Returns:
         {"tasks": {word: {"kind", "main", metric: value, …}}, "average", "analyses": {name: …}, "model", "versions",
-        "settings"}.
+        "commit", "settings"}.
 
     Raises:
         ValueError: as evaluate_encoder; or the output of other settings is there and overwrite is not set.
@@ -65,13 +67,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         from raoe_train.encoder import load_encoder
 
         model = load_encoder(config.model)
-        result = evaluate_tasks(model, tasks, config.batch_size)
+        examples: dict[str, Examples] = {}
+        result = evaluate_tasks(model, tasks, config.batch_size, examples)
         if config.analyses:
             result["analyses"] = analyse(config.analyses, model, tasks, output, config.batch_size)
         if rows is not None:
             result["predictions"] = submit(model, rows, str(prompt), str(config.submission), config.batch_size)
-        result.update(model=config.model.name, versions=versions(), settings=settings)
+        result.update(model=config.model.name, versions=versions(), commit=commit(), settings=settings)
         if output:
+            write_examples(output, examples, settings)
             write_json(output, result)
     if tasks:
         print(table(result))

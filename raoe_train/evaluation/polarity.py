@@ -12,7 +12,7 @@ import numpy as np
 from raoe_train.config import ModelConfig, PolarityConfig
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask
+from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 from raoe_train.frozen import embeddings as embeddings_of
 from raoe_train.provenance import fingerprint
 
@@ -45,8 +45,8 @@ class PolarityTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [*self.test.text, *self.sources.text]
 
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
-        """PolarityEvaluator.report."""
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+        """PolarityEvaluator.report, with the P of each sentence."""
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
@@ -62,7 +62,8 @@ class PolarityTask(EmbeddingTask):
             options.k,
             options.discount,
         )
-        return evaluator.report(embeddings, options.curve)
+        polarity, _ = evaluator.scores(embeddings)
+        return evaluator.report(embeddings, options.curve), Examples(100 * polarity)
 
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:

@@ -10,7 +10,7 @@ import numpy as np
 from raoe_train.data.candidates import Candidates, read_candidates
 from raoe_train.evaluation.encode import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
-from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Task
+from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Examples, Task
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading
@@ -30,8 +30,8 @@ class RerankTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [text for query in self.queries for text in (query.query, *query.positive, *query.negative)]
 
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
-        """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many.
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+        """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many; with each query's precision.
 
         Of candidates with equal cosines, negatives come first: an encoder that gives all texts one embedding gets
         the lowest score, not that of the file's order.
@@ -48,11 +48,12 @@ class RerankTask(EmbeddingTask):
             precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
             ranks.append(1 / places[0])
             start = end
-        return {
+        result = {
             "map": 100 * float(np.mean(precisions)),
             "mrr": 100 * float(np.mean(ranks)),
             "queries": len(self.queries),
         }
+        return result, Examples(100 * np.array(precisions))
 
 
 def read_rerank(name: str, reading: Reading) -> Task:

@@ -12,7 +12,7 @@ from raoe_train.data import PairData, read_pairs
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.evaluation.encode import cosines
 from raoe_train.evaluation.finding import find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, mean_of_all
+from raoe_train.evaluation.tasks import EmbeddingTask, Examples, mean_of_all
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading
@@ -32,14 +32,15 @@ class StsTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [*self.pairs.sentence1, *self.pairs.sentence2]
 
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of the set together,
         the "all" setting of Gao et al. 2021, Appendix B; beside it those of each subset and their unweighted mean.
 
         Returns:
             {"spearman", "pearson", "pairs"}, and where the pairs are of several subsets "mean": {"spearman",
             "pearson"} and "subsets": {name: {"spearman", "pearson", "pairs"}}. None for a correlation that is
-            undefined, as all cosines or all scores are equal, and for a mean over such a one.
+            undefined, as all cosines or all scores are equal, and for a mean over such a one. And the cosines with
+            their scores.
         """
         similarity = cosines(embeddings[: len(self.pairs)], embeddings[len(self.pairs) :])
         scores = np.asarray(self.pairs.score)
@@ -55,7 +56,7 @@ class StsTask(EmbeddingTask):
                 for metric in ("spearman", "pearson")
             }
             result["subsets"] = subsets
-        return result
+        return result, Examples(similarity.astype(np.float64), scores.astype(np.float64))
 
 
 def read_sts(name: str, reading: Reading) -> StsTask:

@@ -80,6 +80,19 @@ class Task(ABC):
         """What a result depends on, as plain values: the data itself, or its name and version."""
 
 
+@dataclass(frozen=True)
+class Examples:
+    """What a task's main metric is made of, so that two encoders can be compared example by example.
+
+    Attributes:
+        values: [n] float64, the main metric x100 of each example, whose mean it is; with gold, what the encoder gives.
+        gold: [n] float64, of which and `values` the main metric is Spearman's correlation x100; or None.
+    """
+
+    values: np.ndarray
+    gold: np.ndarray | None = None
+
+
 class EmbeddingTask(Task):
     """A task that scores embeddings of its sentences."""
 
@@ -88,8 +101,8 @@ class EmbeddingTask(Task):
         """The n texts to encode, in the order that score wants; repeated ones are encoded once."""
 
     @abstractmethod
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
-        """{metric: value} of [n, d] float32 embeddings; None for what is undefined."""
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+        """({metric: value}, what the main one is made of) of [n, d] float32 embeddings; None for what is undefined."""
 
 
 class ModelTask(Task):
@@ -172,8 +185,16 @@ def read_tasks(
     return found
 
 
-def evaluate_tasks(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
+def evaluate_tasks(
+    model: Any, tasks: Mapping[str, Task], batch_size: int = 64, examples: dict[str, Examples] | None = None
+) -> dict[str, Any]:
     """Scores of tasks; what they share (sick and sick-all, STS-B and the STS years) is encoded once.
+
+    Args:
+        model: a SentenceTransformer.
+        tasks: by their words.
+        batch_size: sentences at a time.
+        examples: where given, is filled with those of each task that has them.
 
     Returns:
         {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics}, and "averages",
@@ -186,7 +207,9 @@ def evaluate_tasks(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) 
     results = {}
     for word, task in tasks.items():
         if isinstance(task, EmbeddingTask):
-            scores = task.score(embeddings[[places[text] for text in task.sentences()]])
+            scores, made_of = task.score(embeddings[[places[text] for text in task.sentences()]])
+            if examples is not None:
+                examples[word] = made_of
         else:
             assert isinstance(task, ModelTask)
             scores = task.run(model, batch_size)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask
+from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading
@@ -45,7 +45,7 @@ class TransferTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [*self.data.text, *(self.data.second or ())]
 
-    def score(self, embeddings: np.ndarray) -> dict[str, Any]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """Accuracy, x100, of the classifier.
 
         - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
@@ -56,7 +56,8 @@ class TransferTask(EmbeddingTask):
 
         Returns:
             {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1
-            where examples are pairs of classes 0 and 1 and there is a test split.
+            where examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example
+            that is right, 0 for others, in an order that is the same for all encoders.
         """
         order = _order(self.data)
         features = _features(embeddings, len(self.data), self.data.second is not None)[order]
@@ -71,8 +72,9 @@ class TransferTask(EmbeddingTask):
             folds = _folds(features[train], labels[train])
             chosen, best = _best(features[train], labels[train], folds, TRAIN_TEST_GRID)
         found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
+        right = 100.0 * (found == labels[test])
         result = {
-            "accuracy": 100 * float(np.mean(found == labels[test])),
+            "accuracy": float(right.mean()),
             "dev_accuracy": best,
             "examples": len(test),
         }
@@ -80,7 +82,7 @@ class TransferTask(EmbeddingTask):
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
-        return result
+        return result, Examples(right)
 
 
 def read_transfer(name: str, reading: Reading) -> TransferTask:
@@ -160,16 +162,19 @@ def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[f
     return grid[int(np.argmax(scores))], float(scores.max())
 
 
-def _nested(features: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    right = np.zeros(len(labels))
     accuracies, chosen_by = [], []
     for train, test in tqdm(_folds(features, labels), desc="folds", disable=None):
         folds = _folds(features[train], labels[train])
         chosen, best = _best(features[train], labels[train], folds, GRID)
-        classifier = _classifier(chosen).fit(features[train], labels[train])
-        accuracies.append(100 * classifier.score(features[test], labels[test]))
+        found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
+        right[test] = 100.0 * (found == labels[test])
+        accuracies.append(right[test].mean())
         chosen_by.append(best)
-    return {
-        "accuracy": float(np.mean(accuracies)),
+    result = {
+        "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
         "dev_accuracy": float(np.mean(chosen_by)),
         "examples": len(labels),
     }
+    return result, Examples(right)

@@ -24,7 +24,10 @@ def at(degrees):
 
 
 def score(task, angles):
-    return task.score(np.array([[1, 0] if t.startswith("q") else at(angles[t]) for t in task.sentences()], np.float32))
+    embeddings = [[1, 0] if t.startswith("q") else at(angles[t]) for t in task.sentences()]
+    found, examples = task.score(np.array(embeddings, np.float32))
+    assert examples.values.mean() == pytest.approx(found["map"]) and len(examples.values) == found["queries"]
+    return found
 
 
 def test_by_hand(tmp_path):

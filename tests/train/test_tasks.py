@@ -14,6 +14,7 @@ from raoe_train.evaluation.tasks import (
     KINDS,
     SUITES,
     EmbeddingTask,
+    Examples,
     evaluate_tasks,
     main_score,
     read_tasks,
@@ -115,7 +116,9 @@ def test_subsets_of_sts_by_hand():
 
         return StsTask(PairData(texts, texts, score=[3.0, 1.0, 2.0, 4.0, 6.0, 5.0], subset=subset))
 
-    found = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
+    found, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
+    np.testing.assert_allclose(examples.values, cosines)
+    assert examples.gold.tolist() == [3, 1, 2, 4, 6, 5]
     # differences of ranks 2 -1 -1 0 1 -1: 1 - 6 x 8 / (6 x 35)
     assert found["spearman"] == pytest.approx(100 * (1 - 48 / 210)) and found["pairs"] == 6
     # a: ranks 1 2 3 against 3 1 2, 1 - 6 x 6 / 24 = -0.5; b: 1 2 3 against 1 3 2, 1 - 6 x 2 / 24 = 0.5
@@ -124,11 +127,11 @@ def test_subsets_of_sts_by_hand():
     }
     assert found["mean"]["spearman"] == pytest.approx(0) and found["subsets"]["b"]["pairs"] == 3
     # one pair alone has no correlation, and the mean none either
-    found = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
+    found, _ = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
     assert found["subsets"]["b"]["spearman"] is None and found["mean"] == {
         "spearman": None, "pearson": None
     }
-    assert "subsets" not in task(["a"] * 6).score(np.concatenate([first, second]))
+    assert "subsets" not in task(["a"] * 6).score(np.concatenate([first, second]))[0]
 
 
 def test_everything_is_read_before_anything_is_encoded(folder, monkeypatch):
@@ -155,7 +158,8 @@ class LengthTask(EmbeddingTask):
         return ["nobody reads"]
 
     def score(self, embeddings):
-        return {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
+        found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
+        return found, Examples(np.array([found["long"]]))
 
 
 def read_length(name, reading):

@@ -21,7 +21,10 @@ def read(folder, rows, name="set", **options):
 
 def score(task, features):
     """The task's score where `features` maps texts to embeddings."""
-    return task.score(np.array([features[text] for text in task.sentences()], dtype=np.float32))
+    found, examples = task.score(np.array([features[text] for text in task.sentences()], dtype=np.float32))
+    assert examples.values.mean() == pytest.approx(found["accuracy"], abs=0.5)  # folds may differ in size by one
+    assert len(examples.values) == found["examples"] and set(examples.values) <= {0, 100}
+    return found
 
 
 def single(count=20, noisy=0):

@@ -162,10 +162,11 @@ def test_chains_are_drawn(files, encoder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"results": []}, "name the files of chains"),
+        ({"results": []}, "name what to report"),
         ({"output": None}, "output is missing"),
         ({"length": 2}, "length must be at least 3"),
         ({"max_chains": 0}, "max_chains must be at least 1"),
+        ({"resamples": 0}, "resamples must be at least 1"),
         ({"results": ["no.jsonl"]}, "no such file"),
     ],
 )
