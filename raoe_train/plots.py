@@ -14,7 +14,7 @@ from raoe_train.data.files import replacing
 logger = logging.getLogger(__name__)
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
-COLOURS = ("#009E73", "#0072B2", "#D55E00", "#999999", "#CC79A7", "#E69F00")
+COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#999999")
 MARKS = "osD^vP"
 
 
@@ -157,19 +157,24 @@ def plot_tradeoff(
         before: the same of encoders before training; marked, and no part of the front.
         path: file to write; its suffix names the format.
     """
-    figure, axes = _figure(1, len(panels), size=(6.0 * len(panels), 5.0))
+    figure, axes = _figure(1, len(panels), size=(6.0 * len(panels), 6.0))
     for axis, (task, points) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        chosen = pareto(list(points.values()))
-        axis.plot(*zip(*((p, s) for p, s in points.values()), strict=True), "o", color=COLOURS[3], markersize=4)
-        best = sorted(point for point, kept in zip(points.values(), chosen, strict=True) if kept)
-        axis.plot(*zip(*best, strict=True), "o-", color=COLOURS[0], markersize=5, label="front")
-        for (name, point), kept in zip(points.items(), chosen, strict=True):
+        axis.plot(*zip(*points.values(), strict=True), "o", color=COLOURS[-1], markersize=4)
+        names: dict[tuple[float, float], str] = {}  # of equal points, as of one run under two names, the first
+        for (name, point), kept in zip(points.items(), pareto(list(points.values())), strict=True):
             if kept:
-                axis.annotate(name, point, fontsize="x-small", xytext=(3, 3), textcoords="offset points")
-        for name, point in before.get(task, {}).items():
-            axis.plot(*point, "*", color=COLOURS[2], markersize=10, label=name)
+                names.setdefault(point, name)
+        best = sorted(names)
+        axis.plot(*zip(*best, strict=True), color=COLOURS[0], linewidth=1)
+        for number, point in enumerate(best, 1):
+            axis.plot(*point, "o", color=COLOURS[0], markersize=5, label=f"{number}  {names[point]}")
+            axis.annotate(str(number), point, fontsize="small", xytext=(4, 4), textcoords="offset points")
+        starts = before.get(task, {})
+        for (name, point), colour in zip(starts.items(), _colours(len(starts) + 2)[2:], strict=True):
+            axis.plot(*point, "*", color=colour, markersize=10, label=name)
         axis.set(title=task, xlabel="polarity score P x 100", ylabel="semantic score S x 100")
-        axis.legend(frameon=False, fontsize="small")
+        axis.margins(0.1)
+        axis.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12))
     _save(figure, path)
 
 

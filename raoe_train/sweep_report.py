@@ -58,7 +58,7 @@ def _report(
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]
     polarity = [task for task in config.tasks if task.startswith(PREFIX)]
-    lines += pictures(lambda: _plots(output, results, start))
+    lines += pictures(lambda: _plots(output, results, start, [name for name in ("average", "dev") if name in names]))
     lines += best_of_each(polarity, results)
     lines += pictures(lambda: polarity_plots(output, polarity, results, start))
     made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
@@ -120,8 +120,11 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
     return ["", text, "", table_row(head), "|" + "---|" * len(head), *rows]
 
 
-def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -> list[Path]:
-    """For every numeric key of a grid: score against its value, a line for each family of variants."""
+def _plots(
+    output: Path, results: list[dict[str, Any]], start: dict[str, Any], names: list[str]
+) -> list[Path]:
+    """For every numeric key of a grid: score against its value, a line for each family of variants; the score that of
+    the first of `names` that a run has."""
     before = {
         f"before: {Path(model).name}": scores["average"]
         for model, scores in start.items()
@@ -129,7 +132,7 @@ def _plots(output: Path, results: list[dict[str, Any]], start: dict[str, Any]) -
     }
     made = []
     for key in numeric_keys(results):
-        found = curves(results, key, ("average", "dev"))
+        found = curves(results, key, names)
         lines = {family: sorted(points.items()) for family, points in found.items() if len(points) > 1}
         if lines:
             made.append(output / f"{key.rpartition('.')[2]}.png")
