@@ -84,9 +84,7 @@ class DataConfig:
     )
     neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)")
     shuffle_lists: bool = _field(False, "shuffle each list's sentences with training.seed, an ablation (listmle)")
-    max_rows: int | None = _field(
-        None, "at most so many rows of each training source, drawn with training.seed"
-    )
+    max_rows: int | None = _field(None, "at most so many rows of each training source, drawn with training.seed")
 
 
 @dataclass
@@ -357,6 +355,7 @@ class SweepConfig:
     model: str | None = _field(None, "settings.model.name; any setting may say {model}")
     compare: list[Any] = _field([], "pairs of variants: their difference, with a paired t-test over seeds")
     only: list[str] = _field([], "run these variants (shell patterns)")
+    measure: bool = _field(False, "report peak memory and time of training; each run has a process of its own")
     keep_models: bool = _field(False, "keep the weights of finished runs")
     output: str | None = _field(None, "directory for results.jsonl, report.md and the plots")
     overwrite: bool = _field(False, "redo runs whose settings changed")

@@ -39,7 +39,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     Returns:
         What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting
-        encoder, "after": the same of the saved one, "steps", "seconds", "versions", …}.
+        encoder, "after": the same of the saved one, "steps", "seconds", what the loop cost (see CostMeter),
+        "versions", …}.
 
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
@@ -55,6 +56,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     import torch
     from transformers import set_seed
 
+    from raoe_train.costs import CostMeter
     from raoe_train.encoder import SCRATCH, load_encoder
 
     started = time.time()
@@ -77,6 +79,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     )
     print(f"raoe_kernels backends for {model.device.type}: {', '.join(_backends(model.device))}", flush=True)
     trainer.add_callback(log_writer(output / "log.jsonl"))
+    meter = CostMeter(model.device)
+    trainer.add_callback(meter)
     trainer.train(resume_from_checkpoint=last_checkpoint(output / CHECKPOINTS))
     metrics: dict[str, Any] = {
         "before": before,
@@ -86,6 +90,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
         "seconds": round(time.time() - started, 1),
+        **meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": _backends(model.device),
         "versions": versions(),

@@ -10,8 +10,8 @@ tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a
 
 InfoNCELoss and AnglEContrastiveLoss see columns of texts, anchor, positive and hard negatives, and no labels.
 ListMLELoss sees one column, the sentences of several lists, and how long each list is, from
-``raoe_train.ListCollator``. SimilarityDistillationLoss and RankDistillationLoss see two columns and their texts, which a
-teacher of theirs reads, from ``raoe_train.TextCollator``.
+``raoe_train.ListCollator``. SimilarityDistillationLoss and RankDistillationLoss see two columns and their texts, which
+a teacher of theirs reads, from ``raoe_train.TextCollator``.
 """
 
 from raoe_train.losses.contrastive_angle import AnglEContrastiveLoss

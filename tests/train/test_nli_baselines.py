@@ -151,7 +151,8 @@ def test_distillation_errors():
 
 def test_texts_stand_beside_tokens():
     model = tiny_encoder(double=False)
-    rows = [{"sentence1": a, "sentence2": b, "dataset_name": "x"} for a, b in zip(SENTENCES[:3], SENTENCES[3:6], strict=True)]
+    pairs = zip(SENTENCES[:3], SENTENCES[3:6], strict=True)
+    rows = [{"sentence1": a, "sentence2": b, "dataset_name": "x"} for a, b in pairs]
     batch = TextCollator(preprocess_fn=model.preprocess, prompts="query: ")(rows)
     assert batch["label"] == {"texts": [SENTENCES[:3], SENTENCES[3:6]]}
     expected = model.preprocess(SENTENCES[:3], prompt="query: ")["input_ids"]
