@@ -126,6 +126,7 @@ def miniature(name, made, folder, **changes):
         "data_dir": made[1],
         "output": str(folder),
         "settings": {"training": small, "model": {"device": "cpu"}},
+        "variants": {family: {"training": {"max_steps": 2}} for family in shipped(name).variants},
         "prepare": {"second": {"model": {"scratch": scratch, "device": "cpu"}, "training": small}},
         **changes,
     }

@@ -104,10 +104,11 @@ def test_rank_distillation_by_hand():
             rows.append(sum(math.log(sum(map(math.exp, ranked[k:]))) - ranked[k] for k in range(len(ranked))))
         return sum(rows) / len(rows)
 
-    # The teacher has both first sentences near the second's second, then each near its own partner.
+    # The teacher has both first sentences near the second pair's second, then each near its own.
     for texts, orders in (
         ([["0", "1"], ["90", "2"]], [[1, 0], [1, 0]]),
         ([["0", "90"], ["1", "80"]], [[0, 1], [1, 0]]),
+        ([["0", "50"], ["10", "20"]], [[0, 1], [1, 0]]),  # whose columns rank otherwise than its rows
     ):
         found = loss.compute_loss_from_embeddings(student, {"texts": texts})
         assert float(found) == pytest.approx(expected(orders), abs=1e-6)
