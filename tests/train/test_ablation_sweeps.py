@@ -139,7 +139,7 @@ def miniature(name, made, folder, **changes):
 KINDS = [f"minilm-{row}-seed42" for row in ("raoe", "rank-only", "angle-only", "raoe-ec", "simcse-ec", "angle-enc")]
 KINDS += ["minilm-cls-seed42", "scratch-raoe-seed42"]
 OTHERS = [f"minilm-{row}-seed42" for row in HEADLINE if f"minilm-{row}-seed42" not in KINDS]
-OTHERS += ["minilm-max-seed42", "minilm-margin-margin-32-seed42"]
+OTHERS += ["minilm-max-seed42", "minilm-margin-margin-4-seed42"]
 OTHERS += ["minilm-weights-rank_weight-2-angle_weight-0.5-seed42"]
 OTHERS += ["scratch-raoe-seed43", "scratch-rank-only-seed42", "scratch-rank-only-seed43", "scratch-simcse-enc-seed42"]
 

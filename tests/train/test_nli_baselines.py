@@ -14,6 +14,7 @@ from raoe_train.collator import TextCollator
 from raoe_train.config import LossConfig
 from raoe_train.data.pairs import read_pairs
 from raoe_train.data.triplets import read_triplets
+from raoe_train.evaluation.encode import cosines
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
@@ -180,3 +181,12 @@ def test_labels_that_are_left_out(tmp_path):
 def test_a_teacher_is_asked_for(tmp_path):
     with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss rank_distillation learns"):
         run("train", None, **{"loss.name": "rank_distillation", "data.train": ["builtin#train"]}, output=str(tmp_path))
+
+
+def test_no_cosine_is_above_1():
+    """Which float64 makes of many a vector with itself, and which is a score out of range to loss mse."""
+    rows = np.random.default_rng(0).standard_normal((1000, 384)).astype(np.float32)
+    a = rows.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1)
+    assert ((a * a).sum(axis=1) / (norms * norms)).max() > 1, "or this test shows nothing"
+    assert cosines(rows, rows).max() == 1 and cosines(rows, -rows).min() == -1
