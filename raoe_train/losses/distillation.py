@@ -26,7 +26,8 @@ class DistillationLoss(CachedLoss):
     Args:
         model: the encoder that is trained.
         embed: n sentences -> the teacher's embeddings, [n, D'] float32; D' need not be the student's dimension. It is
-            no part of this module, so nothing trains, moves or saves it. raoe_train.frozen.embedder makes one.
+            no part of this module, so nothing trains, moves or saves it; autocast around the loss is around it, too.
+            raoe_train.frozen.embedder makes one.
         scale: tau, > 0; what it does the subclass says.
         mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
 
