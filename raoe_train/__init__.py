@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raoe_train.collator import ListCollator, ScoreLabelCollator
+    from raoe_train.collator import ListCollator, ScoreLabelCollator, TextCollator
     from raoe_train.jobs import run
 
-__all__ = ["ListCollator", "ScoreLabelCollator", "run"]
+__all__ = ["ListCollator", "ScoreLabelCollator", "TextCollator", "run"]
 # Imported on first use: sentence-transformers takes seconds.
 _HOME = {
     "ListCollator": "raoe_train.collator",
     "ScoreLabelCollator": "raoe_train.collator",
+    "TextCollator": "raoe_train.collator",
     "run": "raoe_train.jobs",
 }
 

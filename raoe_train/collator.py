@@ -1,4 +1,4 @@
-"""Batches: sentence pairs with a score and an NLI label each, and lists of sentences."""
+"""Batches: sentence pairs with a score and an NLI label each, pairs with their texts, and lists of sentences."""
 
 from __future__ import annotations
 
@@ -57,6 +57,20 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
                 f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}"
             )
         return int(value)
+
+
+@dataclass
+class TextCollator(SentenceTransformerDataCollator):
+    """sentence-transformers' collator with the columns' texts beside the tokens, for losses whose teacher reads them:
+    the batch's labels are {"texts": [B texts of the first column, …]}, without prompts.
+
+    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super().__call__(features)
+        columns = [name for name in (features[0] if features else ()) if name != "dataset_name"]
+        return {**batch, "label": {"texts": [[row[name] for row in features] for name in columns]}}
 
 
 @dataclass

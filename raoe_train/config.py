@@ -73,7 +73,7 @@ class DataConfig:
     )
     columns: dict[str, Any] = _field({}, "our column name: its name in the file")
     labels: dict[str, Any] | None = _field(
-        None, "label word: class number (larger = less related); or such a map for each file by its name, sick: {…}"
+        None, "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}"
     )
     score_scale: list[float] = _field(
         [], "lowest and highest score in data.train; two numbers, or two a source"
@@ -82,16 +82,14 @@ class DataConfig:
     pairing: str = _field(
         "one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"
     )
-    neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce)")
+    neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)")
     shuffle_lists: bool = _field(False, "shuffle each list's sentences with training.seed, an ablation (listmle)")
-    max_rows: int | None = _field(
-        None, "at most so many rows of each training source, drawn with training.seed"
-    )
+    max_rows: int | None = _field(None, "at most so many rows of each training source, drawn with training.seed")
 
 
 @dataclass
 class TeacherConfig:
-    """The encoder whose similarities order the sentences of a list."""
+    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
 
     name: str | None = _field(None, "encoder or SentenceTransformer, by name or path")
     pooling: str | None = _field(None, "as model.pooling; cls for DiffCSE, which is saved without it")
@@ -114,8 +112,9 @@ class LossConfig:
 
     name: str = _field(
         "raoe",
-        "raoe, rank_margin, gated_angular, cosent, angle, mse; infonce, triplet; contrastive, online_contrastive; "
-        "multiple_negatives; listmle; causal_lm pretrains a decoder",
+        "raoe, rank_margin, gated_angular, cosent, angle, mse; infonce, angle_contrastive, triplet; contrastive, "
+        "online_contrastive; multiple_negatives, similarity_distillation, rank_distillation; listmle; causal_lm "
+        "pretrains a decoder",
     )
     scale: Any = _field(
         20.0, "tau: cosines (or angles) are multiplied by it; 'auto' fits it to encoder and scores, by source"
@@ -131,9 +130,9 @@ class LossConfig:
     )
     gate: str | None = _field(None, "label+score, score or label (raoe, gated_angular)")
     rank_weight: float | None = _field(None, "weight of the rank part (raoe); 1 by default")
-    angle_weight: float | None = _field(None, "weight of the angular part (raoe); 1 by default")
-    symmetric: bool | None = _field(None, "positives are to find their anchors, too (infonce)")
-    mask_duplicates: bool | None = _field(None, "equal texts are no negatives of each other (infonce); true by default")
+    angle_weight: float | None = _field(None, "weight of the angular part (raoe, angle_contrastive); 1 by default")
+    symmetric: bool | None = _field(None, "positives are to find their anchors, too (infonce, angle_contrastive)")
+    mask_duplicates: bool | None = _field(None, "equal texts are no negatives of each other (as symmetric) [true]")
     mini_batch_size: int | None = _field(
         None, "encode so many pairs at a time (gradient caching); same gradient"
     )
@@ -359,6 +358,7 @@ class SweepConfig:
     model: str | None = _field(None, "settings.model.name; any setting may say {model}")
     compare: list[Any] = _field([], "pairs of variants: their difference, with a paired t-test over seeds")
     only: list[str] = _field([], "run these variants (shell patterns)")
+    measure: bool = _field(False, "report peak memory and time of training; each run has a process of its own")
     keep_models: bool = _field(False, "keep the weights of finished runs")
     output: str | None = _field(None, "directory for results.jsonl, report.md and the plots")
     overwrite: bool = _field(False, "redo runs whose settings changed")

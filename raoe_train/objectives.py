@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from raoe_train.config import LossConfig
+from raoe_train.config import LossConfig, TeacherConfig
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,13 @@ class Objective:
             (each a positive one) or "sentences".
         keys: of LossConfig that it takes, of those in OPTIONAL.
         ours: the class in raoe_train.losses; None where it is sentence-transformers' own (or no encoder's).
+        teacher: whether recipe section `teacher` is asked for every batch.
     """
 
     reads: str
     keys: tuple[str, ...] = ()
     ours: str | None = None
+    teacher: bool = False
 
 
 CAUSAL_LM = "causal_lm"  # no loss of an encoder: trains the decoder it is made of as a language model
@@ -33,7 +35,12 @@ LOSSES = {
     "cosent": Objective("scored pairs", ours="CoSENTLoss"),
     "angle": Objective("scored pairs", ours="AnglELoss"),
     "infonce": Objective("triplets", ("symmetric", "mask_duplicates"), "InfoNCELoss"),
+    "angle_contrastive": Objective(
+        "triplets", ("symmetric", "mask_duplicates", "angle_weight"), "AnglEContrastiveLoss"
+    ),
     "listmle": Objective("lists", ("ties",), "ListMLELoss"),
+    "similarity_distillation": Objective("pairs", ours="SimilarityDistillationLoss", teacher=True),
+    "rank_distillation": Objective("pairs", ours="RankDistillationLoss", teacher=True),
     "mse": Objective("scored pairs"),
     "triplet": Objective("triplets", ("margin", "distance")),
     "contrastive": Objective("labelled pairs", ("margin", "distance")),
@@ -82,9 +89,9 @@ def check_loss(chosen: LossConfig) -> None:
 
 
 def make_losses(
-    chosen: LossConfig, model: Any, datasets: Any, batch_size: int, seed: int
+    chosen: LossConfig, model: Any, datasets: Any, batch_size: int, seed: int, teacher: TeacherConfig | None = None
 ) -> tuple[Any, dict[str, float]]:
-    """(the loss, or one for each source, and tau by source).
+    """(the loss, or one for each source, and tau by source). `teacher` is that of losses which ask one in every batch.
 
     With loss.scale "auto" each source has its own tau: how sharply scores order pairs is a property of them.
     """
@@ -94,6 +101,7 @@ def make_losses(
     from raoe_train.calibration import calibrate
 
     objective = LOSSES[chosen.name]
+    extra: dict[str, Any] = {"embed": _loaded_teacher(teacher)} if objective.teacher and teacher else {}
 
     def make(scale: float) -> Any:
         settings = {key: getattr(chosen, key) for key in objective.keys if getattr(chosen, key) is not None}
@@ -102,6 +110,7 @@ def make_losses(
             scale=scale,
             mini_batch_size=chosen.mini_batch_size,
             gather_across_devices=chosen.gather_across_devices,
+            **extra,
             **settings,
         )
 
@@ -120,6 +129,14 @@ def make_losses(
         at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
         print(f"{source}: scale {loss.scale:g} (loss before training {means[loss.scale]:.2f}; at 20 {at_20:.2f})")
     return by_source, scales
+
+
+def _loaded_teacher(teacher: TeacherConfig) -> Any:
+    from raoe_train.teaching import embedder
+
+    embed = embedder(teacher)
+    embed(["."])  # loads it: that is to be no part of the first step's time
+    return embed
 
 
 def library_loss(chosen: LossConfig, model: Any) -> Any:

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,9 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
     What `prepare` names is done before, in its order, as far as a run (or another of them) speaks of its output:
     {"job": a job, "recipe": one of its recipes, if it has one, and keys of that job}.
 
+    With ``measure`` each run has a process of its own, so that nothing that other runs left counts as its memory, and
+    the report has columns for the costs.
+
     Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
     the others. Run again, finished runs are not redone.
 
@@ -91,7 +94,7 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
         missing = finished_metrics(run.config) is None or _outdated(run)
         if missing and run.directory.name not in failed:
             print(f"[{number}/{len(chosen)}] {run.name}", flush=True)
-            error = _do(run, failed)
+            error = _do(run, failed, own_process if config.measure else train)
             if error is not None:
                 failed.append(run.directory.name)
                 print(f"{run.name} failed: {error}", flush=True)
@@ -207,7 +210,17 @@ def _matches(run: Run, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (run.family, run.variant, run.name))
 
 
-def _do(run: Run, failed: list[str]) -> str | None:
+def own_process(config: TrainConfig) -> dict[str, Any]:
+    """``train`` in a new process; its errors are raised here."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    # spawn: a forked process would begin with all that this one holds
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(train, config).result()
+
+
+def _do(run: Run, failed: list[str], train: Callable[[TrainConfig], Any]) -> str | None:
     """Train and evaluate; what went wrong, if anything did."""
     try:
         if run.after is not None:

@@ -15,7 +15,7 @@ from raoe_train.data.files import write_text
 from raoe_train.plots import pictures, plot_curves
 from raoe_train.polarity_report import best_of_each, polarity_plots
 from raoe_train.recipe import to_dict
-from raoe_train.sweep_scores import PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
+from raoe_train.sweep_scores import COSTS, PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
 
 
 def write_report(
@@ -38,22 +38,24 @@ def _report(
     output: Path, config: SweepConfig, results: list[dict[str, Any]], start: dict[str, Any], failed: list[str]
 ) -> str:
     names = columns(config.tasks, results)
+    costs = COSTS if config.measure else {}
     lines = [
         f"# {output.resolve().name}",
         "",
         f"{_metrics(config.tasks, results)}, mean ± (sample) standard deviation over seeds.",
         "",
-        table_row(["variant", "seeds", *names, "steps", "minutes"]),
-        "|" + "---|" * (len(names) + 4),
+        table_row(["variant", "seeds", *names, "steps", "minutes", *costs]),
+        "|" + "---|" * (len(names) + 4 + len(costs)),
     ]
     for model, scores in start.items():
         cells = [mean([score({"after": scores}, name)]) for name in names]
-        lines.append(table_row([f"before: {Path(model).name}", "", *cells, "", ""]))
+        lines.append(table_row([f"before: {Path(model).name}", "", *cells, "", "", *[""] * len(costs)]))
     for variant, rows in by_variant(results).items():
         cells = [mean([score(row, name) for row in rows]) for name in names]
         minutes = statistics.fmean(row["seconds"] for row in rows) / 60
         steps = "/".join(str(steps) for steps in sorted({row["steps"] for row in rows}))
-        lines.append(table_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}"]))
+        paid = [mean([cost(row) for row in rows]) for cost in costs.values()]
+        lines.append(table_row([variant, str(len(rows)), *cells, steps, f"{minutes:.1f}", *paid]))
     lines += _comparisons(config.compare, by_variant(results), names)
     if failed:
         lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}/error.txt)" for name in failed)]

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raoe_train.evaluation.tasks import main_score
 
 PREFIX = "polarity:"  # of tasks that have two scores
 LETTERS = {"P": "polarity", "S": "similarity"}
+
+
+def _seconds_per_1000_steps(row: Mapping[str, Any]) -> float | None:
+    return 1000 * row["train_seconds"] / row["train_steps"] if row.get("train_steps") else None
+
+
+# Columns of a sweep that measures: what a run cost, see raoe_train.costs.
+COSTS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
+    "peak MB": lambda row: row.get("peak_memory_mb"),
+    "s / 1,000 steps": _seconds_per_1000_steps,
+}
 
 
 def columns(tasks: list[str], results: list[dict[str, Any]]) -> list[str]:

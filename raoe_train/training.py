@@ -39,7 +39,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     Returns:
         What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting
-        encoder, "after": the same of the saved one, "steps", "seconds", "versions", …}.
+        encoder, "after": the same of the saved one, "steps", "seconds", what the loop cost (see CostMeter),
+        "versions", …}.
 
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
@@ -55,6 +56,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     import torch
     from transformers import set_seed
 
+    from raoe_train.costs import CostMeter
     from raoe_train.encoder import SCRATCH, load_encoder
 
     started = time.time()
@@ -77,6 +79,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
     )
     print(f"raoe_kernels backends for {model.device.type}: {', '.join(_backends(model.device))}", flush=True)
     trainer.add_callback(log_writer(output / "log.jsonl"))
+    meter = CostMeter(model.device)
+    trainer.add_callback(meter)
     trainer.train(resume_from_checkpoint=last_checkpoint(output / CHECKPOINTS))
     metrics: dict[str, Any] = {
         "before": before,
@@ -86,6 +90,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
         "seconds": round(time.time() - started, 1),
+        **meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": _backends(model.device),
         "versions": versions(),
@@ -110,8 +115,6 @@ def _encoder_trainer(
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers.trainer_callback import EarlyStoppingCallback
 
-    from raoe_train.collator import ListCollator, ScoreLabelCollator
-
     # the encoder's own; the trainer's collator does not look there
     prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     settings = _settings(config, has_dev=evaluator is not None)
@@ -122,21 +125,33 @@ def _encoder_trainer(
             "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
             "loss.mini_batch_size does, at the same memory"
         )
-    collator = (ListCollator if lists else ScoreLabelCollator)(
+    kind = _collator(config.loss.name)
+    collator = kind and kind(
         preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
     )
-    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size, seed)
+    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size, seed, config.teacher)
     trainer = SentenceTransformerTrainer(
         model=model,
         args=args,
         train_dataset=datasets,
         loss=losses,
         evaluator=evaluator,
-        data_collator=collator if ours and config.loss.name != "infonce" else None,
+        data_collator=collator,
     )
     if config.training.get("patience") is not None:
         trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
     return trainer, lambda: {"scale": scales}
+
+
+def _collator(loss: str) -> Any:
+    """The class of our collators that a loss needs; None where sentence-transformers' own does."""
+    from raoe_train.collator import ListCollator, ScoreLabelCollator, TextCollator
+
+    if LOSSES[loss].ours is None:
+        return None
+    if LOSSES[loss].teacher:
+        return TextCollator
+    return {"lists": ListCollator, "scored pairs": ScoreLabelCollator}.get(reads(loss))
 
 
 def _language_model(
@@ -156,6 +171,9 @@ def _check(config: TrainConfig) -> None:
     check_loss(config.loss)
     if reads(config.loss.name) == "lists":
         check_teacher(config.teacher)
+    elif LOSSES[config.loss.name].teacher:
+        if config.teacher.name is None:
+            raise ValueError(f"--teacher.name is missing: the encoder that loss {config.loss.name} learns from")
     elif config.teacher.name is not None or config.data.shuffle_lists:
         print(f"loss {config.loss.name} has no teacher and no lists: teacher and data.shuffle_lists ignored")
     if config.training.get("patience") is not None and not config.data.dev:

@@ -104,7 +104,7 @@ def _triplets(source: str, config: TrainConfig) -> tuple[Any, dict[str, Any]]:
 
     data = config.data
     if data.neutral and config.loss.name == "triplet":
-        raise ValueError("loss triplet has one negative: data.neutral is for infonce")
+        raise ValueError("loss triplet has one negative: data.neutral is for infonce and angle_contrastive")
     triplets = read_triplets(
         source,
         columns=data.columns or None,
@@ -122,7 +122,7 @@ def _name_of(source: str) -> str:
     return file.split(".")[0] + mark + split.replace(".", "_")
 
 
-def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int] | None:
+def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int | None] | None:
     """The label map of a source: data.labels, or its entry for the file's name ("sick" of sick.tsv.gz)."""
     if labels and all(isinstance(entry, dict) for entry in labels.values()):
         return labels.get(Path(source).name.split(".")[0])

@@ -23,7 +23,11 @@ TEXT_COLUMNS = ("sentence", "text")
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2, "0": 0, "1": 1, "2": 2}
 """The default label map: larger is less similar, the order that RAOE's gate compares."""
 
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]
+"""{word or int: class}; None in place of a class leaves rows with such a label out."""
+
 NO_GOLD_LABEL = ("-", "-1", "")
+LEFT_OUT = "label left out"  # the reason of rows whose label the map gives no class
 
 
 class RowProblem(Exception):
@@ -33,7 +37,7 @@ class RowProblem(Exception):
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message)
         self.reason = reason
-        self.malformed = reason not in ("no gold label", "blank line")
+        self.malformed = reason not in ("no gold label", "blank line", LEFT_OUT)
 
 
 class Columns:
@@ -155,27 +159,34 @@ def parse_score(value: Any, scale: Sequence[float] | None, column: str = "score"
     return score
 
 
-def resolve_label_map(labels: Mapping[str, int] | Mapping[int, int] | None) -> dict[str, int]:
-    """The label map by lower-case word; ValueError if a class is no int of at least 0."""
+def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
+    """The label map by lower-case word; ValueError if a class is no int of at least 0 and not None."""
     if labels is None:
-        return NLI_LABELS
+        return dict(NLI_LABELS)
     if not labels:
         raise ValueError("labels is an empty map; leave it out for the NLI labels")
     for word, label in labels.items():
-        if isinstance(label, bool) or not isinstance(label, int) or label < 0:
-            raise ValueError(f"labels must map to classes 0, 1, ...; got {word!r}: {label!r}")
+        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or label < 0):
+            raise ValueError(
+                f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
+            )
+    if all(label is None for label in labels.values()):
+        raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
     return {str(word).lower(): label for word, label in labels.items()}
 
 
-def parse_label(value: Any, label_map: Mapping[str, int], column: str = "label") -> int:
-    """The class of a label given as a word or an int; RowProblem for one that the map does not know."""
+def parse_label(value: Any, label_map: Mapping[str, int | None], column: str = "label") -> int:
+    """The class of a label given as a word or an int; RowProblem for one that the map does not know, or leaves out."""
     if isinstance(value, float) and math.isnan(value):
         value = None
     elif isinstance(value, float) and value.is_integer():
         value = int(value)  # what a table with holes makes of ints
     word = "" if value is None else str(value).strip().lower()
     if not isinstance(value, bool) and word in label_map:
-        return label_map[word]
+        found = label_map[word]
+        if found is None:
+            raise RowProblem(f"{column} is {value!r}, which labels leaves out", reason=LEFT_OUT)
+        return found
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, no gold label", reason="no gold label")
     raise RowProblem(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.fields import (
     Columns,
+    LabelMap,
     parse_label,
     parse_score,
     parse_sentence,
@@ -73,7 +74,7 @@ def read_pairs(
     source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
     *,
     columns: Mapping[str, str | int | None] | None = None,
-    labels: Mapping[str, int] | Mapping[int, int] | None = None,
+    labels: LabelMap | None = None,
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
@@ -89,7 +90,7 @@ def read_pairs(
             column says to leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV
             file without a header line.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
-            themselves.
+            themselves. A class of None leaves rows with such a label out, and counts them.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
         require: columns that must be there, of "score", "label", "subset".
@@ -121,7 +122,7 @@ def read_pairs(
 
 def _read_one(
     source: Source,
-    label_map: Mapping[str, int],
+    label_map: Mapping[str, int | None],
     score_scale: Sequence[float] | None,
     on_error: str,
     require: Sequence[str],
@@ -139,7 +140,7 @@ def _read_one(
 def _parse(
     fields: dict[str, Any],
     columns: Columns,
-    label_map: Mapping[str, int],
+    label_map: Mapping[str, int | None],
     score_scale: Sequence[float] | None,
     require: Sequence[str],
 ) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.fields import RowProblem, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.fields import LabelMap, RowProblem, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.rows import Tally, check_on_error, fields_of
 from raoe_train.data.sources import Source, open_source
 
@@ -77,7 +77,7 @@ def read_triplets(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     columns: Mapping[str, str | int | None] | None = None,
-    labels: Mapping[str, int] | Mapping[int, int] | None = None,
+    labels: LabelMap | None = None,
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
@@ -102,7 +102,7 @@ def read_triplets(
         columns: {our name: the source's column}: sentence1, sentence2, label and split of pairs; anchor,
             positive, negative, neutral and split of triplets. Positions as for `read_pairs`.
         labels: {word or int: class} with classes 0 entailment, 1 neutral, 2 contradiction, where the default
-            words do not do.
+            words do not do. A class of None leaves rows with such a label out.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
         neutral: also give each triplet a neutral hypothesis. A premise without one is then left out, since a
             column has an entry for every triplet. (SimCSE found no gain in it, section 6.3.)
@@ -111,8 +111,8 @@ def read_triplets(
         seed: of pairs. Draws the hypotheses of "one" and "zip" at random in place of file order, as SimCSE
             samples; the same seed and rows give the same triplets.
 
-    Rows dropped always, and counted: "no gold label"; "blank line"; "neutral" unless asked for; "duplicate
-    hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
+    Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
+    "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
     "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus"
     (hypotheses that the pairing leaves over).
 
@@ -125,7 +125,7 @@ def read_triplets(
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
     label_map = resolve_label_map(labels)
-    if not set(label_map.values()) <= set(CLASSES.values()):
+    if not set(label_map.values()) <= {*CLASSES.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     names: list[str | os.PathLike[str]] = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if not names:
@@ -175,7 +175,7 @@ class _Rows:
 def _read(
     names: Sequence[str | os.PathLike[str]],
     mapping: Mapping[str, str | int | None],
-    label_map: Mapping[str, int],
+    label_map: Mapping[str, int | None],
     on_error: str,
     roles: Sequence[str],
 ) -> _Rows:
@@ -207,7 +207,7 @@ def _open(name: str | os.PathLike[str], mapping: Mapping[str, str | int | None])
     return open_source(name, opened_as)
 
 
-def _pair(fields: dict[str, Any], source: Source, label_map: Mapping[str, int]) -> tuple[str, str, int]:
+def _pair(fields: dict[str, Any], source: Source, label_map: Mapping[str, int | None]) -> tuple[str, str, int]:
     found = source.columns.find(fields, ("label",))
     premise, hypothesis = (parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2"))
     return premise, hypothesis, parse_label(fields[found["label"]], label_map, found["label"])

@@ -61,10 +61,12 @@ def unit_rows(embeddings: np.ndarray) -> np.ndarray:
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Raw cosine of each pair of rows of two [n, d] arrays, [n] float64; 0 where a row is zero."""
+    """Raw cosine of each pair of rows of two [n, d] arrays, [n] float64 from -1 to 1; 0 where a row is zero."""
     a, b = first.astype(np.float64), second.astype(np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+    made = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+    # 1.0000000000000002 of a sentence with itself would be a score out of range to what reads it
+    return np.clip(made, -1, 1)
 
 
 def encode(config: EncodeConfig) -> dict[str, Any]:

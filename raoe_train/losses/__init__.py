@@ -8,21 +8,28 @@ The losses of pairs see three numbers a pair: the cosine that the encoder gives 
 its NLI label. Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2)
 tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.
 
-InfoNCELoss sees columns of texts, anchor, positive and hard negatives, and no labels. ListMLELoss sees one column, the
-sentences of several lists, and how long each list is, from ``raoe_train.ListCollator``.
+InfoNCELoss and AnglEContrastiveLoss see columns of texts, anchor, positive and hard negatives, and no labels.
+ListMLELoss sees one column, the sentences of several lists, and how long each list is, from
+``raoe_train.ListCollator``. SimilarityDistillationLoss and RankDistillationLoss see two columns and their texts, which
+a teacher of theirs reads, from ``raoe_train.TextCollator``.
 """
 
+from raoe_train.losses.contrastive_angle import AnglEContrastiveLoss
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
+from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 
 __all__ = [
+    "AnglEContrastiveLoss",
     "AnglELoss",
     "CoSENTLoss",
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
     "RAOELoss",
+    "RankDistillationLoss",
     "RankMarginLoss",
+    "SimilarityDistillationLoss",
 ]

@@ -100,7 +100,7 @@ class AnglELoss(CoSENTLoss):
 
     @property
     def citation(self) -> str:
-        return _ANGLE_CITATION
+        return ANGLE_CITATION
 
 
 _COSENT_CITATION = """
@@ -113,7 +113,7 @@ _COSENT_CITATION = """
     doi = {10.1109/TASLP.2024.3402087}
 }
 """
-_ANGLE_CITATION = """
+ANGLE_CITATION = """
 @inproceedings{li2024angle,
     title = {{AoE}: Angle-optimized Embeddings for Semantic Textual Similarity},
     author = {Li, Xianming and Li, Jing},

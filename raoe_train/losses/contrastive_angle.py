@@ -1,0 +1,87 @@
+"""AnglE on NLI triplets: in-batch contrast and an order of angles, with neutral hypotheses or without."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer, util
+from torch import Tensor
+
+from raoe_kernels import cosent_loss
+from raoe_train.losses.cosent import ANGLE_CITATION
+from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.infonce import InfoNCELoss
+
+CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
+
+
+class AnglEContrastiveLoss(InfoNCELoss):
+    """InfoNCE plus ``angle_weight`` x AnglE's order of angles: the RAOE paper's adaptation of AnglE (its appendix,
+    "Baseline Implementation for Ablations").
+
+    Columns are anchor, positive, negative and, perhaps, neutral. The contrastive part is InfoNCELoss with all of them,
+    so neutrals are hard negatives as contradictions are. The angular part is CoSENT over ``pairwise_angle_sim`` of the
+    batch's pairs (anchor, other column), Angle(positive) < Angle(neutral) < Angle(negative) of whichever anchors;
+    without neutrals it is AnglE's binary order. AnglE's third part, CoSENT of cosines, is not in it: the appendix
+    speaks of a contrastive and an angular part.
+
+    Args:
+        model: the encoder.
+        scale: tau of both parts, > 0.
+        angle_weight: weight of the angular part, from 0; 1 by default.
+        symmetric, mask_duplicates: of the contrastive part, see InfoNCELoss.
+        mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
+        gather_across_devices: contrast and compare over the batches of all processes.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        *,
+        angle_weight: float = 1.0,
+        symmetric: bool = False,
+        mask_duplicates: bool = True,
+        mini_batch_size: int | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            scale,
+            symmetric=symmetric,
+            mask_duplicates=mask_duplicates,
+            mini_batch_size=mini_batch_size,
+            gather_across_devices=gather_across_devices,
+        )
+        if not 0 <= angle_weight < math.inf:
+            raise ValueError(f"angle_weight must be a number from 0, got {angle_weight!r}")
+        self.angle_weight = angle_weight
+
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
+    ) -> Tensor:
+        """The loss, (), of (B, D) embeddings of the columns; see InfoNCELoss.
+
+        ValueError for other than 3 or 4 columns.
+        """
+        if len(embeddings) not in (3, 4):
+            raise ValueError(
+                "AnglEContrastiveLoss takes columns anchor, positive, negative and perhaps neutral, "
+                f"got {len(embeddings)}"
+            )
+        contrast = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
+        anchor, *others = embeddings
+        similarity = util.pairwise_angle_sim(anchor.repeat(len(others), 1), torch.cat(others))
+        score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
+        if self.gather_across_devices:
+            similarity, score, _ = gather_pairs(similarity, score, None)
+        return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.scale)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        return {**super().get_config_dict(), "angle_weight": self.angle_weight}
+
+    @property
+    def citation(self) -> str:
+        return ANGLE_CITATION + super().citation

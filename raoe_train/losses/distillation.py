@@ -1,0 +1,132 @@
+"""Distillation from a teacher that is asked for every batch: its similarities, or how it ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from torch import Tensor, nn
+
+from raoe_kernels import list_mle_loss, pairwise_cosine
+from raoe_train.losses.cached import CachedLoss
+
+Embed = Callable[[Sequence[str]], np.ndarray]
+
+
+class DistillationLoss(CachedLoss):
+    """What losses with a teacher on the fly share: the frozen encoder reads each batch's texts, as they are, anew.
+
+    A batch is two columns of B sentences, with labels {"texts": the two columns' texts, B strings each} from
+    raoe_train.TextCollator, since the teacher has a tokenizer and a prompt of its own.
+
+    Args:
+        model: the encoder that is trained.
+        embed: n sentences -> the teacher's embeddings, [n, D'] float32; D' need not be the student's dimension. It is
+            no part of this module, so nothing trains, moves or saves it; autocast around the loss is around it, too.
+            raoe_train.frozen.embedder makes one.
+        scale: tau, > 0; what it does the subclass says.
+        mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
+
+    ValueError: gather_across_devices; each process compares within its own batch.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        embed: Embed,
+        scale: float = 20.0,
+        *,
+        mini_batch_size: int | None = None,
+        gather_across_devices: bool = False,
+    ) -> None:
+        if gather_across_devices:
+            raise ValueError(
+                f"{type(self).__name__} compares within the batch of each process: leave gather_across_devices false"
+            )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size)
+        self._embed = embed
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor:
+        """The loss of a batch, ().
+
+        Args:
+            sentence_features: tokenised columns, two of them with B rows each.
+            labels: see DistillationLoss.
+        """
+        if self.uses_gradient_cache:
+            return self.forward_cached(sentence_features, labels)
+        return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        """The loss, (), of two columns of (B, D) embeddings. ValueError for other columns, or texts that do not fit."""
+        texts = labels.get("texts") if isinstance(labels, Mapping) else None
+        if texts is None:
+            raise ValueError(f"{type(self).__name__} needs the batch's texts: use raoe_train.TextCollator")
+        if len(embeddings) != 2 or [len(column) for column in texts] != [len(column) for column in embeddings]:
+            raise ValueError(
+                f"{type(self).__name__} compares 2 columns of sentences with their texts, got "
+                f"{[len(column) for column in embeddings]} embeddings and {[len(column) for column in texts]} texts"
+            )
+        own = embeddings[0]
+        # One call for both columns: the teacher encodes each distinct sentence once, sorted by length.
+        made = torch.from_numpy(self._embed([text for column in texts for text in column])).to(own.device)
+        # bfloat16's three digits are no order, and a coarse target.
+        with torch.autocast(own.device.type, enabled=False):
+            a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
+            return self._loss(a, b, made[: len(own)].to(a.dtype), made[len(own) :].to(a.dtype))
+
+    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+        return self.compute_loss_from_embeddings(embeddings, labels)
+
+    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def citation(self) -> str:
+        return _RANKCSE_CITATION
+
+
+class SimilarityDistillationLoss(DistillationLoss):
+    """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
+
+    MSE of the RAOE paper's Table 4, which "distills similarities from teacher-generated embeddings (on-the-fly)". With
+    the teacher's cosines as static scores it is loss mse, the table's MSE2. `scale` has no part in it.
+    """
+
+    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+        return nn.functional.mse_loss(pairwise_cosine(a, b), pairwise_cosine(teacher_a, teacher_b))
+
+
+class RankDistillationLoss(DistillationLoss):
+    """Each first sentence ranks all second sentences of the batch, and is to rank them as the teacher does: ListMLE.
+
+    The student's B x B cosines times `scale` against the order of the teacher's, over ``list_mle_loss``: the rank
+    distillation of RankCSE (Liu et al. 2023, section 3.3, ListMLE). Of RankCSE this is that part alone: its InfoNCE and
+    its consistency of two dropout views are not in it, and the two columns of pairs take the place of the two views.
+    RankCSE leaves the diagonal out, a sentence with itself; here it is a pair like the others, and stays.
+    """
+
+    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+        student, teacher = _cosines(a, b), _cosines(teacher_a, teacher_b)
+        return list_mle_loss(student, teacher, tau=self.scale)
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    """(B, D), (B, D) -> (B, B)."""
+    return nn.functional.normalize(a, dim=1) @ nn.functional.normalize(b, dim=1).T
+
+
+_RANKCSE_CITATION = """
+@inproceedings{liu2023rankcse,
+    title = {{RankCSE}: Unsupervised Sentence Representations Learning via Learning to Rank},
+    author = {Liu, Jiduan and Liu, Jiahao and Wang, Qifan and Wang, Jingang and Wu, Wei and Xian, Yunsen and Zhao,
+        Dongyan and Chen, Kai and Yan, Rui},
+    booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics},
+    year = {2023},
+    doi = {10.18653/v1/2023.acl-long.771}
+}
+"""
