@@ -80,19 +80,21 @@ def last_checkpoint(folder: Path) -> str | None:
 def log_writer(path: Path) -> Any:
     from transformers import TrainerCallback
 
+    def line(entry: dict[str, Any]) -> str:
+        # transformers' train_loss divides the losses since the last resume by all steps
+        return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
+
     class LogWriter(TrainerCallback):
         """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
-                path.write_text(
-                    "".join(json.dumps(entry) + "\n" for entry in state.log_history), encoding="utf-8"
-                )
+                path.write_text("".join(map(line, state.log_history)), encoding="utf-8")
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
                 with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(state.log_history[-1]) + "\n")
+                    file.write(line(state.log_history[-1]))
 
     return LogWriter()
 
