@@ -24,8 +24,8 @@ def main() -> None:
             tally = disturbed(jobs[name], Path(made) / name, chosen.kills, chosen.seed)
             kinds = ", ".join(f"{count} {kind}" for kind, count in tally.kills.items())
             print(
-                f"{name} ({tally.seconds:.1f} s, {tally.operations} file operations): {kinds}; {tally.finished} outputs finished, each like the undisturbed one's; "
-                f"{time.perf_counter() - began:.0f} s",
+                f"{name} ({tally.seconds:.1f} s, {tally.operations} file operations): {kinds}; {tally.finished} "
+                f"outputs finished, each like the undisturbed one's; {time.perf_counter() - began:.0f} s",
                 flush=True,
             )
             for place, count in tally.places.most_common():

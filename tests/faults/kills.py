@@ -62,7 +62,7 @@ class Moment:
 
 @dataclass
 class Tally:
-    """What came of it: kills by kind, attempts that were finished before their moment, and where operations were cut."""
+    """What came of it: kills by kind, outputs that were finished, the operations that were cut."""
 
     kills: Counter[str] = field(default_factory=Counter)
     finished: int = 0

@@ -42,7 +42,9 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
         "settings": {**{k: v for k, v in recipe.items() if k != "model"}, "model": {**recipe["model"]}},
         "seeds": [1],
         "tasks": [dev],
-        "variants": {"raoe": {}, "second": {"after": "raoe", "loss.name": "rank_margin"}, "cosent": {"loss.name": "cosent"}},
+        "variants": {
+            "raoe": {}, "second": {"after": "raoe", "loss.name": "rank_margin"}, "third": {"loss.name": "cosent"}
+        },
     }
     sweep["settings"]["model"].pop("name")
     sweep["settings"]["training"] = {**training, "epochs": 1}
