@@ -14,6 +14,7 @@ from typing import Any
 from raoe_train.run_directory import newest_checkpoint
 
 SHOWN = 3  # rows of a batch with their texts
+LEFT = "its gradient left weights that are not finite"
 CHUNK = 1024  # rows of a dataset, tokenised together when a batch's are looked for
 
 
@@ -32,23 +33,21 @@ def stopping(trainer_class: type, losses: Sequence[str]) -> type:
     class Stopping(trainer_class):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **settings: Any) -> None:
             super().__init__(*arguments, **settings)
-            self._batches: list[Any] = [None, None]  # of the step before, of this one
+            self.batch: Any = None  # of the step that is under way, or was last
             self.add_callback(BeforeSaving(self))
 
         def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-            self._batches = [self._batches[1], dict(inputs)]
+            before, self.batch = self.batch, dict(inputs)
             loss = super().training_step(model, inputs, *arguments, **settings)
             if not math.isfinite(loss):
-                raise FloatingPointError(self._what_happened(f"the loss is {float(loss)}"))
+                step, found = self.state.global_step + 1, f"the loss is {float(loss)}"
+                if before is not None and not finite_weights(self.model):
+                    raise self.error(step - 1, f"{LEFT} ({found} after it)", before)
+                raise self.error(step, found, self.batch)
             return loss
 
-        def _what_happened(self, found: str) -> str:
-            step, batch = self.state.global_step + 1, self._batches[1]
-            if not finite_weights(self.model):
-                # this loss is no surprise: what was trained on before is to blame
-                found += "; the weights were not finite before it, from the gradient of the step before"
-                step, batch = step - 1, self._batches[0] or batch
-            return "\n".join([f"step {step}: {found}", *self._rows(batch), *self._hints()])
+        def error(self, step: int, found: str, batch: Any) -> FloatingPointError:
+            return FloatingPointError("\n".join([f"step {step}: {found}", *self._rows(batch), *self._hints()]))
 
         def _rows(self, batch: Mapping[str, Any]) -> Iterator[str]:
             of = self.accelerator.process_index
@@ -89,12 +88,9 @@ def stopping(trainer_class: type, losses: Sequence[str]) -> type:
             self.trainer = trainer
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if (control.should_save or control.should_evaluate) and not finite_weights(self.trainer.model):
-                state.global_step -= 1  # the step is not over
-                batches = self.trainer._batches
-                self.trainer._batches = [batches[1], batches[1]]
-                state.global_step += 1
-                raise FloatingPointError(self.trainer._what_happened("the weights are not finite"))
+            last = state.global_step >= state.max_steps
+            if (last or control.should_save or control.should_evaluate) and not finite_weights(self.trainer.model):
+                raise self.trainer.error(state.global_step, LEFT, self.trainer.batch)
 
         on_epoch_end = on_step_end
 
