@@ -128,20 +128,23 @@ def _starting_encoder(config: TrainConfig, initial: Path, texts: list[str], seed
     """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
     from raoe_train.encoder import SCRATCH, load_encoder
 
-    scratch, chosen = config.model.name == SCRATCH, config.model
-    there = scratch and in_first((initial / "modules.json").is_file)
-    if there:
-        chosen = dataclasses.replace(chosen, name=str(initial))
-    model = load_encoder(chosen, sentences=texts, seed=seed, train=True)
+    if config.model.name != SCRATCH:
+        return load_encoder(config.model, sentences=texts, seed=seed, train=True)
+    made: list[Any] = []
 
-    def keep() -> None:
-        model.save_pretrained(str(partial(initial)), create_model_card=False)
+    def make() -> None:
+        if (initial / "modules.json").is_file():
+            return
+        made.append(load_encoder(config.model, sentences=texts, seed=seed, train=True))
+        made[0].save_pretrained(str(partial(initial)), create_model_card=False)
         shutil.rmtree(initial, ignore_errors=True)
         partial(initial).replace(initial)  # in one step: half of a tokenizer would be another one
 
-    if scratch and not there:
-        in_first(keep)
-    return model
+    # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
+    in_first(make)
+    if made:
+        return made[0]
+    return load_encoder(dataclasses.replace(config.model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def _encoder_trainer(
@@ -157,6 +160,12 @@ def _encoder_trainer(
     # the encoder's own; the trainer's collator does not look there
     prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     settings = _settings(config, has_dev=evaluator is not None)
+    world = rank_and_world()[1]
+    if world > 1:
+        # Batches are drawn for all processes together and then cut. Drawn for each, those of one step would be of
+        # different sources, whose scores cannot be compared, and would depend on the number of processes.
+        settings["per_device_train_batch_size"] = world * int(settings.get("per_device_train_batch_size", 8))
+        settings["accelerator_config"] = {**(settings.get("accelerator_config") or {}), "split_batches": True}
     args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
     lists, ours = reads(config.loss.name) == "lists", LOSSES[config.loss.name].ours is not None
     if args.gradient_accumulation_steps > 1 and not lists and (ours or config.loss.name in OF_BATCHES):
@@ -167,7 +176,7 @@ def _encoder_trainer(
     collator = (ListCollator if lists else ScoreLabelCollator)(
         preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
     )
-    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size, seed)
+    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size // world, seed)
     tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(scales.values()))
     trainer = stopping(SentenceTransformerTrainer, [f"a smaller loss.scale (now {tau})"] if tau else [])(
         model=model,
@@ -248,6 +257,7 @@ def _settings(config: TrainConfig, *, has_dev: bool) -> dict[str, Any]:
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
+        "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
         "dataloader_pin_memory": torch.cuda.is_available(),
         # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
         "use_cpu": config.model.device == "cpu" or not torch.accelerator.is_available(),
