@@ -46,9 +46,10 @@ def recipe(folder: Path, name: str, processes: int, **changes) -> tuple[Path, Pa
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.0}},
         "data": {"train": sources, "dev": dev},
         "loss": {"gather_across_devices": True, "scale": 5.0},
-        "training": {"epochs": 2, "batch_size": 8 // processes, "learning_rate": 1e-3, "logging_steps": 1},
+        "training": {"epochs": 2, "batch_size": 8 // processes, "learning_rate": 0.01, "logging_steps": 1,
+                     "optim": "sgd"},  # Adam makes whole steps of gradients that are rounding errors
         "output": str(folder / name),
-    }
+    }  # fmt: skip
     for section, values in changes.items():
         made[section] = {**made[section], **values}
     path = folder / f"{name}.yaml"
