@@ -106,7 +106,8 @@ def test_a_real_file_system(tmp_path, options, said):
     """In a mount namespace of its own, which ends with the process."""
     import yaml
 
-    probe = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+    mount = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    probe = subprocess.run(mount, capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("mounting is not allowed here")
     made = small(tmp_path)
