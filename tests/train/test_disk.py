@@ -1,9 +1,8 @@
 """Outputs that cannot be written and disks that are full: what is said, and what is left.
 
-Real here: /dev/full, which refuses every write with ENOSPC, in the place of one file of a run, for each of the writers
-(Python, safetensors, torch.save); a file in the place of a folder, which stops root too. In processes of their own where
-that is allowed (root, in Linux): a tmpfs of a few megabytes that does fill up, and one that is mounted read-only. Not
-real: EACCES, which root never gets, is only raised by hand where messages are looked at.
+Real here: /dev/full, which refuses every write with ENOSPC, in the place of one file of a checkpoint; a file in the
+place of a folder, which stops root too; where mounting is allowed (root, in Linux), a tmpfs that does fill up, and one
+that is mounted read-only. Not real: EACCES, which root never gets, is only raised by hand to look at messages.
 """
 
 from __future__ import annotations
