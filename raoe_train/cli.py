@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError, ModuleNotFoundError) as error:  # no file, a full disk, no such model
+    except (ValueError, OSError, ModuleNotFoundError, FloatingPointError) as error:
+        # no file, a full disk, no such model, a loss that is NaN
         if debug:
             raise
         print(f"raoe-train: {_explain(error)}", file=sys.stderr)

@@ -61,12 +61,17 @@ def in_shards(
 
     Under torchrun each process makes its own share and waits for the others'.
     """
-    rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
-    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
-    for number in tqdm(missing, desc=name, unit="shard", disable=None):
+    for number in tqdm(own_missing(paths), desc=name, unit="shard", disable=None):
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
     while not all(path.exists() for path in paths):
         time.sleep(0.2)
     return [np.load(path) for path in paths]
+
+
+def own_missing(paths: Sequence[Path]) -> list[int]:
+    """The numbers of the files that are this process's to make and are not there: what a shard holds never depends on
+    how many processes there are."""
+    rank, world = rank_and_world()
+    return [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]

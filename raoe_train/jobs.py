@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from raoe_train.disk import explained
 from raoe_train.recipe import load
 
 # The function of each job; it takes the job's configuration. Imported when asked for.
@@ -36,7 +37,9 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     Raises:
         ValueError: an unknown job, recipe or key, or a value that cannot be.
         FileNotFoundError: a file that is not there.
+        OSError: an output that cannot be written, or a full disk; the message says what to do.
     """
     config = load(job, recipe, overrides)
     module, name = FUNCTIONS[job].split(":")
-    return getattr(importlib.import_module(module), name)(config)
+    with explained(config.output if isinstance(getattr(config, "output", None), str) else None):
+        return getattr(importlib.import_module(module), name)(config)

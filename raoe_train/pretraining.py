@@ -35,6 +35,7 @@ def language_model_trainer(
     )
 
     from raoe_train.bidirectional.configuration import ARCHITECTURES
+    from raoe_train.finite import stopping
 
     decoder, tokenizer = model[0].model, model.tokenizer
     # With a head of its own, that would be trained, too, and then thrown away.
@@ -47,7 +48,7 @@ def language_model_trainer(
     ids = tokenizer(sentences, truncation=True, max_length=model.max_seq_length - 1)["input_ids"]
     rows = [{"input_ids": [*row, tokenizer.eos_token_id]} for row in ids]
     kept = [row for number, row in enumerate(rows) if number % HELD_OUT]
-    trainer = Trainer(
+    trainer = stopping(Trainer, [])(
         model=whole,
         args=TrainingArguments(**settings),
         train_dataset=Dataset.from_list(kept),

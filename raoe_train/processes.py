@@ -2,9 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+LOCK = "lock"
 
 
 def rank_and_world() -> tuple[int, int]:
     """(number of this process, how many there are); (0, 1) for one that was started alone."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def in_first(work: Callable[[], T]) -> T:
+    """What `work` gives the first process, in every process; the others wait for it.
+
+    They must have joined a process group. Where the first fails, it raises its error, and the others leave with
+    SystemExit: what is to be said is said once.
+    """
+    rank, world = rank_and_world()
+    if world == 1:
+        return work()
+    import torch.distributed as dist
+
+    found: list[Any] = [None]
+    if rank == 0:
+        try:
+            found = [(work(),)]
+        finally:
+            dist.broadcast_object_list(found, src=0)
+    else:
+        dist.broadcast_object_list(found, src=0)
+        if found[0] is None:
+            raise SystemExit(2)
+    return found[0][0]
+
+
+@contextlib.contextmanager
+def first_speaks() -> Iterator[None]:
+    """In this block only the first process prints."""
+    if rank_and_world()[0] == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+@contextlib.contextmanager
+def locked(folder: Path, concluded: Callable[[], object]) -> Iterator[None]:
+    """One process at a time, by a lock file in `folder`, which goes with the process that holds it.
+
+    Where `concluded` gives something true in the end, the folder is removed with all that is in it; else it stays, if
+    anything but the lock is in it.
+    """
+    import fcntl  # Windows has none, and nothing else here needs it
+
+    path = folder / LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            break
+        os.close(handle)  # it was removed while we waited, so it keeps nobody out any more
+    try:
+        yield
+    finally:
+        if concluded():
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # there is work in it
+                folder.rmdir()
+        os.close(handle)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TrainConfig
+from raoe_train.data.files import partial, write_text
 from raoe_train.recipe import to_dict
 
+CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 _NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache")
 
 
@@ -37,31 +39,35 @@ def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
     if recipe.is_file():
         theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
         if theirs == ours:
-            return finished_metrics(config)
+            finished = finished_metrics(config)
+            if finished is not None:
+                clear_unfinished(output)
+            return finished
         if not config.overwrite:
             changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
             raise ValueError(
                 f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
                 "choose another output, or --overwrite it"
             )
-    elif output.is_dir() and any(output.iterdir()) and not config.overwrite:
+    elif output.is_dir() and set(output.iterdir()) - {partial(recipe)} and not config.overwrite:
         raise ValueError(
             f"{output} is not empty and holds no run of ours; choose another output, or --overwrite"
         )
-    for name in ("checkpoints", "initial"):
+    for name in (CHECKPOINTS, INITIAL):
         shutil.rmtree(output / name, ignore_errors=True)
     for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
         (output / name).unlink(missing_ok=True)
-    output.mkdir(parents=True, exist_ok=True)
-    temporary = output / "recipe.yaml.part"
-    temporary.write_text(
-        yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
-    temporary.replace(recipe)
+    write_text(recipe, yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
     return None
 
 
-def last_checkpoint(folder: Path) -> str | None:
+def clear_unfinished(output: Path) -> None:
+    """Remove what only a run that is not finished needs."""
+    for name in (CHECKPOINTS, INITIAL, TEACHER):
+        shutil.rmtree(output / name, ignore_errors=True)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end (its state comes last)."""
     found = sorted(
         folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True
@@ -71,27 +77,28 @@ def last_checkpoint(folder: Path) -> str | None:
             json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        print(f"going on from {path}")
-        return str(path)
+        return path
     return None
 
 
 def log_writer(path: Path) -> Any:
     from transformers import TrainerCallback
 
+    def line(entry: dict[str, Any]) -> str:
+        # transformers' train_loss divides the losses since the last resume by all steps
+        return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
+
     class LogWriter(TrainerCallback):
         """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
-                path.write_text(
-                    "".join(json.dumps(entry) + "\n" for entry in state.log_history), encoding="utf-8"
-                )
+                path.write_text("".join(map(line, state.log_history)), encoding="utf-8")
 
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
                 with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(state.log_history[-1]) + "\n")
+                    file.write(line(state.log_history[-1]))
 
     return LogWriter()
 

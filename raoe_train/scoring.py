@@ -2,6 +2,8 @@
 
 The work goes shard by shard, one teacher after the other. Each finished shard is a file in OUTPUT.parts/ that
 appears in one step, so a killed job goes on after the last of them; OUTPUT is written in one step at the end.
+Under torchrun or accelerate each process makes its share of the shards. Whichever ends last writes OUTPUT; none waits
+for another, and a rerun may have more or fewer of them.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import gc
 import hashlib
 import itertools
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from raoe_train.data.fields import RowProblem, parse_label, parse_sentence, reso
 from raoe_train.data.files import KINDS, cell, data_kind, replacing, write_json, write_rows
 from raoe_train.data.sources import open_source
 from raoe_train.evaluation.encode import cosines, encode_sentences
+from raoe_train.frozen import own_missing
+from raoe_train.processes import LOCK, locked, rank_and_world
 from raoe_train.provenance import earlier_result, fingerprint, versions
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
     Returns:
         {"rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}}, "teachers",
-        "settings", "versions", "output"}.
+        "settings", "versions", "output"}; {"output", "waiting": True} where other processes have shards to finish.
 
     Raises:
         ValueError: not two teachers, options for an unknown one, columns score_1, score_2 or score already
@@ -77,17 +80,35 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "shard": SHARD,
     }
     summary, parts = _beside(output, ".json"), _beside(output, ".parts")
-    ours = _claim(parts, settings, config.overwrite)
-    # with our own parts beside it, the output is what we were about to replace, or did not come to sum up
-    if done := earlier_result(summary, output, settings, config.overwrite or ours):
-        shutil.rmtree(parts, ignore_errors=True)
-        print(f"{output} is there already, from the same input and teachers")
-        return done
-    write_json(parts / MANIFEST, settings)
-    for number, (name, options) in enumerate(teachers.items(), 1):
-        _score_with(name, options, table, parts, number, config)
 
-    scores = [np.concatenate([np.load(_part(parts, n, s)) for s in range(table.shards)]) for n in (1, 2)]
+    def concluded() -> dict[str, Any] | None:
+        return earlier_result(summary, output, settings, True)
+
+    with locked(parts, concluded):
+        ours = _claim(parts, settings, config.overwrite)
+        # with our own parts beside it, the output is what we were about to replace, or did not come to sum up
+        if done := earlier_result(summary, output, settings, config.overwrite or ours):
+            print(f"{output} is there already, from the same input and teachers")
+            return done
+        write_json(parts / MANIFEST, settings)
+    made = 0
+    for number, (name, options) in enumerate(teachers.items(), 1):
+        made += _score_with(name, options, table, _shards(parts, number, table), config)
+    with locked(parts, concluded):
+        if done := concluded():  # another process has ended since
+            return done
+        shards = [_shards(parts, number, table) for number in (1, 2)]
+        if not all(path.exists() for path in itertools.chain(*shards)):
+            print(f"{made} shards are done; other processes have some to finish")
+            return {"output": str(output), "waiting": True}
+        scores = [np.concatenate([np.load(path) for path in paths]) for paths in shards]
+        return _conclude(output, summary, table, scores, settings)
+
+
+def _conclude(
+    output: Path, summary: Path, table: _Table, scores: list[np.ndarray], settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Write the rows with their scores, the plot and the summary, which is returned."""
     mean = (scores[0] + scores[1]) / 2
     added = zip(scores[0].tolist(), scores[1].tolist(), mean.tolist(), strict=True)
     write_rows(
@@ -98,6 +119,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
             for fields, values in zip(table, added, strict=True)
         ),
     )
+    by_label = _by_label(table.labels, mean)
     result = {
         "output": str(output),
         "rows": table.rows,
@@ -105,15 +127,14 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "mean": float(mean.mean()),
         "by_label": {
             name: {"rows": len(values), "mean": float(values.mean()), "std": float(values.std())}
-            for name, values in _by_label(table.labels, mean).items()
+            for name, values in by_label.items()
         },
-        "teachers": list(teachers),
+        "teachers": [teacher["name"] for teacher in settings["teachers"]],
         "settings": settings,
         "versions": versions(),
     }
-    _plot(_by_label(table.labels, mean), _beside(output, ".png"))
+    _plot(by_label, _beside(output, ".png"))
     write_json(summary, result)
-    shutil.rmtree(parts)
     print(f"{table.rows} pairs scored, mean {result['mean']:.4f} -> {output}")
     return result
 
@@ -213,25 +234,25 @@ class _Table:
             return -1  # no part in the scores; reading the output for training will say so
 
 
-def _score_with(
-    name: str, options: dict[str, Any], table: _Table, parts: Path, number: int, config: ScoreConfig
-) -> None:
-    missing = {shard for shard in range(table.shards) if not _part(parts, number, shard).exists()}
+def _score_with(name: str, options: dict[str, Any], table: _Table, paths: list[Path], config: ScoreConfig) -> int:
+    """Make what is missing of this process's share of a teacher's shards; how many these were."""
+    missing = set(own_missing(paths))
     if not missing:
-        return
+        return 0
     model = _load_teacher(name, options, config.device)
     encoding = {key: options[key] for key in ("task", "prompt") if options.get(key) is not None}
-    with tqdm(total=table.rows, unit="pair", desc=f"S{number} {name}", disable=None) as bar:
+    with tqdm(total=table.rows, unit="pair", desc=name, disable=None, position=rank_and_world()[0] or None) as bar:
         for shard, pairs in enumerate(table.pairs()):
             if shard in missing:
                 sentences = [first for first, _ in pairs] + [second for _, second in pairs]
                 embeddings = encode_sentences(model, sentences, config.batch_size, **encoding)
-                with replacing(_part(parts, number, shard)) as temporary:
+                with replacing(paths[shard]) as temporary:
                     np.save(temporary, cosines(embeddings[: len(pairs)], embeddings[len(pairs) :]))
             bar.update(len(pairs))
     # one teacher in memory at a time
     del model
     gc.collect()
+    return len(missing)
 
 
 def _load_teacher(name: str, options: Mapping[str, Any], device: str | None) -> Any:
@@ -245,8 +266,8 @@ def _load_teacher(name: str, options: Mapping[str, Any], device: str | None) -> 
     return SentenceTransformer(str(folder) if folder.is_dir() else name, device=device, **loading)
 
 
-def _part(parts: Path, teacher: int, shard: int) -> Path:
-    return parts / f"score_{teacher}-{shard:06d}.npy"
+def _shards(parts: Path, teacher: int, table: _Table) -> list[Path]:
+    return [parts / f"score_{teacher}-{shard:06d}.npy" for shard in range(table.shards)]
 
 
 def _beside(output: Path, suffix: str) -> Path:
@@ -269,18 +290,21 @@ def _checked_output(config: ScoreConfig) -> Path:
 
 
 def _claim(parts: Path, settings: dict[str, Any], overwrite: bool) -> bool:
-    """Whether `parts` holds work of this very job; ValueError if another one's is there and may not be
-    replaced."""
+    """Whether `parts` holds work of this very job, and nothing else then; ValueError if another one's is there and may
+    not be replaced. Under the lock."""
     manifest = parts / MANIFEST
-    if not manifest.exists():
-        return False
-    if json.loads(manifest.read_text(encoding="utf-8")) == settings:
-        return True
-    if not overwrite:
-        raise ValueError(
-            f"{parts} holds unfinished work of other teachers or another input; overwrite replaces it"
-        )
-    shutil.rmtree(parts)
+    if manifest.exists():
+        if json.loads(manifest.read_text(encoding="utf-8")) == settings:
+            return True
+        if not overwrite:
+            raise ValueError(
+                f"{parts} holds unfinished work of other teachers or another input; overwrite replaces it"
+            )
+        manifest.unlink()
+    # shards without a manifest are what a kill left of removing another job's
+    for path in parts.iterdir():
+        if path.name != LOCK:
+            path.unlink()
     return False
 
 

@@ -20,7 +20,7 @@ from raoe_train.data.files import write_json
 from raoe_train.jobs import run as run_job
 from raoe_train.provenance import digest
 from raoe_train.recipe import load, merge, nest, to_dict
-from raoe_train.run_directory import finished_metrics
+from raoe_train.run_directory import clear_unfinished, finished_metrics
 from raoe_train.sweep_report import write_report
 from raoe_train.training import polarity_of, train
 
@@ -98,6 +98,8 @@ def sweep(config: SweepConfig) -> dict[str, Any]:
             if error is not None:
                 failed.append(run.directory.name)
                 print(f"{run.name} failed: {error}", flush=True)
+        elif not missing:
+            clear_unfinished(run.directory)  # where a kill came between
         if not config.keep_models:
             _drop_weights(runs)
         write_report(output, config, list(_results(runs)), start, failed)
@@ -257,11 +259,10 @@ def _drop_weights(runs: list[Run]) -> None:
     }
     for run in runs:
         if run.name not in needed and finished_metrics(run.config) is not None:
+            # no model any more, and it must not look like one, after a kill neither
+            (run.directory / "modules.json").unlink(missing_ok=True)
             for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model*.bin")]:
                 path.unlink()
-            (run.directory / "modules.json").unlink(
-                missing_ok=True
-            )  # no model any more, and it should not look like one
 
 
 def _results(runs: list[Run]) -> Iterator[dict[str, Any]]:

@@ -21,9 +21,9 @@ from raoe_train.data.files import write_json
 from raoe_train.evaluation.encode import unit_rows
 from raoe_train.processes import rank_and_world
 from raoe_train.provenance import digest, fingerprint
+from raoe_train.run_directory import TEACHER
 
 SHARD = 256  # lists; what a kill can cost
-CACHE = "teacher"  # in a run's output, until the run is finished
 # Of encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first token as it
 # is, without BERT's own pooler.
 POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
@@ -66,7 +66,7 @@ def with_targets(dataset: Any, config: TrainConfig, seed: int) -> Any:
         "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
     }
     if config.teacher.information != "ranking":
-        cache = Path(config.teacher.cache or Path(config.output or "", CACHE))
+        cache = Path(config.teacher.cache or Path(config.output or "", TEACHER))
         # Of the lists as they were: the cosines of a shuffled list are the same, elsewhere.
         found = similarities(lists, config.teacher, cache)
         omega = config.teacher.omega if config.teacher.information == "both" else 0.0

@@ -15,11 +15,19 @@ from typing import Any
 
 from raoe_train.config import TRAINING_NAMES, PolarityConfig, TrainConfig
 from raoe_train.data.conditional import read_scored
-from raoe_train.data.files import write_json
+from raoe_train.data.files import partial, write_json
 from raoe_train.objectives import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
+from raoe_train.processes import first_speaks, in_first, rank_and_world
 from raoe_train.provenance import commit, versions
-from raoe_train.run_directory import claim_output, last_checkpoint, log_writer
-from raoe_train.teaching import CACHE, check_teacher
+from raoe_train.run_directory import (
+    CHECKPOINTS,
+    INITIAL,
+    claim_output,
+    clear_unfinished,
+    log_writer,
+    newest_checkpoint,
+)
+from raoe_train.teaching import check_teacher
 from raoe_train.training_data import read_training_data
 
 logger = logging.getLogger(__name__)
@@ -28,14 +36,14 @@ logger = logging.getLogger(__name__)
 SHORT_NAMES = {short: long for long, short in TRAINING_NAMES.items()}
 OWN_KEYS = ("patience",)
 DEV_METRIC = "eval_dev_spearman_cosine"
-CHECKPOINTS = "checkpoints"
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
     """Train an encoder and save it, with recipe.yaml, metrics.json, log.jsonl and run.png, in
     ``config.output``.
 
-    Run again with the same configuration it goes on where it stopped; a finished run is returned at once.
+    Run again with the same configuration it goes on where it stopped; a finished run is returned at once. Under
+    torchrun or accelerate all processes train together; the first writes and prints.
 
     Returns:
         What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting
@@ -45,10 +53,16 @@ def train(config: TrainConfig) -> dict[str, Any]:
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
         FileNotFoundError: data or a model that is not there.
+        FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
-    _check(config)
-    output = Path(config.output or "")
-    finished = claim_output(output, config)
+    with first_speaks():
+        _check(config)
+        return _train(config, Path(config.output or ""))
+
+
+def _train(config: TrainConfig, output: Path) -> dict[str, Any]:
+    _join(_settings(config, has_dev=False))
+    finished = in_first(lambda: claim_output(output, config))
     if finished is not None:
         print(f"{output} is finished; nothing to do")
         return finished
@@ -57,19 +71,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
     from transformers import set_seed
 
     from raoe_train.costs import CostMeter
-    from raoe_train.encoder import SCRATCH, load_encoder
 
     started = time.time()
     seed = int(config.training.get("seed", 42))
     set_seed(seed)
     datasets, texts = read_training_data(config, seed)
-    initial = output / "initial"
-    model_config = config.model
-    if config.model.name == SCRATCH and (initial / "modules.json").is_file():
-        model_config = dataclasses.replace(config.model, name=str(initial))
-    model = load_encoder(model_config, sentences=texts, seed=seed, train=True)
-    if model_config.name == SCRATCH:
-        model.save_pretrained(str(initial), create_model_card=False)
+    model = _starting_encoder(config, output / INITIAL, texts, seed)
     evaluator = _dev_evaluator(config)
     before = _dev_metrics(evaluator, model)
     if config.evaluation.before:
@@ -81,7 +88,10 @@ def train(config: TrainConfig) -> dict[str, Any]:
     trainer.add_callback(log_writer(output / "log.jsonl"))
     meter = CostMeter(model.device)
     trainer.add_callback(meter)
-    trainer.train(resume_from_checkpoint=last_checkpoint(output / CHECKPOINTS))
+    checkpoint = in_first(lambda: newest_checkpoint(output / CHECKPOINTS))
+    if checkpoint is not None:
+        print(f"going on from {checkpoint}")
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     metrics: dict[str, Any] = {
         "before": before,
         "after": {**_dev_metrics(evaluator, model), **_tasks(config, model)},
@@ -96,16 +106,50 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "versions": versions(),
         "commit": commit(),
         "threads": torch.get_num_threads(),
+        "processes": rank_and_world()[1],
     }
-    if not trainer.is_world_process_zero():
+
+    def save() -> dict[str, Any]:
+        model.save_pretrained(str(output))
+        _plot(trainer.state.log_history, output / "run.png")
+        write_json(output / "metrics.json", metrics)
+        clear_unfinished(output)  # there is nothing to resume
+        print(f"{_summary(metrics)}\nsaved to {output}")
         return metrics
-    model.save_pretrained(str(output))
-    _plot(trainer.state.log_history, output / "run.png")
-    write_json(output / "metrics.json", metrics)
-    for folder in (output / CHECKPOINTS, output / CACHE, initial):  # the run is finished: nothing to resume
-        shutil.rmtree(folder, ignore_errors=True)
-    print(f"{_summary(metrics)}\nsaved to {output}")
-    return metrics
+
+    return in_first(save)
+
+
+def _join(settings: dict[str, Any]) -> None:
+    """Start the group of torchrun's processes, before the trainer does it: they agree on things before there is one."""
+    if rank_and_world()[1] > 1:
+        from transformers import TrainingArguments
+
+        keys = ("output_dir", "use_cpu", "ddp_backend", "ddp_timeout")
+        _ = TrainingArguments(**{key: settings[key] for key in keys if key in settings}).device
+
+
+def _starting_encoder(config: TrainConfig, initial: Path, texts: list[str], seed: int) -> Any:
+    """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
+    from raoe_train.encoder import SCRATCH, load_encoder
+
+    if config.model.name != SCRATCH:
+        return load_encoder(config.model, sentences=texts, seed=seed, train=True)
+    made: list[Any] = []
+
+    def make() -> None:
+        if (initial / "modules.json").is_file():
+            return
+        made.append(load_encoder(config.model, sentences=texts, seed=seed, train=True))
+        made[0].save_pretrained(str(partial(initial)), create_model_card=False)
+        shutil.rmtree(initial, ignore_errors=True)
+        partial(initial).replace(initial)  # in one step: half of a tokenizer would be another one
+
+    # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
+    in_first(make)
+    if made:
+        return made[0]
+    return load_encoder(dataclasses.replace(config.model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def _encoder_trainer(
@@ -115,9 +159,17 @@ def _encoder_trainer(
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers.trainer_callback import EarlyStoppingCallback
 
+    from raoe_train.finite import stopping
+
     # the encoder's own; the trainer's collator does not look there
     prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     settings = _settings(config, has_dev=evaluator is not None)
+    world = rank_and_world()[1]
+    if world > 1:
+        # Batches are drawn for all processes together and then cut. Drawn for each, those of one step would be of
+        # different sources, whose scores cannot be compared, and would depend on the number of processes.
+        settings["per_device_train_batch_size"] = world * int(settings.get("per_device_train_batch_size", 8))
+        settings["accelerator_config"] = {**(settings.get("accelerator_config") or {}), "split_batches": True}
     args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
     lists, ours = reads(config.loss.name) == "lists", LOSSES[config.loss.name].ours is not None
     if args.gradient_accumulation_steps > 1 and not lists and (ours or config.loss.name in OF_BATCHES):
@@ -129,8 +181,11 @@ def _encoder_trainer(
     collator = kind and kind(
         preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
     )
-    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size, seed, config.teacher)
-    trainer = SentenceTransformerTrainer(
+    losses, scales = make_losses(
+        config.loss, model, datasets, args.train_batch_size // world, seed, config.teacher
+    )
+    tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(scales.values()))
+    trainer = stopping(SentenceTransformerTrainer, [f"a smaller loss.scale (now {tau})"] if tau else [])(
         model=model,
         args=args,
         train_dataset=datasets,
@@ -212,6 +267,7 @@ def _settings(config: TrainConfig, *, has_dev: bool) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "seed": 42,
         "logging_steps": 10,
+        "logging_nan_inf_filter": False,  # a run stops there; see raoe_train.finite
         "report_to": "none",
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
@@ -222,6 +278,7 @@ def _settings(config: TrainConfig, *, has_dev: bool) -> dict[str, Any]:
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
+        "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
         "dataloader_pin_memory": torch.cuda.is_available(),
         # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
         "use_cpu": config.model.device == "cpu" or not torch.accelerator.is_available(),

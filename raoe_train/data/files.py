@@ -181,6 +181,12 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
+def partial(path: Path) -> Path:
+    """Where a file, or a folder, is while it is written: always there, so that what a kill leaves is written over."""
+    # in front, so that the suffix still names the format
+    return path.with_name(f".partial.{path.name}")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place when the block ends well and is removed when it
@@ -190,9 +196,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # in front, so that the suffix still names the format; always the same, so that what a kill leaves is
-    # written over
-    temporary = path.with_name(f".partial.{path.name}")
+    temporary = partial(path)
     try:
         yield temporary
         os.replace(temporary, path)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from raoe_train.data.files import replacing, write_json
+from raoe_train.processes import locked
 
 FAILED = ".failed.jsonl"
 T = TypeVar("T")
@@ -47,27 +47,8 @@ class Ledger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time; the lock goes with the process that holds it, and leaves nothing behind."""
-        path = self.parts / "lock"
-        while True:
-            self.parts.mkdir(parents=True, exist_ok=True)
-            try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            except FileNotFoundError:  # another process has just removed the folder
-                continue
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.fstat(handle).st_nlink:
-                break
-            os.close(handle)  # it was removed while we waited, so it keeps nobody out any more
-        try:
+        with locked(self.parts, self._concluded):
             yield
-        finally:
-            if self._concluded():
-                shutil.rmtree(self.parts, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-                with suppress(OSError):  # it has chains in it
-                    self.parts.rmdir()
-            os.close(handle)
 
     def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
         """What OUTPUT.json says of these settings, or None where there is nothing from before. Under the lock.

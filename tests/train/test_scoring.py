@@ -171,6 +171,48 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     ]
 
 
+def test_shards_that_a_kill_left_of_another_job_are_not_taken(pairs, teachers, tmp_path, small_shards, encoded):
+    """Killed while another job's parts were removed, the manifest first."""
+    whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
+    scoring.score(config(pairs, teachers, whole))
+    parts = tmp_path / "scored.tsv.parts"
+    for manifest in (None, {"teachers": "others"}):
+        parts.mkdir(exist_ok=True)
+        np.save(parts / "score_1-000000.npy", np.full(8, 0.5))
+        if manifest is not None:
+            output.unlink()
+            (parts / "manifest.json").write_text(json.dumps(manifest))
+            with pytest.raises(ValueError, match="unfinished work of other teachers"):
+                scoring.score(config(pairs, teachers, output))
+        scoring.score(config(pairs, teachers, output, overwrite=manifest is not None))
+        assert output.read_bytes() == whole.read_bytes()
+        assert not parts.exists()
+
+
+def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+    """Three of them, of which one dies and another never starts; then two."""
+    whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
+    expected = scoring.score(config(pairs, teachers, whole))
+    encoded.clear()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank, sizes in ((2, [16, 16]), (0, [16, 16, 4])):
+        monkeypatch.setenv("RANK", str(rank))
+        assert scoring.score(config(pairs, teachers, output)) == {"output": str(output), "waiting": True}
+        assert encoded == sizes * 2 and not output.exists()
+        encoded.clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in (0, 1):
+        monkeypatch.setenv("RANK", str(rank))
+        found = scoring.score(config(pairs, teachers, output))
+        assert found.get("waiting", False) == (rank == 0)
+        assert encoded == [16, 16]
+        encoded.clear()
+    assert found == {**expected, "output": str(output)}
+    assert output.read_bytes() == whole.read_bytes()
+    assert not (tmp_path / "scored.tsv.parts").exists()
+    assert scoring.score(config(pairs, teachers, output)) == found and encoded == []
+
+
 def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
     output = tmp_path / "scored.jsonl"
     scoring.score(config(pairs, teachers, output))

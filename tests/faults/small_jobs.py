@@ -1,0 +1,101 @@
+"""The jobs that are killed, on inputs made on the spot, and what must be the same in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.faults.kills import Job
+from tests.train.decoders import saved_decoder
+from tests.train.test_training import SCRATCH, write_pairs
+from tests.train.tiny import SENTENCES, tiny_encoder
+
+# What says how long it took, or how much, since a run was resumed.
+TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",
+         "train_steps_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
+         "tokens_per_second")  # fmt: skip
+
+
+def make_jobs(inputs: Path) -> dict[str, Job]:
+    """{name: job}, with their inputs written to a folder."""
+    inputs.mkdir(parents=True, exist_ok=True)
+    train, dev = write_pairs(inputs / "train.tsv"), write_pairs(inputs / "dev.tsv", rows=24)
+    training = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "eval_strategy": "steps",
+                "eval_steps": 3}  # fmt: skip
+    recipe = {
+        "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.2}},
+        "data": {"train": [train], "dev": dev},
+        "training": training,
+    }
+    rows = "".join(f"{SENTENCES[i % 11]} {i}\t{SENTENCES[(i * i + 3) % 11]}\n" for i in range(200))
+    pairs, texts = inputs / "pairs.tsv", inputs / "sentences.txt"
+    pairs.write_text("sentence1\tsentence2\n" + rows)
+    texts.write_text("".join(f"{SENTENCES[i % 11]} {i}\n" for i in range(24)))
+    teachers = []
+    for name, pooling in (("A", "mean"), ("B", "cls")):
+        tiny_encoder(double=False, pooling=pooling).save(str(inputs / name))
+        teachers.append(str(inputs / name))
+    writer = saved_decoder(inputs)
+    sweep = {
+        "base": "raoe-s1",
+        "model": "scratch",
+        "settings": {**{k: v for k, v in recipe.items() if k != "model"}, "model": {**recipe["model"]}},
+        "seeds": [1],
+        "tasks": [dev],
+        "variants": {
+            "raoe": {}, "second": {"after": "raoe", "loss.name": "rank_margin"}, "third": {"loss.name": "cosent"}
+        },
+    }
+    sweep["settings"]["model"].pop("name")
+    sweep["settings"]["training"] = {**training, "epochs": 1}
+    return {
+        "train": Job("train", lambda out: {**recipe, "output": str(out / "run")}, _files),
+        "score": Job(
+            "score",
+            lambda out: {"data.input": str(pairs), "teachers": teachers, "output": str(out / "scored.tsv"),
+                         "device": "cpu"},
+            _files,
+        ),
+        "generate": Job(
+            "generate",
+            lambda out: {
+                "model.name": writer, "model.device": "cpu", "data.input": str(texts),
+                "output": str(out / "chains.jsonl"),
+                "generation": {"steps": 3, "max_new_tokens": 6, "verify": False, "batch_size": 3,
+                               "prompt": "Again: {sentence} ->"},
+            },
+            _files,
+        ),
+        "sweep": Job("sweep", lambda out: {**sweep, "output": str(out / "sweep")}, _files),
+    }  # fmt: skip
+
+
+def _files(folder: Path) -> dict[str, Any]:
+    """{file: its content} of all files in a folder: JSON without times and what is said of one process's work, digests
+    of others, nothing of pictures."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir():
+            found[name] = "folder"
+        elif path.suffix == ".json":
+            found[name] = _without_times(json.loads(path.read_text(encoding="utf-8")))
+        elif path.suffix == ".jsonl":
+            found[name] = [_without_times(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        elif path.suffix == ".png":
+            found[name] = path.read_bytes()[:4]
+        elif path.name == "README.md":  # the model card has times, and examples that are drawn anew
+            found[name] = "card"
+        elif path.name == "report.md":  # minutes are in it
+            found[name] = path.read_text(encoding="utf-8").count("\n")
+        else:
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _without_times(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _without_times(value) for key, value in values.items() if key not in (*TIMES, "run")}
+    return [_without_times(value) for value in values] if isinstance(values, list) else values
