@@ -7,13 +7,10 @@ import os
 import pytest
 import torch
 
+import raoe_kernels
+from raoe_kernels._dispatch import NAMES
+
 HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton
-
-import raoe_kernels  # noqa: E402
-from raoe_kernels._dispatch import NAMES  # noqa: E402
-
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
 # Triton's interpreter and compiled Triton exclude each other in one process.
 PLACES = [(d, b) for d in DEVICES for b in NAMES if not (HAS_GPU and d == "cpu" and b == "triton")]
