@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.disk import explained
+from raoe_train.processes import rank_and_world
 from raoe_train.recipe import load
 
 # The function of each job; it takes the job's configuration. Imported when asked for.
@@ -23,6 +24,7 @@ FUNCTIONS = {
     "export": "raoe_train.exporting:export",
     "check": "raoe_train.checking:check",
 }
+SHARED = ("train", "score", "generate")  # what several processes do together
 
 
 def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
@@ -35,11 +37,13 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
             (``**{"training.epochs": 1}``).
 
     Raises:
-        ValueError: an unknown job, recipe or key, or a value that cannot be.
+        ValueError: an unknown job, recipe or key, a value that cannot be, or several processes for a job of one.
         FileNotFoundError: a file that is not there.
         OSError: an output that cannot be written, or a full disk; the message says what to do.
     """
     config = load(job, recipe, overrides)
+    if job not in SHARED and rank_and_world()[1] > 1:
+        raise ValueError(f"{job} is for one process: start it without torchrun (for several: {', '.join(SHARED)})")
     module, name = FUNCTIONS[job].split(":")
     with explained(config.output if isinstance(getattr(config, "output", None), str) else None):
         return getattr(importlib.import_module(module), name)(config)

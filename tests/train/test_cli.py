@@ -65,6 +65,13 @@ def test_a_job_that_failed_in_part_fails(monkeypatch):
     assert cli.main(["sweep"]) == 0
 
 
+@pytest.mark.parametrize("job", ["mine", "lists", "evaluate", "sweep"])
+def test_jobs_for_one_process_say_so(job, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main([job]) == 2
+    assert f"{job} is for one process: start it without torchrun" in capsys.readouterr().err
+
+
 def test_our_own_bugs_are_not_hidden(monkeypatch):
     def broken(*_, **__):
         raise KeyError("a bug")
