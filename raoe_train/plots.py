@@ -14,7 +14,7 @@ from raoe_train.data.files import replacing
 logger = logging.getLogger(__name__)
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
-COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#999999")
+COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKS = "osD^vP"
 
 
