@@ -10,6 +10,7 @@ import numpy as np
 
 from raoe_train.data.files import write_json, write_text
 from raoe_train.data.lists import ChainData, read_chains
+from raoe_train.markdown import cell, table_head, table_row
 from raoe_train.provenance import digest, earlier_result, identity, versions
 
 if TYPE_CHECKING:
@@ -139,29 +140,26 @@ def _page(result: dict[str, Any]) -> str:
         "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
         "the second (95 % interval, chains resampled). Half would be no order.",
         "",
-        "| method | chains | given up | descending | " + " | ".join(f"cosine at {place}" for place in places) + " |",
-        "|---|---|---|---|" + "---|" * len(places),
+        *table_head(["method", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)]),
     ]
     for label, drifted in found.items():
         lost = "-" if label not in given_up else str(sum(given_up[label].values()))
-        values = " | ".join(_number(drifted["to_source"][place]) for place in places)
-        lines.append(f"| {_cell(label)} | {drifted['chains']} | {lost} | {_share(drifted)} | {values} |")
+        values = [_number(drifted["to_source"][place]) for place in places]
+        lines.append(table_row([cell(label), str(drifted["chains"]), lost, _share(drifted), *values]))
     for label, reasons in given_up.items():
         if reasons:
             lines += ["", f"Given up, {label}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
     lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:", ""]
-    lines += ["| method | " + " | ".join(map(str, places)) + " |", "|---|" + "---|" * len(places)]
+    lines += table_head(["method", *map(str, places)])
     for label, drifted in found.items():
-        values = " | ".join(_number(drifted["by_distance"][place]) for place in places)
-        lines.append(f"| {_cell(label)} | {values} |")
+        lines.append(table_row([cell(label), *(_number(drifted["by_distance"][place]) for place in places)]))
     lines += ["", "![mean cosines within a chain](similarity.png)"]
     for case in result["cases"]:
-        lines += ["", "## " + _cell(case["source"]), "", "In bold what is no further from it than the one before.", ""]
-        labels = list(case["chains"])
-        lines += ["| | " + " | ".join(map(_cell, labels)) + " |", "|---|" + "---|" * len(labels)]
+        lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before.", ""]
+        lines += table_head(["", *map(cell, case["chains"])])
         for place in range(max(map(len, case["chains"].values()))):
             cells = [_sentence(chain, place) for chain in case["chains"].values()]
-            lines.append(f"| {place + 1} | " + " | ".join(cells) + " |")
+            lines.append(table_row([str(place + 1), *cells]))
     made = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     return "\n".join([*lines, "", f"Made with {made}.", ""])
 
@@ -170,7 +168,7 @@ def _sentence(chain: list[list[Any]], place: int) -> str:
     if place >= len(chain):
         return ""
     text, cosine = chain[place]
-    shown = f"{_cell(text)} [{cosine:.4f}]"
+    shown = f"{cell(text)} [{cosine:.4f}]"
     return f"**{shown}**" if place and cosine >= chain[place - 1][1] else shown
 
 
@@ -184,6 +182,3 @@ def _share(drifted: dict[str, Any]) -> str:
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").split())

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train import plots
-from raoe_train.sweep_scores import LETTERS, PREFIX, by_variant, curves, mean, numeric_keys, score, table_row
+from raoe_train.markdown import table_head, table_row
+from raoe_train.sweep_scores import LETTERS, PREFIX, by_variant, curves, mean, numeric_keys, score
 
 
 def best_of_each(tasks: list[str], results: list[dict[str, Any]]) -> list[str]:
@@ -15,7 +16,7 @@ def best_of_each(tasks: list[str], results: list[dict[str, Any]]) -> list[str]:
     if not tasks or not results:
         return []
     lines = ["", "## Best of each", "", "By the mean of P and S.", ""]
-    lines += [table_row(["task", "variant", "P", "S", "mean"]), "|" + "---|" * 5]
+    lines += table_head(["task", "variant", "P", "S", "mean"])
     for task in tasks:
         for variant, rows in best_variants(results, task).items():
             lines.append(table_row([task.removeprefix(PREFIX), variant, *map(mean, _both(rows, task))]))

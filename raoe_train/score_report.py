@@ -14,9 +14,9 @@ import yaml
 from raoe_train.data.files import write_json, write_text
 from raoe_train.evaluation.comparing import LEVEL, bootstrap, interval, read_examples
 from raoe_train.evaluation.tasks import DEFAULT, Examples, main_score, mean_of_all, split_word
+from raoe_train.markdown import cell, table_head, table_row
 from raoe_train.plots import pictures, plot_differences, plot_task_scores
 from raoe_train.provenance import digest, earlier_result, versions
-from raoe_train.sweep_scores import table_row
 
 if TYPE_CHECKING:
     from raoe_train.config import ReportConfig
@@ -230,11 +230,10 @@ def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
             for task in result.tasks.values()
             if task.get("kind", DEFAULT) == kind
         )
-        lines += ["", f"## {kind}", "", f"{', '.join(metrics)} x 100", "", table_row(["model", *words])]
-        lines.append("|" + "---|" * (len(words) + 1))
+        lines += ["", f"## {kind}", "", f"{', '.join(metrics)} x 100", "", *table_head(["model", *words])]
         marks = {word: _marks([row[word] for row in rows.values()]) for word in words}
         for number, label in enumerate(rows):
-            lines.append(table_row([_cell(label), *(marks[word][number] for word in words)]))
+            lines.append(table_row([cell(label), *(marks[word][number] for word in words)]))
         papers = found["published"].get(kind, {})
         for label, row in papers.items():
             lines.append(table_row([f"*{label}*", *(_number(row[word]) for word in words)]))
@@ -262,12 +261,11 @@ def _difference_lines(differences: Mapping[str, Any], first: str, resamples: int
         "",
         "## Differences",
         "",
-        f"From {_cell(first)}, with the {LEVEL} % interval of a paired bootstrap over examples, {resamples:,} "
+        f"From {cell(first)}, with the {LEVEL} % interval of a paired bootstrap over examples, {resamples:,} "
         "resamples: how it would vary with other examples of the kind, not with other seeds of training. Bold where it "
         "leaves out 0.",
         "",
-        table_row(["task", "examples", *map(_cell, differences)]),
-        "|" + "---|" * (len(differences) + 2),
+        *table_head(["task", "examples", *map(cell, differences)]),
     ]
     for word in words:
         cells = [_difference(rows.get(word)) for rows in differences.values()]
@@ -301,13 +299,10 @@ def _provenance(found: Mapping[str, Any]) -> list[str]:
         if made_by["commit"]:
             parts.append(f"commit {made_by['commit']}")
         parts += [f"{name} {version}" for name, version in made_by["versions"].items()]
-        lines.append(f"- {_cell(label)}: {', '.join(parts)}")
+        lines.append(f"- {cell(label)}: {', '.join(parts)}")
     return lines
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())

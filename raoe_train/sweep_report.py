@@ -12,10 +12,11 @@ import yaml
 
 from raoe_train.config import SweepConfig
 from raoe_train.data.files import write_text
+from raoe_train.markdown import table_head, table_row
 from raoe_train.plots import pictures, plot_curves
 from raoe_train.polarity_report import best_of_each, polarity_plots
 from raoe_train.recipe import to_dict
-from raoe_train.sweep_scores import COSTS, PREFIX, by_variant, columns, curves, mean, numeric_keys, score, table_row
+from raoe_train.sweep_scores import COSTS, PREFIX, by_variant, columns, curves, mean, numeric_keys, score
 
 
 def write_report(
@@ -44,8 +45,7 @@ def _report(
         "",
         f"{_metrics(config.tasks, results)}, mean ± (sample) standard deviation over seeds.",
         "",
-        table_row(["variant", "seeds", *names, "steps", "minutes", *costs]),
-        "|" + "---|" * (len(names) + 4 + len(costs)),
+        *table_head(["variant", "seeds", *names, "steps", "minutes", *costs]),
     ]
     for model, scores in start.items():
         cells = [mean([score({"after": scores}, name)]) for name in names]
@@ -117,9 +117,8 @@ def _comparisons(pairs: list[Any], found: Mapping[str, list[dict[str, Any]]], na
         rows.append(table_row([f"{first} - {second}", str(len(seeds)), *cells]))
     if not rows:
         return []
-    head = ["difference", "seeds", *names]
     text = "Differences, x 100, with the p of a paired t-test over seeds:"
-    return ["", text, "", table_row(head), "|" + "---|" * len(head), *rows]
+    return ["", text, "", *table_head(["difference", "seeds", *names]), *rows]
 
 
 def _plots(

@@ -86,7 +86,3 @@ def numeric_keys(results: list[dict[str, Any]]) -> list[str]:
 
 def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def table_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

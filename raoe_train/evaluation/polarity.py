@@ -62,8 +62,8 @@ class PolarityTask(EmbeddingTask):
             options.k,
             options.discount,
         )
-        polarity, _ = evaluator.scores(embeddings)
-        return evaluator.report(embeddings, options.curve), Examples(100 * polarity)
+        result, polarity = evaluator.report(embeddings, options.curve)
+        return result, Examples(100 * polarity)
 
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:

@@ -115,9 +115,13 @@ class PolarityEvaluator(SentenceEvaluator):
         cosines = np.stack([self.reference[n + places] @ self.reference[i] for i, places in enumerate(found)])
         return (theirs[found] == own[:, None]).astype(np.float64), cosines.astype(np.float64)
 
-    def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> dict[str, Any]:
-        """{"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class": {class:
-        the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}} for each k of `curve`}, in percent."""
+    def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
+        """(a summary in percent, P of each sentence, [n] from 0 to 1).
+
+        The summary is {"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k",
+        "by_class": {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}} for each k of
+        `curve`}.
+        """
         most = max([self.k, *curve])
         if most > len(self.source_labels):
             raise ValueError(f"k is {most} and there are {len(self.source_labels)} source sentences: lower k")
@@ -142,7 +146,7 @@ class PolarityEvaluator(SentenceEvaluator):
             result["curve"] = {
                 str(size): {name: mean[name] for name in ("polarity", "similarity")} for size, mean in means.items()
             }
-        return result
+        return result, polarity
 
     def _weighted(self, same: np.ndarray, cosines: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """(P, S) of each sentence by the first k of what it found."""

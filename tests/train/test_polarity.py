@@ -59,7 +59,8 @@ def test_the_reference_is_asked_about_what_the_encoder_found():
 
 
 def test_report():
-    found = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
+    found, polarity = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
+    np.testing.assert_array_equal(polarity, evaluator().scores(EMBEDDINGS)[0])
     assert found["polarity"] == pytest.approx(50) and found["polarity_std"] == pytest.approx(100 / 6)
     assert found["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
     assert found["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
