@@ -1,4 +1,4 @@
-"""This process among those that torchrun or accelerate started."""
+"""This process among those that torchrun, accelerate or mpirun started."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOCK = "lock"
+# torchrun's and accelerate's, and those of MPICH and Intel, of Open MPI and of MVAPICH: the order is accelerate's.
+RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+WORLDS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 def rank_and_world() -> tuple[int, int]:
     """(number of this process, how many there are); (0, 1) for one that was started alone."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world = (next(filter(None, map(os.environ.get, names)), None) for names in (RANKS, WORLDS))
+    return int(rank or 0), int(world or 1)
 
 
 def in_first(work: Callable[[], T]) -> T:
@@ -29,6 +33,11 @@ def in_first(work: Callable[[], T]) -> T:
         return work()
     import torch.distributed as dist
 
+    if not dist.is_initialized():
+        raise ValueError(
+            f"this is process {rank} of {world}, but no group of them was made: on GPUs start them by torchrun or "
+            "accelerate launch, as mpirun's are joined on the CPU alone (model.device cpu)"
+        )
     found: list[Any] = [None]
     if rank == 0:
         try:

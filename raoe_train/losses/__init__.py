@@ -4,6 +4,12 @@ Each is used with ``SentenceTransformerTrainer`` as sentence-transformers' own l
 by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``) exactly: both give the
 gradient of the plain single-process batch.
 
+``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look.
+Others are an error of the collective or worse (gloo ends the process that has fewer rows; with
+TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares shapes and says which differ). ``"uneven"`` is for a loop of your own with
+last batches that differ: the processes, each with a row at least, first exchange their sizes, and a GPU waits for them.
+Under FSDP, which gathers layers in every forward, processes must also have as many mini-batches as each other.
+
 The losses of pairs see three numbers a pair: the cosine that the encoder gives it, its score and, for the angular part,
 its NLI label. Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2)
 tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.

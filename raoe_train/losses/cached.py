@@ -10,6 +10,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from torch import Tensor, nn
 
+from raoe_train.losses.gathering import Gather
+
 
 class CachedLoss(CachedLossMixin, nn.Module):
     """A loss module of sentence-transformers that encodes in mini-batches where `mini_batch_size` says so.
@@ -17,7 +19,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
     A subclass implements ``_of_whole_batch(embeddings, labels)``, the loss, (), of a batch whose (B, D) columns are
     whole again, and a ``forward`` that calls ``forward_cached`` where ``uses_gradient_cache`` is set.
 
-    ValueError: a scale that is not above 0, or a mini_batch_size below 1.
+    ValueError: a scale not above 0, a mini_batch_size below 1, or a gather_across_devices not True, False or "uneven".
     """
 
     def __init__(
@@ -26,17 +28,22 @@ class CachedLoss(CachedLossMixin, nn.Module):
         scale: float = 20.0,
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__()
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
+        if gather_across_devices not in (True, False, "uneven"):
+            raise ValueError(
+                f'gather_across_devices must be True, False or "uneven" (sizes differ), got {gather_across_devices!r}'
+            )
         self.model = model
         self.scale = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.gather_across_devices = gather_across_devices
+        self.uneven = gather_across_devices == "uneven"
         self.uses_gradient_cache = mini_batch_size is not None
 
     def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:

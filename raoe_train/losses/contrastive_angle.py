@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raoe_kernels import cosent_loss
 from raoe_train.losses.cosent import ANGLE_CITATION
-from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.gathering import Gather, gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
@@ -45,7 +45,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         symmetric: bool = False,
         mask_duplicates: bool = True,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model,
@@ -76,7 +76,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
         similarity = util.pairwise_angle_sim(anchor.repeat(len(others), 1), torch.cat(others))
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
         if self.gather_across_devices:
-            similarity, score, _ = gather_pairs(similarity, score, None)
+            similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
         return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.scale)
 
     def get_config_dict(self) -> dict[str, Any]:

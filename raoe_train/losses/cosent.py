@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss, pairwise_cosine
+from raoe_train.losses.gathering import Gather
 from raoe_train.losses.pairs import PairLoss
 
 
@@ -31,7 +32,7 @@ class CoSENTLoss(PairLoss):
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = util.pairwise_cos_sim,
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
@@ -76,7 +77,7 @@ class AnglELoss(CoSENTLoss):
         scale: float = 20.0,
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
 from raoe_train.losses.cached import CachedLoss
+from raoe_train.losses.gathering import Gather
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 
@@ -41,7 +42,7 @@ class DistillationLoss(CachedLoss):
         scale: float = 20.0,
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         if gather_across_devices:
             raise ValueError(

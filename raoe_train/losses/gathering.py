@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+Gather = bool | Literal["uneven"]  # what gather_across_devices may be; see raoe_train.losses
+
 
 def gather_pairs(
-    similarity: Tensor, score: Tensor, label: Tensor | None
+    similarity: Tensor, score: Tensor, label: Tensor | None, *, uneven: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """(B,) tensors of every process, concatenated in the order of ranks; the inputs themselves in a single
     process.
@@ -19,20 +21,23 @@ def gather_pairs(
     each takes the gradient of its own similarities times the number of processes: DistributedDataParallel,
     which averages, then arrives at exactly the gradient of one process with the whole batch.
     """
-    sizes, _ = process_rows(similarity)
+    sizes, _ = process_rows(similarity, uneven=uneven)
     if len(sizes) == 1:
         return similarity, score, label
     gathered = _GatherOwnGradient.apply(similarity, sizes)
     return gathered, _all_gather(score, sizes), None if label is None else _all_gather(label, sizes)
 
 
-def process_rows(own: Tensor) -> tuple[list[int], int]:
+def process_rows(own: Tensor, *, uneven: bool) -> tuple[list[int], int]:
     """How many rows each process has, in the order of ranks, and where `own`'s begin among them: ([B], 0) in a
-    single process."""
+    single process. As many as `own` has, unless `uneven`, where the processes tell each other."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [own.shape[0]], 0
-    rows = torch.tensor([own.shape[0]], device=own.device)
-    sizes = [int(size) for size in _all_gather(rows, [1] * dist.get_world_size())]
+    sizes = [own.shape[0]] * dist.get_world_size()
+    if uneven:
+        # int() makes a GPU wait for its queue.
+        rows = torch.tensor([own.shape[0]], device=own.device)
+        sizes = [int(size) for size in _all_gather(rows, [1] * len(sizes))]
     return sizes, sum(sizes[: dist.get_rank()])
 
 
@@ -62,23 +67,30 @@ class _GatherOwnGradient(torch.autograd.Function):
 class _GatherEveryGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, sizes: list[int]) -> Tensor:
-        rank = dist.get_rank()
-        ctx.start, ctx.rows = sum(sizes[:rank]), sizes[rank]
+        ctx.sizes = sizes
         return _all_gather(own, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Everybody's rows cross the wire, where reduce_scatter would send each process its own: gloo has none, and
-        # NCCL's wants equal shares.
+        rank, sizes = dist.get_rank(), ctx.sizes
         everyone = gradient.clone(memory_format=torch.contiguous_format)
+        if min(sizes) == max(sizes):
+            own = torch.empty_like(everyone[: sizes[rank]])
+            dist.reduce_scatter(own, list(everyone.split(sizes)))
+            return own, None
+        # reduce_scatter wants equal shares; this sends everybody's rows to every process, twice the bytes.
         dist.all_reduce(everyone)
-        return everyone.narrow(0, ctx.start, ctx.rows), None
+        return everyone.narrow(0, sum(sizes[:rank]), sizes[rank]), None
 
 
 def _all_gather(own: Tensor, sizes: list[int]) -> Tensor:
-    # all_gather wants equal shapes; a last batch may be shorter on some processes.
-    padded = own.new_zeros(max(sizes), *own.shape[1:])
-    padded[: own.shape[0]] = own.detach()
-    everyone = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(everyone, padded)
+    # all_gather wants equal shapes, so shorter ones are padded.
+    rows = max(sizes)
+    padded = own.detach().contiguous()
+    if len(own) < rows:
+        padded = torch.cat([padded, padded.new_zeros(rows - len(own), *own.shape[1:])])
+    everyone = padded.new_empty(len(sizes), *padded.shape)
+    dist.all_gather(list(everyone.unbind()), padded)
+    if min(sizes) == rows:
+        return everyone.flatten(0, 1)
     return torch.cat([part[:size] for part, size in zip(everyone, sizes, strict=True)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.losses.cached import CachedLoss
-from raoe_train.losses.gathering import gather_rows, process_rows
+from raoe_train.losses.gathering import Gather, gather_rows, process_rows
 
 
 class InfoNCELoss(CachedLoss):
@@ -45,7 +45,7 @@ class InfoNCELoss(CachedLoss):
         symmetric: bool = False,
         mask_duplicates: bool = True,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
@@ -94,7 +94,7 @@ class InfoNCELoss(CachedLoss):
                 f"texts must have shape {(len(own), len(embeddings))}, an id for each row and column of embeddings, "
                 f"got {tuple(texts.shape)}"
             )
-        sizes, start = process_rows(own) if self.gather_across_devices else ([len(own)], 0)
+        sizes, start = process_rows(own, uneven=self.uneven) if self.gather_across_devices else ([len(own)], 0)
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
         same = None if texts is None else _duplicates(gather_rows(texts.to(own.device), sizes))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
 from raoe_train.losses.cached import CachedLoss
-from raoe_train.losses.gathering import process_rows
+from raoe_train.losses.gathering import Gather, process_rows
 
 TIES = ("ordinal", "random")
 
@@ -40,7 +40,7 @@ class ListMLELoss(CachedLoss):
         mini_batch_size: encode so many sentences at a time, with the gradient of the whole batch.
         gather_across_devices: weigh processes by their sentences, so that the mean over processes, of the loss and, in
             DistributedDataParallel, of the gradient, is the whole batch's where their lists differ in length. (Where
-            they do not, it is that already.) Nothing but that number is gathered.
+            they do not, it is that already.) Nothing but that number is gathered, so True and "uneven" are the same.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ListMLELoss(CachedLoss):
         *,
         ties: str = "ordinal",
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         if ties not in TIES:
@@ -100,7 +100,7 @@ class ListMLELoss(CachedLoss):
             mask=mask.reshape(rows, longest),
             ties=self.ties,
         )
-        sizes = process_rows(own)[0] if self.gather_across_devices else [len(own)]
+        sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
 
     def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
 from raoe_train.losses.cached import CachedLoss
-from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.gathering import Gather, gather_pairs
 
 
 class LossParts(dict):
@@ -51,7 +51,7 @@ class PairLoss(CachedLoss):
         scale: float = 20.0,
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
@@ -81,7 +81,7 @@ class PairLoss(CachedLoss):
         score, label = self._targets(labels, embeddings[0].shape[0])
         similarity = self._similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity, score, label)
+            similarity, score, label = gather_pairs(similarity, score, label, uneven=self.uneven)
         return self._loss(similarity, score, label)
 
     def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:

@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
+from raoe_train.losses.gathering import Gather
 from raoe_train.losses.pairs import LossParts, PairLoss
 
 
@@ -34,7 +35,7 @@ class RankMarginLoss(PairLoss):
         ties: str = "average",
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
@@ -75,7 +76,7 @@ class GatedAngularLoss(PairLoss):
         gate: str = "label+score",
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
@@ -123,7 +124,7 @@ class RAOELoss(PairLoss):
         gate: str = "label+score",
         *,
         mini_batch_size: int | None = None,
-        gather_across_devices: bool = False,
+        gather_across_devices: Gather = False,
     ) -> None:
         super().__init__(
             model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices

@@ -1,10 +1,8 @@
-"""InfoNCELoss: the formula with its false negatives left out, caching, Matryoshka, gathering."""
+"""InfoNCELoss: the formula with its false negatives left out, caching, Matryoshka."""
 
 from __future__ import annotations
 
-import gc
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -254,45 +252,3 @@ def test_bad_input():
     for given, message in (([padded(5)], "got 1: add"), ([padded(5), short], "columns of 8, 7 rows")):
         with pytest.raises(ValueError, match=message):
             loss(given)
-
-
-def _process(rank, world, folder, sizes, expected):
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    model = tiny_encoder()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    _gathered_steps(model, rank, sizes, expected)
-    # Before the group goes what is wrapped must be gone, as in test_losses.py.
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def _gathered_steps(model, rank, sizes, expected):
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    start, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
-    own = [
-        {name: value[start:end] for name, value in column.items() if hasattr(value, "shape")}
-        for column in tokenised(model)
-    ]
-    parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
-    for settings, (value, gradient) in expected:
-        for mini_batch_size in (None, 2):
-            loss = InfoNCELoss(parallel, mini_batch_size=mini_batch_size, gather_across_devices=True, **settings)
-            found, found_gradient = step(loss, model, own, None)
-            dist.all_reduce(found)
-            torch.testing.assert_close(found / len(sizes), value, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-10)
-    alone = step(InfoNCELoss(parallel), model, own, None)[1]
-    assert not torch.allclose(alone, expected[0][1][1]), "without gathering the gradient is another one"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(5, 3), (4, 4)])
-def test_gathered_is_one_process(tmp_path, sizes):
-    model = tiny_encoder()
-    every: list[dict[str, Any]] = [{}, {"symmetric": True}, {"mask_duplicates": False, "symmetric": True}]
-    expected = [(settings, step(InfoNCELoss(model, **settings), model, tokenised(model), None)) for settings in every]
-    torch.multiprocessing.spawn(_process, (len(sizes), str(tmp_path), sizes, expected), nprocs=len(sizes))

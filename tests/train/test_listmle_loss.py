@@ -1,8 +1,7 @@
-"""ListMLELoss: the paper's formula, ragged lists, the trainer's batches, caching, Matryoshka, gathering."""
+"""ListMLELoss: the paper's formula, ragged lists, the trainer's batches, caching, Matryoshka."""
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 
@@ -286,42 +285,3 @@ def test_bad_input():
     squares[2][1, 4] = float("nan")
     with pytest.raises(ValueError, match="the teacher of list 2 of the batch has NaN"):
         loss.compute_loss_from_embeddings([column], labels(squares))
-
-
-def _process(rank, world, folder, shares, expected):
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    model = tiny_encoder()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    _gathered_steps(model, rank, shares, expected)
-    # Before the group goes what is wrapped must be gone, as in test_losses.py.
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def _gathered_steps(model, rank, shares, expected):
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    start, end = sum(shares[:rank]), sum(shares[: rank + 1])
-    squares = teachers()
-    parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
-    for use_teacher, (value, gradient) in zip((True, False), expected, strict=True):
-        features, made = collated(model, LISTS[start:end], squares[start:end] if use_teacher else None)
-        for mini_batch_size in (None, 2):
-            loss = ListMLELoss(parallel, mini_batch_size=mini_batch_size, gather_across_devices=True)
-            found, found_gradient = step(loss, model, features, made)
-            dist.all_reduce(found)
-            torch.testing.assert_close(found / len(shares), value, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-10)
-        alone = step(ListMLELoss(parallel), model, features, made)[1]
-        assert not torch.allclose(alone, gradient), "unweighted the gradient is another one"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shares", [(1, 3), (2, 2)])
-def test_gathered_is_one_process(tmp_path, shares):
-    model = tiny_encoder()
-    expected = [step(ListMLELoss(model), model, *collated(model, squares=squares)) for squares in (teachers(), None)]
-    torch.multiprocessing.spawn(_process, (len(shares), str(tmp_path), shares, expected), nprocs=len(shares))

@@ -1,9 +1,8 @@
-"""Loss modules: the papers' formulas, sentence-transformers' conventions, caching, Matryoshka, gathering."""
+"""Loss modules: the papers' formulas, sentence-transformers' conventions, caching, Matryoshka."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import warnings
 
@@ -274,49 +273,3 @@ def test_collator():
     listed = collate([{"a": "x", "b": "y", "label": [1.0, 0.5]}])
     assert listed["label"].tolist() == [[1.0, 0.5]]
     assert collate([{"a": "x", "b": "y", "label": 1}])["label"].tolist() == [1]
-
-
-def _process(rank, world, folder, sizes, expected):
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    model = tiny_encoder()
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
-    _gathered_steps(model, rank, sizes, expected)
-    # What is wrapped must be gone by now: a DistributedDataParallel that outlives its group joins the group's
-    # threads while it holds the interpreter's lock, which one of them may be waiting for.
-    gc.collect()
-    dist.destroy_process_group()
-
-
-def _gathered_steps(model, rank, sizes, expected):
-    from torch.nn.parallel import DistributedDataParallel
-
-    features, labels = batch(model)
-    start, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
-    own = [
-        {name: value[start:end] for name, value in column.items() if hasattr(value, "shape")}
-        for column in features
-    ]
-    mine = {name: value[start:end] for name, value in labels.items()}
-    parallel = DistributedDataParallel(
-        model, find_unused_parameters=True
-    )  # BERT's pooler is, as in the trainer
-    for mini_batch_size in (None, 2):
-        for name, (value, gradient) in expected.items():
-            made = {"RAOELoss": RAOELoss, "CoSENTLoss": CoSENTLoss}[name]
-            loss = made(parallel, mini_batch_size=mini_batch_size, gather_across_devices=True)
-            found, found_gradient = step(loss, model, own, mine)
-            torch.testing.assert_close(found, value, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(found_gradient, gradient, rtol=0, atol=1e-10)
-    alone = step(RAOELoss(parallel), model, own, mine)[1]
-    assert not torch.allclose(alone, expected["RAOELoss"][1]), "without gathering the gradient is another one"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(5, 4), (3, 3, 3)])
-def test_gathered_is_one_process(tmp_path, sizes):
-    model = tiny_encoder()
-    features, labels = batch(model)
-    expected = {loss.__name__: step(loss(model), model, features, labels) for loss in (RAOELoss, CoSENTLoss)}
-    torch.multiprocessing.spawn(_process, (len(sizes), str(tmp_path), sizes, expected), nprocs=len(sizes))

@@ -1,11 +1,14 @@
-"""``torchrun --nproc-per-node N -m raoe_train JOB``: the result does not depend on N. Real processes, over gloo."""
+"""``torchrun --nproc-per-node N -m raoe_train JOB``, ``accelerate launch`` and what mpirun does: the result does not
+depend on N. Real processes, over gloo."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,18 +23,62 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def launch(processes: int, *words: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """`words` after `python -m`, by what torchrun is; one process without it."""
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [sys.executable, *(several if processes > 1 else []), "-m", *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+def port() -> str:
+    """A free one, for a moment."""
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        return str(held.getsockname()[1])
+
+
+def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]:
+    """(words after `python` before `-m`, environment) of what has to be started for so many processes."""
+    if processes == 1:
+        return [([], {})]
+    run = ["-m", "torch.distributed.run", "--nproc-per-node"]
+    if by == "torchrun":
+        return [([*run, str(processes), "--standalone"], {})]
+    if by == "accelerate":
+        # --multi_gpu is accelerate's word for torchrun; the recipe says cpu
+        words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
+        words += "--num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0".split()
+        return [(words, {})]
+    at = port()
+    if by == "nodes":  # one process on each
+        words = [*run, "1", "--nnodes", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{at}"]
+        return [([*words, "--rdzv-id", "raoe"], {}) for _ in range(processes)]
+    assert by == "mpirun", by  # which sets these and, by `accelerate launch --cpu`, has the master's
+    names = {"RANK": "{rank}", "SIZE": str(processes), "LOCAL_RANK": "{rank}", "LOCAL_SIZE": str(processes)}
+    return [
+        (
+            [],
+            {f"OMPI_COMM_WORLD_{name}": value.format(rank=rank) for name, value in names.items()}
+            | {"MASTER_ADDR": "localhost", "MASTER_PORT": at},
+        )
+        for rank in range(processes)
+    ]
+
+
+def launch(processes: int, *words: str, by: str = "torchrun", expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """`words` after `python -m` in several processes; the outputs of all, one after another."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, *before, "-m", *words],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for before, environment in launchers(by, processes)
+    ]
+    try:
+        with ThreadPoolExecutor() as readers:
+            said = list(readers.map(lambda one: one.communicate(timeout=300), started))
+    finally:
+        for one in started:
+            one.kill()
+    out, error = ("".join(texts) for texts in zip(*said, strict=True))
+    done = subprocess.CompletedProcess(words, max(abs(one.returncode) for one in started), out, error)
     assert (done.returncode == 0) == (expect == 0), done.stdout + done.stderr
     return done
 
@@ -62,27 +109,37 @@ def losses(output: Path) -> list[float]:
     return [entry["loss"] for entry in entries if "loss" in entry]
 
 
-def test_training_is_of_the_global_batch(tmp_path):
+def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[float], dict[str, torch.Tensor], dict]:
+    """(losses, weights, metrics.json) of a run."""
+    path, output = recipe(folder, "run", processes, **changes)
+    said = launch(processes, "raoe_train", "train", str(path), by=by).stdout
+    assert said.count("saved to ") == said.count("40 scored pairs") == 1  # only the first process prints
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert (metrics["steps"], metrics["processes"]) == (14, processes)
+    assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
+    return losses(output), load_file(output / "model.safetensors"), metrics
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("alone"), 1, "itself")
+
+
+@pytest.mark.parametrize(
+    ("by", "processes", "mini_batch_size"),
+    [("torchrun", 2, None), ("torchrun", 4, 1), ("accelerate", 2, None), ("mpirun", 2, None), ("nodes", 2, None)],
+)
+def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
     """One, two, four processes with 8, 4, 2 pairs each, the last with cached gradients: the same losses and weights, up
     to rounding."""
-    found = {}
-    for processes in (1, 2, 4):
-        changes = {"loss": {"mini_batch_size": 1}} if processes == 4 else {}
-        path, output = recipe(tmp_path, f"with{processes}", processes, **changes)
-        said = launch(processes, "raoe_train", "train", str(path)).stdout
-        assert said.count("saved to ") == said.count("40 scored pairs") == 1  # only the first process prints
-        metrics = json.loads((output / "metrics.json").read_text())
-        assert (metrics["steps"], metrics["processes"]) == (14, processes)
-        assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
-        found[processes] = losses(output), load_file(output / "model.safetensors"), metrics
-    expected_losses, expected, before = found.pop(1)
+    expected_losses, expected, before = alone
     assert len(expected_losses) == 14
-    for listed, weights, metrics in found.values():
-        assert listed == pytest.approx(expected_losses, rel=1e-4)
-        for name in expected:
-            torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=2e-5)
-        assert metrics["before"] == before["before"]
-        assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
+    listed, weights, metrics = trained(tmp_path, processes, by, loss={"mini_batch_size": mini_batch_size})
+    assert listed == pytest.approx(expected_losses, rel=1e-4)
+    for name in expected:
+        torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=2e-5)
+    assert metrics["before"] == before["before"]
+    assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
 
 
 def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
@@ -121,8 +178,18 @@ def test_an_error_is_said_once_and_ends_all(tmp_path):
     assert done.stderr.count("raoe-train: ") == 1 and "holds no run of ours" in done.stderr
 
 
-@pytest.mark.parametrize(("name", "processes"), [("score", 4), ("generate", 2)])
-def test_shares_are_merged_to_the_same(tmp_path, name, processes):
+@pytest.mark.parametrize(
+    ("name", "processes", "by"),
+    [
+        ("score", 4, "torchrun"),
+        ("score", 2, "accelerate"),
+        ("score", 2, "mpirun"),
+        ("generate", 2, "torchrun"),
+        ("generate", 2, "accelerate"),
+        ("generate", 2, "mpirun"),
+    ],
+)
+def test_shares_are_merged_to_the_same(tmp_path, name, processes, by):
     job = make_jobs(tmp_path / "inputs")[name]
     results = {}
     for number in (1, processes):
@@ -130,7 +197,7 @@ def test_shares_are_merged_to_the_same(tmp_path, name, processes):
         output.mkdir()
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(job.keys(output)))
-        said = launch(number, "raoe_train", name, str(path)).stdout
+        said = launch(number, "raoe_train", name, str(path), by=by).stdout
         assert said.count(f"-> {output}") == 1
         results[number] = job.result(output)
         assert not list(output.glob("*.parts"))
