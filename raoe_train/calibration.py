@@ -53,7 +53,7 @@ def calibrate(model: Any, loss: Any, dataset: Any, *, batch_size: int, seed: int
     """
     from raoe_train.evaluation import encode_sentences
 
-    chosen = dataset.shuffle(seed=seed).select(range(min(len(dataset), max(PAIRS, batch_size))))
+    chosen = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(min(len(dataset), max(PAIRS, batch_size))))
     embeddings = [torch.as_tensor(encode_sentences(model, chosen[c], 64)) for c in ("sentence1", "sentence2")]
     targets = {name: torch.tensor(chosen[name]) for name in ("score", "label") if name in chosen.column_names}
     before = loss.scale

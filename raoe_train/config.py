@@ -75,9 +75,7 @@ class DataConfig:
     labels: dict[str, Any] | None = _field(
         None, "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}"
     )
-    score_scale: list[float] = _field(
-        [], "lowest and highest score in data.train; two numbers, or two a source"
-    )
+    score_scale: list[float] = _field([], "lowest and highest score in data.train; two numbers, or two a source")
     on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
     pairing: str = _field(
         "one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"
@@ -85,6 +83,7 @@ class DataConfig:
     neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)")
     shuffle_lists: bool = _field(False, "shuffle each list's sentences with training.seed, an ablation (listmle)")
     max_rows: int | None = _field(None, "at most so many rows of each training source, drawn with training.seed")
+    cache_dir: str | None = _field(None, "directory that keeps training rows and their tokens, read from disk [memory]")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from raoe_train.data.files import partial, write_text
 from raoe_train.recipe import to_dict
 
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
-_NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache")
+_NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache", "data.cache_dir")
 
 
 def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:

@@ -9,13 +9,14 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TRAINING_NAMES, PolarityConfig, TrainConfig
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import partial, write_json
+from raoe_train.data.tokens import with_tokens
 from raoe_train.objectives import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
 from raoe_train.processes import first_speaks, in_first, rank_and_world
 from raoe_train.provenance import commit, versions
@@ -129,7 +130,7 @@ def _join(settings: dict[str, Any]) -> None:
         _ = TrainingArguments(**{key: settings[key] for key in keys if key in settings}).device
 
 
-def _starting_encoder(config: TrainConfig, initial: Path, texts: list[str], seed: int) -> Any:
+def _starting_encoder(config: TrainConfig, initial: Path, texts: Iterable[str], seed: int) -> Any:
     """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
     from raoe_train.encoder import SCRATCH, load_encoder
 
@@ -157,6 +158,7 @@ def _encoder_trainer(
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """(sentence-transformers' trainer for the recipe's loss, what metrics.json says of it)."""
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
     from transformers.trainer_callback import EarlyStoppingCallback
 
     from raoe_train.finite import stopping
@@ -171,19 +173,20 @@ def _encoder_trainer(
         settings["per_device_train_batch_size"] = world * int(settings.get("per_device_train_batch_size", 8))
         settings["accelerator_config"] = {**(settings.get("accelerator_config") or {}), "split_batches": True}
     args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
+    if args.dataloader_drop_last:
+        _check_sizes(datasets, args.train_batch_size, world)
     lists, ours = reads(config.loss.name) == "lists", LOSSES[config.loss.name].ours is not None
     if args.gradient_accumulation_steps > 1 and not lists and (ours or config.loss.name in OF_BATCHES):
         logger.warning(
             "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
             "loss.mini_batch_size does, at the same memory"
         )
+    preprocess = with_tokens(model, datasets, config.data.cache_dir, args.prompts)
     kind = _collator(config.loss.name)
-    collator = kind and kind(
-        preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping
-    )
-    losses, scales = make_losses(
-        config.loss, model, datasets, args.train_batch_size // world, seed, config.teacher
-    )
+    if kind is None and preprocess != model.preprocess:
+        kind = SentenceTransformerDataCollator
+    collator = kind and kind(preprocess_fn=preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
+    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size // world, seed, config.teacher)
     tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(scales.values()))
     trainer = stopping(SentenceTransformerTrainer, [f"a smaller loss.scale (now {tau})"] if tau else [])(
         model=model,
@@ -196,6 +199,17 @@ def _encoder_trainer(
     if config.training.get("patience") is not None:
         trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
     return trainer, lambda: {"scale": scales}
+
+
+def _check_sizes(datasets: Any, batch_size: int, world: int) -> None:
+    """ValueError for a source without one whole batch, of which nothing would be trained on."""
+    for name, dataset in datasets.items():
+        if len(dataset) < batch_size:
+            of = f"{world} processes x {batch_size // world}" if world > 1 else f"{batch_size}"
+            raise ValueError(
+                f"{name} has {len(dataset)} rows, less than a batch of {of}, and incomplete batches are dropped: "
+                "make training.batch_size smaller"
+            )
 
 
 def _collator(loss: str) -> Any:
@@ -240,9 +254,7 @@ def _check(config: TrainConfig) -> None:
         )
     scale = config.data.score_scale
     if scale and len(scale) not in (2, 2 * len(config.data.train)):
-        raise ValueError(
-            f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}"
-        )
+        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
 
     from sentence_transformers import SentenceTransformerTrainingArguments
 
@@ -260,9 +272,7 @@ def _settings(config: TrainConfig, *, has_dev: bool) -> dict[str, Any]:
     """Training arguments: the recipe's, over our defaults."""
     import torch
 
-    given = {
-        SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS
-    }
+    given = {SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS}
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
     settings: dict[str, Any] = {
         "seed": 42,

@@ -16,13 +16,17 @@ from raoe_train.data.fields import (
     parse_sentence,
     resolve_label_map,
 )
-from raoe_train.data.rows import check_on_error, kept_rows
+from raoe_train.data.rows import Tally, check_on_error, each_kept, kept_rows
 from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from datasets import Dataset
 
 OPTIONAL = ("score", "label", "subset")
+TYPES = {"score": "float64", "label": "int64"}  # Arrow's; all others are strings
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,7 @@ def read_pairs(
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    check_on_error(on_error)
-    if unknown := sorted(set(require) - set(OPTIONAL)):
-        raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
-    score_scale = score_scale or None
-    if score_scale is not None and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
-        raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
+    score_scale = _checked(score_scale, on_error, require)
     one = isinstance(source, (str, os.PathLike, Source))
     names: list[Any] = [source] if one else list(source)  # type: ignore[arg-type, list-item]
     if not names:
@@ -118,6 +117,36 @@ def read_pairs(
         [_read_one(open_source(name, columns), label_map, score_scale, on_error, require) for name in names],
         names,
     )
+
+
+def pair_table(
+    source: str | os.PathLike[str],
+    names: Sequence[str],
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    labels: LabelMap | None = None,
+    score_scale: Sequence[float] | None = None,
+    on_error: str = "raise",
+    path: Path | None = None,
+) -> tuple[Dataset, dict[str, Any]]:
+    """(the columns `names` of a source of any size as a `datasets.Dataset`, counts): rows go one by one into an Arrow
+    table, in memory or in the file `path`. Those of names that are optional must be there; the rest as read_pairs."""
+    score_scale = _checked(score_scale, on_error, require := [name for name in names if name in OPTIONAL])
+    label_map, opened, tally = resolve_label_map(labels), open_source(source, columns), Tally(on_error)
+    rows = each_kept(opened, lambda fields: _parse(fields, opened.columns, label_map, score_scale, require), tally)
+    table = to_table({name: TYPES.get(name, "string") for name in names}, rows, path)
+    return table, tally.counts(opened, len(table), "pair")
+
+
+def _checked(
+    score_scale: Sequence[float] | None, on_error: str, require: Sequence[str]
+) -> Sequence[float] | None:
+    check_on_error(on_error)
+    if unknown := sorted(set(require) - set(OPTIONAL)):
+        raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
+    if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
+        raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
+    return score_scale or None
 
 
 def _read_one(

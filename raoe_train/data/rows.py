@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from raoe_train.data.fields import RowProblem
@@ -91,10 +91,16 @@ def kept_rows(
         ValueError: a malformed row (named by file and line), or no row left.
     """
     tally = Tally(on_error)
-    kept: list[Parsed] = []
+    kept = list(each_kept(source, parse, tally))
+    return kept, tally.counts(source, len(kept), noun)
+
+
+def each_kept(source: Source, parse: Callable[[dict[str, Any]], Parsed], tally: Tally) -> Iterator[Parsed]:
+    """kept_rows one after the other; those that cannot be used go to `tally`."""
     for line, row in source.rows:
         try:
-            kept.append(parse(fields_of(row)))
+            parsed = parse(fields_of(row))
         except RowProblem as problem:
             tally.refuse(source, line, problem)
-    return kept, tally.counts(source, len(kept), noun)
+            continue
+        yield parsed

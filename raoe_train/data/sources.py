@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from raoe_train.data.fields import NAMES, Columns
@@ -59,10 +61,7 @@ def open_source(
         return name
     columns = Columns(mapping)
     if is_file(name):
-        text = os.fspath(name)
-        # a file whose own name has a # in it is taken as it is
-        base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
-        path = existing_file(base)
+        path, split = _file_and_split(name)
         rows = read_rows(path, header=not columns.positions)
         return _split_of(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows, split)
     base, _, split = str(name).partition("#")
@@ -72,6 +71,27 @@ def open_source(
         made = builtin_rows(split) if base == BUILTIN[0] else nli_rows(split)
         return Source(str(name), "row", Columns(), enumerate(made, 1))
     return Source(str(name), "row", columns, enumerate(_hub_rows(base.removeprefix("hub:"), split), 1))
+
+
+def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
+    """What the rows of a file are read from: its bytes' SHA-256, its format and the split, wherever the file lies; None
+    for a source that is no file. Errors as open_source's."""
+    if not is_file(name):
+        return None
+    path, split = _file_and_split(name)
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    compressed = str(path.name.lower().endswith(".gz"))
+    return {"sha256": digest.hexdigest(), "kind": str(data_kind(path)), "compressed": compressed, "split": split}
+
+
+def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
+    text = os.fspath(name)
+    # a file whose own name has a # in it is taken as it is
+    base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
+    return existing_file(base), split
 
 
 def _split_of(name: str, unit: str, columns: Columns, rows: Iterable[Row], split: str) -> Source:

@@ -85,7 +85,7 @@ def test_triplets_of_a_pair_file(tmp_path, capsys):
     datasets, texts = read_training_data(config, 1)
     assert datasets["nli"].column_names == ["anchor", "positive", "negative"] and len(datasets["nli"]) == 12
     assert datasets["nli"][0]["positive"].startswith("surely") and datasets["nli"][0]["negative"].startswith("never")
-    assert len(texts) == 36
+    assert len(list(texts)) == 36
     assert "12 triplets, 12 rows dropped (neutral)" in capsys.readouterr().out
     datasets, _ = read_training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}), 1)
     assert datasets["nli"].column_names == ["anchor", "positive", "negative", "neutral"]

@@ -66,7 +66,7 @@ def targets(made, seed=42):
     datasets, texts = read_training_data(load("train", "ranking-post", made), seed)
     (dataset,) = datasets.values()
     lists = list(dataset["sentences"])
-    assert texts == [text for sentences in lists for text in sentences]
+    assert list(texts) == [text for sentences in lists for text in sentences]
     if "label" not in dataset.column_names:
         return lists, None
     return lists, [

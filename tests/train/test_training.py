@@ -67,9 +67,7 @@ def finished(tmp_path_factory):
 def test_writes_a_model_and_what_goes_with_it(finished):
     folder, _, metrics = finished
     out = folder / "out"
-    assert {"recipe.yaml", "metrics.json", "log.jsonl", "run.png", "modules.json"} <= {
-        p.name for p in out.iterdir()
-    }
+    assert {"recipe.yaml", "metrics.json", "log.jsonl", "run.png", "modules.json"} <= {p.name for p in out.iterdir()}
     assert not (out / "checkpoints").exists()
     assert json.loads((out / "metrics.json").read_text()) == metrics
     assert metrics["steps"] == 10
@@ -103,9 +101,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
     weights = folder / "out" / "model.safetensors"
     before = weights.stat().st_mtime_ns
     assert run("train", "raoe-s1", **made) == metrics
-    with pytest.raises(
-        ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"
-    ):
+    with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
         run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
     with pytest.raises(ValueError, match="not empty and holds no run"):
         run("train", "raoe-s1", **{**made, "output": str(folder)})
@@ -140,17 +136,13 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
-        made = settings(
-            tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}}
-        )
+        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
         made["training"] = {**made["training"], "epochs": 4}
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
         if kill_at:
             words = [sys.executable, "-c", KILLED, str(recipe), str(kill_at)]
-            done = subprocess.run(
-                words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
-            )
+            done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
             assert done.returncode == 9, done.stderr
             checkpoints = tmp_path / name / "checkpoints"
             assert (checkpoints / "checkpoint-10").is_dir()
@@ -216,6 +208,7 @@ def test_max_rows_draws_with_the_seed(tmp_path):
     drawn = []
     for seed in (1, 1, 2):
         datasets, texts = read_training_data(load("train", None, made), seed)
+        texts = list(texts)
         assert len(datasets["train"]) == 7 and len(texts) == 14
         drawn.append(texts)
     assert drawn[0] == drawn[1] != drawn[2]
@@ -237,6 +230,10 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
         ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),
         ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
+        (
+            {"training.dataloader_drop_last": True, "training.batch_size": 50},
+            "train has 40 rows, less than a batch of 50",
+        ),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, changes, message):
@@ -273,9 +270,7 @@ def test_pooling_is_saved(tmp_path, pooling, saved):
 def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
     from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
 
-    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(
-        str(tmp_path / "st")
-    )
+    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
     tokenizer = BertTokenizer.from_pretrained(str(tmp_path / "st"))
     bare = SentenceTransformer(str(tmp_path / "st"), device="cpu")[0].model
     bare.save_pretrained(tmp_path / "bert")
@@ -291,9 +286,7 @@ def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
 
 
 def test_random_weights_and_dropout(tmp_path):
-    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(
-        str(tmp_path / "m")
-    )
+    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
     saved = ModelConfig(name=str(tmp_path / "m"), device="cpu")
     new = ModelConfig(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
     old, first, second, other = (
@@ -315,9 +308,7 @@ def test_the_tokenizer_is_the_same_in_every_process():
     )
     root = Path(__file__).parents[2]
     made = {
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-        ).stdout
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
         for _ in range(3)
     }
     assert len(made) == 1

@@ -1,0 +1,114 @@
+"""Rows as Arrow tables, which need not fit in memory: compact in memory, or in files that are memory-mapped and found
+again by what they were made from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from raoe_train.data.files import partial, write_json
+from raoe_train.processes import locked
+from raoe_train.provenance import digest
+
+BATCH = 4096  # rows that are Python objects at a time
+READING = 1  # to be raised where rows are read by other rules: what was kept is then made anew
+ROWS, COUNTS = "rows.arrow", "counts.json"
+
+
+def to_table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], path: Path | None = None) -> Any:
+    """A `datasets.Dataset` of rows, of which never more than BATCH are Python objects at a time.
+
+    Args:
+        columns: {name: Arrow type, such as "string"}; what else rows have is left out.
+        rows: each with these columns; they are used up.
+        path: file to write, which is then memory-mapped; None keeps the table in memory.
+    """
+    import pyarrow
+    from datasets import Dataset
+    from datasets.fingerprint import generate_random_fingerprint
+    from datasets.table import InMemoryTable
+
+    schema = pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()])
+    batches = (pyarrow.RecordBatch.from_pylist(some, schema) for some in runs(rows, BATCH))
+    if path is None:
+        table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
+        return Dataset(table, fingerprint=generate_random_fingerprint())  # its own would be made of a copy
+    # Python's file: its errors say what is full, or may not be written
+    with open(path, "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return Dataset.from_file(str(path))
+
+
+def runs(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Lists of `size` items, the last shorter."""
+    iterator = iter(items)
+    while run := list(itertools.islice(iterator, size)):
+        yield run
+
+
+def kept(
+    cache: str | None, made_from: Mapping[str, Any] | None, make: Callable[[Path | None], tuple[Any, dict[str, Any]]]
+) -> tuple[Any, dict[str, Any]]:
+    """(dataset, counts) that `make` gives, from `cache` where they were made from the same before.
+
+    Args:
+        cache: directory, or None, which keeps nothing.
+        made_from: plain values that the rows depend on, all of them; None of what cannot be found again.
+        make: writes the table to the path that it is given, see to_table.
+    """
+    if cache is None or made_from is None:
+        return make(None)
+    from datasets import Dataset
+
+    def write(folder: Path) -> None:
+        _, counts = make(folder / ROWS)
+        write_json(folder / COUNTS, counts)
+
+    key = digest({**made_from, "reading": READING})
+    entry = made_once(Path(cache).expanduser() / f"rows-{key[:32]}", write)
+    return Dataset.from_file(str(entry / ROWS)), json.loads((entry / COUNTS).read_text(encoding="utf-8"))
+
+
+def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
+    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
+    there. Of several processes one writes, and the others wait."""
+    work = partial(entry)
+    try:
+        while not entry.is_dir():
+            with locked(work, concluded=lambda: True):
+                if not entry.is_dir():
+                    unfinished = work / "unfinished"
+                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
+                    unfinished.mkdir()
+                    write(unfinished)
+                    unfinished.rename(entry)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
+    return entry
+
+
+class Texts:
+    """All sentences of datasets, to be iterated as often as one likes: by dataset, by column, row by row; of a column
+    of lists each list's, one after another. A column that is no text is passed over."""
+
+    def __init__(self, datasets: Mapping[str, Any]) -> None:
+        self.datasets = dict(datasets)
+
+    def __iter__(self) -> Iterator[str]:
+        for column in self.columns():
+            for value in column.to_pylist():
+                yield from [value] if isinstance(value, str) else value
+
+    def columns(self) -> Iterator[Any]:
+        """The columns, BATCH rows of one at a time, as pyarrow.ChunkedArray."""
+        for dataset in self.datasets.values():
+            for name in dataset.column_names:
+                if name in ("score", "label"):
+                    continue
+                for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
+                    yield table[name]
