@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,24 @@ import torch
 from benchmarks import base, gate, provenance, report, timing
 from benchmarks.case import Case
 
-OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "generation", "chains", "listwise")
+KERNEL_OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "listwise")
+OPS = (*KERNEL_OPS, "generation", "chains", "train_step", "large_batch")
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
 
 
-def run(op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool) -> None:
-    """Measure one op. The first contender, our best backend, is what the others are compared with."""
+def run(
+    op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool, words: list[str] | None = None
+) -> None:
+    """Measure one op, of its contenders those whose names have one of `words`. The first one, our best backend, is what
+    the others are compared with."""
     module = import_module(f"benchmarks.{op}")
     about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
     print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
     for size in sizes or module.SIZES[device]:
         case = module.case(size, device)
+        if words:
+            case = chosen(case, words)
         rows = measure(case, device)
         print(table(case, rows, tested))
         if output:
@@ -37,6 +44,13 @@ def run(op: str, device: str, sizes: list[int] | None, output: Path | None, test
                     lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
         del case
         gc.collect()
+
+
+def chosen(case: Case, words: list[str]) -> Case:
+    found = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
+    if not found:
+        raise SystemExit(f"no contender is called {' or '.join(words)}; there are {', '.join(case.contenders)}")
+    return replace(case, contenders=found)
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
@@ -85,6 +99,7 @@ def main() -> int:
     parser.add_argument("op", nargs="*", help=f"{', '.join(OPS)}; all of them if none is named. Or: report FILE …")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", type=int, nargs="+", help="instead of the op's own list")
+    parser.add_argument("--contenders", nargs="+", metavar="WORD", help="only those with one of these in their names")
     parser.add_argument("--base", metavar="GITREF", help="compare with the tree at this commit instead")
     parser.add_argument("--json", type=Path, help="append one JSON line a contender and size to this file")
     parser.add_argument("--untested", action="store_true", help="times without ratios, and without running tests first")
@@ -104,7 +119,8 @@ def main() -> int:
         tests = import_module(f"benchmarks.{op}").TESTS
         if not arguments.untested and not gate.passes(op, tests, arguments.device):
             failed.append(op)
-        run(op, arguments.device, arguments.sizes, arguments.json, not arguments.untested and op not in failed)
+        tested = not arguments.untested and op not in failed
+        run(op, arguments.device, arguments.sizes, arguments.json, tested, arguments.contenders)
     if failed:
         print(f"\nno ratios for {', '.join(failed)}: the tests failed")
     return 1 if failed else 0

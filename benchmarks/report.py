@@ -75,13 +75,19 @@ def _plot(rows: list[Row], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
-    for name in dict.fromkeys(row["contender"] for row in rows):
-        own = sorted((row["size"], row["median_s"]) for row in rows if row["contender"] == name and "median_s" in row)
-        if own:
-            axes.plot(*zip(*own, strict=True), marker="o", markersize=3, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="size", ylabel="seconds (median)", title=rows[0]["op"])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    panels = {"median_s": "seconds (median)"}
+    if any(row.get("peak_bytes") for row in rows):
+        panels["peak_bytes"] = "bytes at the peak of a call, beyond those before it"
+    figure, row_of_axes = pyplot.subplots(
+        1, len(panels), figsize=(7 * len(panels), 4.5), layout="constrained", squeeze=False
+    )
+    for axes, (key, label) in zip(row_of_axes[0], panels.items(), strict=True):
+        for name in dict.fromkeys(row["contender"] for row in rows):
+            own = sorted((row["size"], row[key]) for row in rows if row["contender"] == name and row.get(key))
+            if own:
+                axes.plot(*zip(*own, strict=True), marker="o", markersize=3, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="size", ylabel=label, title=rows[0]["op"])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

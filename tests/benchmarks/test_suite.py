@@ -37,6 +37,12 @@ def test_no_ratio_without_passing_tests(case):
         assert "theirs" in text and "absent" in text and "missing: No module named 'absent'" in text
 
 
+def test_chosen_contenders(case):
+    assert list(suite.chosen(case, ["their", "nobody"]).contenders) == ["theirs"]
+    with pytest.raises(SystemExit, match="no contender is called nobody; there are ours, theirs"):
+        suite.chosen(case, ["nobody"])
+
+
 def test_the_gate(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, text in TESTS.items():
@@ -61,6 +67,12 @@ def test_calls_take_the_copies_in_turn():
     assert seen == [0, 1, 2]
 
 
+def test_a_call_longer_than_the_budget_is_measured_once():
+    seen = []
+    times = timing.measure({"a": seen.append, "b": seen.append}, "cpu", budget=0.0)
+    assert seen == [0, 0] and [len(rounds) for rounds in times.values()] == [1, 1]
+
+
 def test_quantiles_and_ratio():
     assert timing.quantiles([5.0]) == (5.0, 5.0, 5.0)
     low, median, high = timing.quantiles([float(k) for k in range(11)])
@@ -68,8 +80,9 @@ def test_quantiles_and_ratio():
     assert timing.ratio([2.0, 8.0, 3.0], [1.0, 2.0, 3.0]) == 2.0
 
 
-# a decoder with a 128k vocabulary takes its time
-SLOW = {"generation": pytest.mark.slow, "chains": pytest.mark.slow}
+# a decoder with a 128k vocabulary takes its time, and so do steps of MiniLM: minutes, where cores are shared
+HEAVY = [pytest.mark.slow, pytest.mark.timeout(900)]
+SLOW = dict.fromkeys(("generation", "chains", "train_step", "large_batch"), HEAVY)
 
 
 @pytest.mark.parametrize("op", [pytest.param(op, marks=SLOW.get(op, ())) for op in suite.OPS])
