@@ -23,6 +23,7 @@ class Case:
     bytes       that must be read from and written to memory at least: inputs once, results once
     flops       that the result takes at least
     missing     peers that are not here -> why
+    once        a call takes so long that each contender's first is all there is
     """
 
     title: str
@@ -30,6 +31,7 @@ class Case:
     bytes: int = 0
     flops: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
+    once: bool = False
 
 
 def ours(function: str, device: str) -> list[str]:

@@ -39,14 +39,11 @@ def measure(
     """(wall, device) seconds a call for each contender, one pair a round.
 
     A round gives each contender about `block` seconds of calls. What takes longer than `budget` for all rounds
-    gets fewer of them, at least 3; where one call alone takes longer, each contender's first is all there is.
+    gets fewer of them, at least 3.
     """
     repeats, once = {}, 0.0
-    # compilation and allocation are in it
-    first = {name: _block(call, 1, device) for name, call in contenders.items()}
-    if max(wall for wall, _ in first.values()) > budget:
-        return {name: [pair] for name, pair in first.items()}
     for name, call in contenders.items():
+        call(0)  # compilation, allocation
         seconds = min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
@@ -93,8 +90,9 @@ def _best(call: Call, device: str) -> float:
     return min(_block(call, COPIES, device)[1] for _ in range(5))
 
 
-def peak_bytes(call: Call, device: str) -> int | None:
-    """Extra memory at the peak of one call: the allocator's on a GPU, resident memory on a CPU (None where unknown).
+def single(call: Call, device: str) -> tuple[tuple[float, float], int | None]:
+    """((wall, device) seconds, extra memory at the peak) of one call: the allocator's memory on a GPU, resident memory
+    on a CPU (None where unknown).
 
     Gradients that an earlier call left and this one replaces are there before: they are not counted.
     """
@@ -102,14 +100,15 @@ def peak_bytes(call: Call, device: str) -> int | None:
         wait(device)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        call(0)
-        wait(device)
-        return torch.cuda.max_memory_allocated() - before
-    return _resident_peak(call)
+        seconds = _block(call, 1, device)
+        return seconds, torch.cuda.max_memory_allocated() - before
+    before_call = _reset_resident()
+    seconds = _block(call, 1, device)
+    return seconds, None if before_call is None else max(_status("VmHWM") - before_call, 0)
 
 
-def _resident_peak(call: Call) -> int | None:
-    """Linux: reset the high-water mark of resident memory, call, read it."""
+def _reset_resident() -> int | None:
+    """Resident memory, from which its high-water mark now begins anew. Linux; None elsewhere."""
     import ctypes
     import gc
 
@@ -119,9 +118,7 @@ def _resident_peak(call: Call) -> int | None:
             libc.malloc_trim(0)
         with open("/proc/self/clear_refs", "w") as mark:
             mark.write("5")
-        before = _status("VmRSS")
-        call(0)
-        return max(_status("VmHWM") - before, 0)
+        return _status("VmRSS")
     except (OSError, StopIteration):
         return None
 

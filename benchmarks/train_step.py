@@ -13,7 +13,6 @@ import contextlib
 import io
 import itertools
 import tempfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,8 @@ def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
     from raoe_train.encoder import load_encoder
 
     config = ModelConfig(name=name, device=device, max_seq_length=64, scratch=ScratchConfig(**shape))
-    sentences = [text for row in rows(6000) for text in (row["sentence1"], row["sentence2"])]
+    listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
+    sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
     return load_encoder(config, sentences=sentences, seed=0, train=True).train()
 
 
@@ -68,13 +68,15 @@ def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def step(model: Any, loss: Any, features: list[dict[str, Any]], labels: Any) -> Call:
-    """Forward, backward and AdamW; the optimizer's state is made by the first call."""
+    """Forward, backward and AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()  # makes its state, which the first call would have to answer for
 
     def call(_: int) -> None:
         optimizer.zero_grad()
-        found = loss([dict(each) for each in features], labels)
-        (sum(found.values()) if isinstance(found, dict) else found).backward()
+        _sum(loss([dict(each) for each in features], labels)).backward()
         optimizer.step()
 
     return call
@@ -128,9 +130,14 @@ def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, An
     def call(_: int) -> None:
         for each in embeddings:
             each.grad = None
-        sum(loss.compute_loss_from_embeddings(embeddings, labels).values()).backward()
+        _sum(loss.compute_loss_from_embeddings(embeddings, labels)).backward()
 
     return call
+
+
+def _sum(found: Any) -> Any:
+    """A loss that is one number or, for the log, its parts by name."""
+    return sum(found.values()) if isinstance(found, dict) else found
 
 
 def _logging(model: Any) -> Call:
@@ -141,7 +148,7 @@ def _logging(model: Any) -> Call:
     from raoe_train.losses import RAOELoss
     from raoe_train.run_directory import log_writer
 
-    folder = tempfile.TemporaryDirectory()
+    folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
     trainer = SentenceTransformerTrainer(
         model=model,
@@ -152,7 +159,7 @@ def _logging(model: Any) -> Call:
     )
     entry = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1e-5, "rank": 0.5, "angle": 0.5, "epoch": 0.1}
 
-    def call(_: int, kept: Callable[[], None] = folder.cleanup) -> None:  # the folder lives as long as the call
+    def call(_: int, folder: object = folder) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.log(dict(entry))
 

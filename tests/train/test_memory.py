@@ -11,6 +11,7 @@ from benchmarks import timing
 from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.encoder import load_encoder
 from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss
+from tests.train.tiny import total
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")]
 TOKENS = 16
@@ -30,11 +31,10 @@ def peak(encoder, loss, columns: int, rows: int, labels) -> int:
     def step(_: int) -> None:
         encoder.zero_grad()
         features = [{"input_ids": column, "attention_mask": torch.ones_like(column)} for column in ids]
-        found = loss(features, labels)
-        (sum(found.values()) if isinstance(found, dict) else found).backward()
+        total(loss(features, labels)).backward()
 
     step(0)
-    found = timing.peak_bytes(step, "cpu")
+    _, found = timing.single(step, "cpu")
     if found is None:
         pytest.skip("the peak of resident memory cannot be reset here")
     return found
