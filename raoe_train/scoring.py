@@ -23,6 +23,7 @@ from tqdm import tqdm
 from raoe_train.data.fields import RowProblem, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.files import KINDS, cell, data_kind, replacing, write_json, write_rows
 from raoe_train.data.sources import open_source
+from raoe_train.data.tables import runs
 from raoe_train.evaluation.encode import cosines, encode_sentences
 from raoe_train.frozen import own_missing
 from raoe_train.processes import LOCK, locked, rank_and_world
@@ -189,9 +190,7 @@ class _Table:
 
     def pairs(self) -> Iterator[list[tuple[str, str]]]:
         """The sentences, shard by shard."""
-        rows = self._checked()
-        while shard := [pair for _, pair in itertools.islice(rows, SHARD)]:
-            yield shard
+        return runs((pair for _, pair in self._checked()), SHARD)
 
     def _checked(self) -> Iterator[tuple[dict[str, Any], tuple[str, str]]]:
         source = open_source(str(self.data.input), self.data.columns)

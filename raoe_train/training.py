@@ -158,7 +158,6 @@ def _encoder_trainer(
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """(sentence-transformers' trainer for the recipe's loss, what metrics.json says of it)."""
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
     from transformers.trainer_callback import EarlyStoppingCallback
 
     from raoe_train.finite import stopping
@@ -181,11 +180,11 @@ def _encoder_trainer(
             "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
             "loss.mini_batch_size does, at the same memory"
         )
-    preprocess = with_tokens(model, datasets, config.data.cache_dir, args.prompts)
-    kind = _collator(config.loss.name)
-    if kind is None and preprocess != model.preprocess:
-        kind = SentenceTransformerDataCollator
-    collator = kind and kind(preprocess_fn=preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
+    collator = _collator(config.loss.name)(
+        preprocess_fn=with_tokens(model, datasets, config.data.cache_dir, args.prompts),
+        prompts=args.prompts,
+        router_mapping=args.router_mapping,
+    )
     losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size // world, seed, config.teacher)
     tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(scales.values()))
     trainer = stopping(SentenceTransformerTrainer, [f"a smaller loss.scale (now {tau})"] if tau else [])(
@@ -213,14 +212,17 @@ def _check_sizes(datasets: Any, batch_size: int, world: int) -> None:
 
 
 def _collator(loss: str) -> Any:
-    """The class of our collators that a loss needs; None where sentence-transformers' own does."""
+    """The class of collators that a loss needs."""
+    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
     from raoe_train.collator import ListCollator, ScoreLabelCollator, TextCollator
 
     if LOSSES[loss].ours is None:
-        return None
+        return SentenceTransformerDataCollator
     if LOSSES[loss].teacher:
         return TextCollator
-    return {"lists": ListCollator, "scored pairs": ScoreLabelCollator}.get(reads(loss))
+    own = {"lists": ListCollator, "scored pairs": ScoreLabelCollator}
+    return own.get(reads(loss), SentenceTransformerDataCollator)
 
 
 def _language_model(

@@ -39,6 +39,10 @@ def data_kind(path: str | os.PathLike[str]) -> str | None:
     return KINDS.get(Path(name).suffix)
 
 
+def compressed(path: Path) -> bool:
+    return path.name.lower().endswith(".gz")
+
+
 def existing_file(name: str | os.PathLike[str]) -> Path:
     """`name` as a path to a data file that is there; FileNotFoundError or ValueError if it is not."""
     path = Path(name).expanduser()
@@ -95,7 +99,7 @@ def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str |
 
 
 def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.lower().endswith(".gz") else open(path, "rb")
+    return cast(IO[bytes], gzip.open(path, "rb")) if compressed(path) else open(path, "rb")
 
 
 def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
@@ -167,7 +171,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow.parquet
 
     source: Any = path
-    if path.name.lower().endswith(".gz"):
+    if compressed(path):
         with gzip.open(path, "rb") as file:
             source = io.BytesIO(file.read())
     number = 0
@@ -224,7 +228,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         raise ValueError(
             f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz"
         )
-    if kind == "parquet" and path.name.lower().endswith(".gz"):
+    if kind == "parquet" and compressed(path):
         raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
     with replacing(path) as temporary:
         if kind == "parquet":
@@ -250,10 +254,10 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
 @contextmanager
 def _create(path: Path) -> Iterator[IO[bytes]]:
     with open(path, "wb") as file:
-        if path.name.lower().endswith(".gz"):
+        if compressed(path):
             # no name and no time in the header: the same rows give the same bytes
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as compressed:
-                yield cast(IO[bytes], compressed)
+            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
+                yield cast(IO[bytes], zipped)
         else:
             yield file
 

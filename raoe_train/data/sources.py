@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.data.fields import NAMES, Columns
-from raoe_train.data.files import Row, data_kind, existing_file, read_rows
+from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
 BUILTIN = ("builtin", "builtin-nli")
 """Sources that are generated: scored pairs with labels, and premises with a hypothesis of each label."""
@@ -83,8 +83,8 @@ def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    compressed = str(path.name.lower().endswith(".gz"))
-    return {"sha256": digest.hexdigest(), "kind": str(data_kind(path)), "compressed": compressed, "split": split}
+    kind = {"kind": str(data_kind(path)), "compressed": str(compressed(path))}
+    return {"sha256": digest.hexdigest(), **kind, "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
