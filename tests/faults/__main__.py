@@ -19,6 +19,8 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         jobs = make_jobs(Path(made) / "inputs")
+        if unknown := set(chosen.jobs or ()) - set(jobs):
+            parser.error(f"no job is called {' or '.join(sorted(unknown))}; there are {', '.join(jobs)}")
         for name in chosen.jobs or jobs:
             began = time.perf_counter()
             tally = disturbed(jobs[name], Path(made) / name, chosen.kills, chosen.seed)
