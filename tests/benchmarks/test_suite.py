@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import import_module
 
 import pytest
@@ -73,13 +74,14 @@ def test_long_calls_are_made_once():
     seen = []
     rows = suite.measure(Case("long", {"a": seen.append, "b": seen.append}, once=True), "cpu")
     assert seen == [0, 0] and [(row["contender"], row["rounds"]) for row in rows] == [("a", 1), ("b", 1)]
-    assert all(row["median_s"] > 0 and row["peak_bytes"] is not None for row in rows)
+    assert all(row["median_s"] > 0 and "peak_bytes" in row for row in rows)
 
 
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory to be had")
 def test_the_peak_of_a_call():
-    """64 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
-    found = [timing.single(lambda i: torch.ones(1 << 24).sum(), "cpu")[1] for _ in range(2)]
-    assert all(abs(peak - (1 << 26)) < 1 << 23 for peak in found)
+    """256 MiB that are written and freed in the call; the kernel counts resident pages roughly."""
+    found = [timing.single(lambda i: torch.ones(1 << 26).sum(), "cpu")[1] for _ in range(2)]
+    assert all(abs(peak - (1 << 28)) < 1 << 26 for peak in found)
 
 
 def test_quantiles_and_ratio():
