@@ -14,12 +14,21 @@ LOCK = "lock"
 # torchrun's and accelerate's, and those of MPICH and Intel, of Open MPI and of MVAPICH: the order is accelerate's.
 RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WORLDS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+LOCAL_RANKS = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
 
 
 def rank_and_world() -> tuple[int, int]:
     """(number of this process, how many there are); (0, 1) for one that was started alone."""
-    rank, world = (next(filter(None, map(os.environ.get, names)), None) for names in (RANKS, WORLDS))
-    return int(rank or 0), int(world or 1)
+    return _first_of(RANKS, 0), _first_of(WORLDS, 1)
+
+
+def local_rank() -> int:
+    """Number of this process among those of its machine; 0 for one that was started alone."""
+    return _first_of(LOCAL_RANKS, 0)
+
+
+def _first_of(names: tuple[str, ...], otherwise: int) -> int:
+    return int(next(filter(None, map(os.environ.get, names)), otherwise))
 
 
 def in_first(work: Callable[[], T]) -> T:

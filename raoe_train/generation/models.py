@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.encoder import DTYPES as ENCODER_DTYPES
 from raoe_train.encoder import check_path
+from raoe_train.processes import local_rank
 
 if TYPE_CHECKING:
     from raoe_train.config import LanguageModelConfig
@@ -29,7 +29,7 @@ def load_tokenizer(config: LanguageModelConfig) -> Any:
 
 def load_language_model(config: LanguageModelConfig) -> Any:
     """The causal language model, in eval mode, on its device (by default a GPU where there is one; of several, the one
-    of this process's LOCAL_RANK).
+    of this process's local rank).
 
     Raises:
         ValueError: weights without a head for a language model: what comes out would be random.
@@ -69,5 +69,5 @@ def _device() -> str:
     import torch
 
     if torch.cuda.is_available():
-        return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+        return f"cuda:{local_rank() % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"

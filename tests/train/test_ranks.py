@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from raoe_train.processes import RANKS, WORLDS, in_first, rank_and_world
+from raoe_train.generation.models import _device
+from raoe_train.processes import LOCAL_RANKS, RANKS, WORLDS, in_first, local_rank, rank_and_world
 
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
-    for name in (*RANKS, *WORLDS):
+    for name in (*RANKS, *WORLDS, *LOCAL_RANKS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -29,6 +31,21 @@ def test_who_am_i(monkeypatch, said, expected):
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     assert rank_and_world() == expected
+
+
+# accelerate's list
+@pytest.mark.parametrize(
+    "name", ["LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"]
+)
+def test_which_gpu_is_mine(monkeypatch, name):
+    """Pretended: four GPUs, of which a process takes the one of its number on the machine."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert (local_rank(), _device()) == (0, "cuda:0")
+    monkeypatch.setenv(name, "3")
+    assert (local_rank(), _device()) == (3, "cuda:3")
+    monkeypatch.setenv(name, "5")  # more processes than GPUs
+    assert _device() == "cuda:1"
 
 
 def test_processes_without_a_group_say_so(monkeypatch):
