@@ -55,8 +55,9 @@ def chosen(case: Case, words: list[str]) -> Case:
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
     times = {} if case.once else timing.measure(case.contenders, device)
-    with_peak = case.once or case.bytes >= PEAK_FROM
-    single = {name: timing.single(call, device) for name, call in case.contenders.items() if with_peak}
+    single: dict[str, Any] = {}
+    if case.once or case.bytes >= PEAK_FROM:
+        single = {name: timing.single(call, device) for name, call in case.contenders.items()}
     times = times or {name: [seconds] for name, (seconds, _) in single.items()}
     first = next(iter(times))
     rows: list[dict[str, Any]] = []
@@ -66,7 +67,7 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         row = {"title": case.title, "contender": name, "median_s": median, "p10_s": low, "p90_s": high}
         row |= {"min_s": min(wall), "device_s": timing.quantiles(device_time)[1], "rounds": len(wall)}
         row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
-        row["peak_bytes"] = single[name][1] if with_peak else None
+        row["peak_bytes"] = single[name][1] if single else None
         rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
     return [*rows, *({"contender": name, "missing": why} for name, why in case.missing.items())]
 

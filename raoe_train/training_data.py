@@ -10,7 +10,7 @@ from raoe_train.config import TrainConfig
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.data.fields import resolve_label_map
 from raoe_train.data.lists import read_chains
-from raoe_train.data.pairs import TYPES, pair_table
+from raoe_train.data.pairs import arrow_types, pair_table
 from raoe_train.data.sources import contents
 from raoe_train.data.tables import Texts, kept, to_table
 from raoe_train.objectives import reads
@@ -100,7 +100,7 @@ def _conditional_pairs(
     source: str, names: list[str], prompt: str, path: Path | None, **asked: Any
 ) -> tuple[Any, dict[str, Any]]:
     pairs = read_scored(source, prompt, **asked)
-    return to_table({name: TYPES.get(name, "string") for name in names}, _rows(pairs.columns()), path), pairs.counts
+    return to_table(arrow_types(names), _rows(pairs.columns()), path), pairs.counts
 
 
 def _sentences(source: str, names: list[str], path: Path | None, **asked: Any) -> tuple[Any, dict[str, Any]]:

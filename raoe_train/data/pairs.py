@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OPTIONAL = ("score", "label", "subset")
-TYPES = {"score": "float64", "label": "int64"}  # Arrow's; all others are strings
 
 
 @dataclass(frozen=True)
@@ -134,13 +133,16 @@ def pair_table(
     score_scale = _checked(score_scale, on_error, require := [name for name in names if name in OPTIONAL])
     label_map, opened, tally = resolve_label_map(labels), open_source(source, columns), Tally(on_error)
     rows = each_kept(opened, lambda fields: _parse(fields, opened.columns, label_map, score_scale, require), tally)
-    table = to_table({name: TYPES.get(name, "string") for name in names}, rows, path)
+    table = to_table(arrow_types(names), rows, path)
     return table, tally.counts(opened, len(table), "pair")
 
 
-def _checked(
-    score_scale: Sequence[float] | None, on_error: str, require: Sequence[str]
-) -> Sequence[float] | None:
+def arrow_types(names: Iterable[str]) -> dict[str, str]:
+    """The columns of pairs for to_table."""
+    return {name: {"score": "float64", "label": "int64"}.get(name, "string") for name in names}
+
+
+def _checked(score_scale: Sequence[float] | None, on_error: str, require: Sequence[str]) -> Sequence[float] | None:
     check_on_error(on_error)
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")

@@ -43,8 +43,12 @@ class CachedLoss(CachedLossMixin, nn.Module):
         self.scale = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.gather_across_devices = gather_across_devices
-        self.uneven = gather_across_devices == "uneven"
         self.uses_gradient_cache = mini_batch_size is not None
+
+    @property
+    def uneven(self) -> bool:
+        """Whether processes tell each other how many rows they have."""
+        return self.gather_across_devices == "uneven"
 
     def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
         raise NotImplementedError
