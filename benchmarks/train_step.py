@@ -37,7 +37,7 @@ def minilm(device: str) -> tuple[Any, str]:
 
 def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
     from raoe_train.config import ModelConfig, ScratchConfig
-    from raoe_train.encoder import load_encoder
+    from raoe_train.encoders.load import load_encoder
 
     config = ModelConfig(name=name, device=device, max_seq_length=64, scratch=ScratchConfig(**shape))
     listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
@@ -146,7 +146,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.run_directory import log_writer
+    from raoe_train.training.run_directory import log_writer
 
     folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raoe_train.collator import ListCollator, ScoreLabelCollator, TextCollator
-    from raoe_train.jobs import run
+    from raoe_train.job_table import run
+    from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
 
 __all__ = ["ListCollator", "ScoreLabelCollator", "TextCollator", "run"]
 # Imported on first use: sentence-transformers takes seconds.
 _HOME = {
-    "ListCollator": "raoe_train.collator",
-    "ScoreLabelCollator": "raoe_train.collator",
-    "TextCollator": "raoe_train.collator",
-    "run": "raoe_train.jobs",
+    "ListCollator": "raoe_train.losses.collators",
+    "ScoreLabelCollator": "raoe_train.losses.collators",
+    "TextCollator": "raoe_train.losses.collators",
+    "run": "raoe_train.job_table",
 }
 
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 # seconds, and so is left out where this is our own command: it registers them when it loads a model.
 if sys.argv[:1] != ["-m"] and Path((sys.argv or [""])[0]).stem != "raoe-train":
     try:
-        from raoe_train.bidirectional import register
+        from raoe_train.encoders.bidirectional import register
     except ImportError:  # without the extra [train] there is nothing to load them with
         pass
     else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raoe_train.config import JOBS
-from raoe_train.jobs import run
+from raoe_train.job_table import run
 from raoe_train.recipe import keys, shipped
 
 

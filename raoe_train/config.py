@@ -35,9 +35,7 @@ class ScratchConfig:
 class ModelConfig:
     """Which encoder, and how its tokens become one vector."""
 
-    name: str = _field(
-        "bert-base-uncased", "encoder or SentenceTransformer, by name or path; scratch makes one"
-    )
+    name: str = _field("bert-base-uncased", "encoder or SentenceTransformer, by name or path; scratch makes one")
     pooling: str | None = _field(
         None, "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]"
     )
@@ -77,9 +75,7 @@ class DataConfig:
     )
     score_scale: list[float] = _field([], "lowest and highest score in data.train; two numbers, or two a source")
     on_error: str = _field("raise", "a malformed row: raise, or skip (and count)")
-    pairing: str = _field(
-        "one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"
-    )
+    pairing: str = _field("one", "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations")
     neutral: bool = _field(False, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)")
     shuffle_lists: bool = _field(False, "shuffle each list's sentences with training.seed, an ablation (listmle)")
     max_rows: int | None = _field(None, "at most so many rows of each training source, drawn with training.seed")
@@ -132,9 +128,7 @@ class LossConfig:
     angle_weight: float | None = _field(None, "weight of the angular part (raoe, angle_contrastive); 1 by default")
     symmetric: bool | None = _field(None, "positives are to find their anchors, too (infonce, angle_contrastive)")
     mask_duplicates: bool | None = _field(None, "equal texts are no negatives of each other (as symmetric) [true]")
-    mini_batch_size: int | None = _field(
-        None, "encode so many pairs at a time (gradient caching); same gradient"
-    )
+    mini_batch_size: int | None = _field(None, "encode so many pairs at a time (gradient caching); same gradient")
     gather_across_devices: bool = _field(False, "rank over the batches of all processes together")
     matryoshka_dims: list[int] = _field([], "also train the first so many dimensions")
 

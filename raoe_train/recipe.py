@@ -1,7 +1,7 @@
 """How a recipe becomes a job's configuration, and back.
 
 A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes`` (those of the job `sweep`, tables
-of recipes, in ``raoe_train/recipes/sweeps``). It may say ``extends: NAME``.
+of recipes, in ``raoe_train/studies/recipes``). It may say ``extends: NAME``.
 On top of it come overrides (from the command line or from Python), as nested mappings or as dotted keys. Unknown keys
 are errors that suggest the nearest known one, and every value is brought to the type that its dataclass declares, so
 that ``5e-5``, which YAML reads as a string, is a number.
@@ -21,6 +21,7 @@ from typing import Any
 from raoe_train.config import JOBS, TRAINING_NAMES
 
 RECIPES = Path(__file__).with_name("recipes")
+TABLES = Path(__file__).parent / "studies" / "recipes"
 
 
 def load(job: str, recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
@@ -56,7 +57,7 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
 
 def shipped(job: str) -> dict[str, Path]:
     """{name: file} of the recipes that come with us, for a job."""
-    folder = RECIPES / "sweeps" if job == "sweep" else RECIPES
+    folder = TABLES if job == "sweep" else RECIPES
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -170,9 +171,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 def _scalar(kind: type, value: Any, key: str) -> Any:
     problem = ValueError(f"{key} must be {_article(kind)}, got {value!r}")
     if kind is str:
-        if isinstance(value, (str, Path)) or (
-            isinstance(value, (int, float)) and not isinstance(value, bool)
-        ):
+        if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return str(value)
         raise problem
     if kind is bool:

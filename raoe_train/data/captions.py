@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from raoe_train.data.fields import NAMES, RowProblem, named_column, parse_sentence
+from raoe_train.data.columns import NAMES, RowProblem, named_column, parse_sentence
 from raoe_train.data.rows import kept_rows
 from raoe_train.data.sources import open_source
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raoe_train.data.fields import RowProblem, parse_score, parse_sentence
-from raoe_train.data.files import write_json
+from raoe_train.artifacts.writing import write_json
+from raoe_train.data.columns import RowProblem, parse_score, parse_sentence
 from raoe_train.data.pairs import PairData, read_pairs
 from raoe_train.data.rows import check_on_error, kept_rows
 from raoe_train.data.sources import Source, open_source

@@ -239,9 +239,7 @@ class _Generator:
             of_kind: dict[str, tuple[str, ...]] = AGENTS if slot == "agent" else OBJECTS
             kinds = list(of_kind) if slot == "agent" else list(ACTION_KINDS[scene.action.concept])
             near = self.rng.random() < 0.5
-            choices = [
-                name for kind in kinds for name in of_kind[kind] if not near or kind == KINDS[filler.concept]
-            ]
+            choices = [name for kind in kinds for name in of_kind[kind] if not near or kind == KINDS[filler.concept]]
         return _with(scene, slot, self.filler(self.rng.choice(choices)))
 
     def pair(self, target: int, premise_scene: Scene | None = None) -> tuple[str, str, float, int]:
@@ -329,9 +327,7 @@ def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]
     """The different sentences of the training split, in order of appearance: enough to train a tokenizer
     on."""
     data = generate_corpus(n_pairs, seed)
-    return list(
-        dict.fromkeys(text for pair in zip(data.sentence1, data.sentence2, strict=True) for text in pair)
-    )
+    return list(dict.fromkeys(text for pair in zip(data.sentence1, data.sentence2, strict=True) for text in pair))
 
 
 def builtin_rows(split: str = "") -> Iterator[dict[str, Any]]:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from raoe_train.artifacts.writing import replacing
+
 KINDS = {
     ".tsv": "tsv",
     ".txt": "tsv",
@@ -47,15 +49,11 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
     """`name` as a path to a data file that is there; FileNotFoundError or ValueError if it is not."""
     path = Path(name).expanduser()
     if not path.exists():
-        raise FileNotFoundError(
-            f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)"
-        )
+        raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, not a data file")
     if data_kind(path) is None:
-        raise ValueError(
-            f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz"
-        )
+        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
     return path
 
 
@@ -110,9 +108,7 @@ def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
 def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path):
-            if (
-                line is None
-            ):  # the line may lie inside a quoted field, so no record of its own can stand for it
+            if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line + "\n"
 
@@ -185,49 +181,13 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-def partial(path: Path) -> Path:
-    """Where a file, or a folder, is while it is written: always there, so that what a kill leaves is written over."""
-    # in front, so that the suffix still names the format
-    return path.with_name(f".partial.{path.name}")
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well and is removed when it
-    does not.
-
-    So a killed job leaves the old file or the new one, never half of one.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = partial(path)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in one step."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    """Write `content` as indented JSON in one step; NaN and infinities are errors."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot
     hold a value."""
     path = Path(path)
     kind = data_kind(path)
     if kind is None:
-        raise ValueError(
-            f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz"
-        )
+        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
     if kind == "parquet" and compressed(path):
         raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
     with replacing(path) as temporary:
@@ -237,18 +197,14 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
                 for row in rows:
-                    file.write(
-                        json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n"
-                    )
+                    file.write(json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n")
             elif kind == "csv":
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
                 writer.writerows([cell(row.get(name), "csv") for name in columns] for row in rows)
             else:
                 file.write("\t".join(columns) + "\n")
-                file.writelines(
-                    "\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows
-                )
+                file.writelines("\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows)
 
 
 @contextmanager
@@ -270,9 +226,7 @@ def cell(value: Any, kind: str) -> str:
         raise ValueError(f"a {kind} file cannot hold {value!r}; write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(
-            f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead"
-        )
+        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead")
     return text
 
 

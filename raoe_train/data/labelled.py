@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from raoe_train.data.fields import NAMES, TEXT_COLUMNS, RowProblem, named_column, parse_sentence
+from raoe_train.data.columns import NAMES, TEXT_COLUMNS, RowProblem, named_column, parse_sentence
 from raoe_train.data.rows import kept_rows
 from raoe_train.data.sources import Source, open_source
 

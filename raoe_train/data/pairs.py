@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.fields import (
+from raoe_train.data.columns import (
     Columns,
     LabelMap,
     parse_label,
@@ -68,9 +68,7 @@ class PairData:
         (int64)."""
         from datasets import Dataset
 
-        return Dataset.from_dict(
-            {name: values for name, values in self.columns().items() if name != "subset"}
-        )
+        return Dataset.from_dict({name: values for name, values in self.columns().items() if name != "subset"})
 
 
 def read_pairs(
@@ -176,9 +174,7 @@ def _parse(
     require: Sequence[str],
 ) -> dict[str, Any]:
     found = columns.find(fields, require)
-    pair: dict[str, Any] = {
-        name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")
-    }
+    pair: dict[str, Any] = {name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")}
     if "score" in found:
         pair["score"] = parse_score(fields.get(found["score"]), score_scale, found["score"])
     if "label" in found:
@@ -199,8 +195,6 @@ def _concatenate(parts: list[PairData], names: Sequence[Any]) -> PairData:
     dropped: Counter[str] = Counter()
     for part in parts:
         dropped.update(part.counts["dropped"])
-    counts: dict[str, Any] = {
-        key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")
-    }
+    counts: dict[str, Any] = {key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")}
     joined = {name: [value for part in parts for value in part.columns()[name]] for name in everywhere}
     return PairData(**joined, counts={**counts, "dropped": dict(dropped)})

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from raoe_train.data.fields import RowProblem
+from raoe_train.data.columns import RowProblem
 from raoe_train.data.sources import Source
 
 logger = logging.getLogger(__name__)

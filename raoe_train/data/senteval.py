@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raoe_train.data.fields import Columns
+from raoe_train.data.columns import Columns
 from raoe_train.data.files import Row, text_lines
 from raoe_train.data.sources import Source
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.fields import NAMES, Columns
+from raoe_train.data.columns import NAMES, Columns
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
 BUILTIN = ("builtin", "builtin-nli")
@@ -48,9 +48,7 @@ def is_file(name: str | os.PathLike[str]) -> bool:
     return data_kind(name) is not None or any(mark in name for mark in separators)
 
 
-def open_source(
-    name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | int | None] | None = None
-) -> Source:
+def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | int | None] | None = None) -> Source:
     """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns.
 
     Raises:
@@ -132,16 +130,10 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if not split and len(loaded) == 1:
             split = next(iter(loaded))
         if split not in loaded:
-            raise ValueError(
-                f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}"
-            )
+            raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
         loaded = loaded[split]
     classes = {column: kind for column, kind in loaded.features.items() if isinstance(kind, ClassLabel)}
     for row in loaded:
         # by name, so that a dataset with its own order of classes is not misread
-        named = {
-            column: kind.int2str(row[column])
-            for column, kind in classes.items()
-            if row[column] not in (None, -1)
-        }
+        named = {column: kind.int2str(row[column]) for column, kind in classes.items() if row[column] not in (None, -1)}
         yield {**row, **named}

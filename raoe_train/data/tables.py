@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.files import partial, write_json
-from raoe_train.processes import locked
-from raoe_train.provenance import digest
+from raoe_train.artifacts.processes import locked
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.writing import partial, write_json
 
 BATCH = 4096  # rows that are Python objects at a time
 READING = 1  # to be raised where rows are read by other rules: what was kept is then made anew

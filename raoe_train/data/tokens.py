@@ -16,9 +16,9 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.data.files import write_json
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.writing import write_json
 from raoe_train.data.tables import Texts, made_once, runs
-from raoe_train.provenance import digest
 
 SIZE = 1024  # texts that are tokenised together
 META = "meta.json"

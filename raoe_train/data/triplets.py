@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.fields import LabelMap, RowProblem, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.columns import LabelMap, RowProblem, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.rows import Tally, check_on_error, fields_of
 from raoe_train.data.sources import Source, open_source
 

@@ -100,7 +100,5 @@ def _name(path: Path) -> str:
 
 
 def _splits(path: Path) -> list[str]:
-    splits = (
-        fields["split"] for _, fields in read_rows(path) if isinstance(fields, dict) and "split" in fields
-    )
+    splits = (fields["split"] for _, fields in read_rows(path) if isinstance(fields, dict) and "split" in fields)
     return list(dict.fromkeys(map(str, splits)))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import ModelConfig, PolarityConfig
 from raoe_train.data.labelled import LabelledData, read_labelled
+from raoe_train.encoders.frozen import embeddings as embeddings_of
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples
-from raoe_train.frozen import embeddings as embeddings_of
-from raoe_train.provenance import fingerprint
 
 if TYPE_CHECKING:
     from raoe_train.evaluation.tasks import Reading

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from raoe_train.evaluation.encode import encode_sentences, unit_rows
-from raoe_train.neighbours import nearest
+from raoe_train.encoders.embed import encode_sentences, unit_rows
+from raoe_train.encoders.neighbours import nearest
 
 DISCOUNTS = ("linear", "none")
 

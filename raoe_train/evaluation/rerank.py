@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.candidates import Candidates, read_candidates
-from raoe_train.evaluation.encode import cosines
+from raoe_train.data.queries import Candidates, read_candidates
+from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
 from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Examples, Task
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from raoe_train.data import PairData, read_pairs
 from raoe_train.data.conditional import is_conditional, read_scored
-from raoe_train.evaluation.encode import cosines
+from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples, mean_of_all
 

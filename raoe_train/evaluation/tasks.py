@@ -18,14 +18,14 @@ import numpy as np
 from raoe_train.config import PolarityConfig
 from raoe_train.data.conditional import is_conditional
 from raoe_train.data.sources import is_file
-from raoe_train.evaluation.encode import encode_sentences
+from raoe_train.encoders.embed import encode_sentences
 from raoe_train.evaluation.finding import NoSuchTask
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
     "rerank": "raoe_train.evaluation.rerank:read_rerank",
-    "captions": "raoe_train.evaluation.captions:read_caption_task",
+    "captions": "raoe_train.evaluation.caption_retrieval:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
@@ -183,6 +183,42 @@ def read_tasks(
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
+
+
+def evaluate_encoder(
+    model: Any,
+    tasks: Sequence[str],
+    data_dir: str | Path | None = None,
+    batch_size: int = 64,
+    *,
+    prompt: str | None = None,
+    polarity: PolarityConfig | None = None,
+) -> dict[str, Any]:
+    """Scores of an encoder on tasks of any kind.
+
+    Args:
+        model: a SentenceTransformer.
+        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS: sts (Spearman of cosines and human scores), transfer
+            (accuracy of a logistic regression), rerank (MAP), captions (strict retrieval), mteb, polarity. A bare NAME
+            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is
+            found in data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and
+            captions NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all
+            is all. Of polarity NAME is the file with its splits train and test.
+        data_dir: folder of the sets.
+        batch_size: sentences at a time.
+        prompt: where it has a {condition}, the sets are C-STS files, see read_scored.
+        polarity: of tasks of kind polarity.
+
+    Returns:
+        {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
+        metrics, x100}, of several kinds also "averages": {kind: that of its tasks}. A metric is None, and so are the
+        averages over it, where it is undefined, as a correlation is where all cosines of a set are equal.
+
+    Raises:
+        ValueError: an unknown or ambiguous task, or data that its kind cannot use; see the kinds' readers.
+    """
+    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity, batch_size=batch_size)
+    return evaluate_tasks(model, found, batch_size)
 
 
 def evaluate_tasks(

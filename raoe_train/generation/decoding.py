@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicLayer
 
 from raoe_train.generation.contexts import Context, stacked, taken
 from raoe_train.generation.mixing import checked_argmax, choose_mix
-from raoe_train.generation.rows import Answer, Plan, Request, Slot, lengths, merged, plan_of, select
 from raoe_train.generation.sampling import Sampling, draw, uniforms
+from raoe_train.generation.slots import Answer, Plan, Request, Slot, lengths, merged, plan_of, select
 
 __all__ = ["Answer", "Context", "GuidedDecoder", "Request"]
 

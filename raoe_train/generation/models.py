@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.encoder import DTYPES as ENCODER_DTYPES
-from raoe_train.encoder import check_path
-from raoe_train.processes import local_rank
+from raoe_train.artifacts.processes import local_rank
+from raoe_train.encoders.load import DTYPES as ENCODER_DTYPES
+from raoe_train.encoders.load import check_path
 
 if TYPE_CHECKING:
     from raoe_train.config import LanguageModelConfig
@@ -40,7 +40,7 @@ def load_language_model(config: LanguageModelConfig) -> Any:
     weights: dict[str, Any] = {"dtype": config.dtype or "auto", "attn_implementation": config.attention}
     device = config.device or _device()
     if config.load_in_4bit:
-        from raoe_train.adapters import four_bit
+        from raoe_train.encoders.adapters import four_bit
 
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(config.dtype))
         weights["device_map"] = {"": torch.device(device)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raoe_train.evaluation.encode import encode_sentences, unit_rows
+from raoe_train.encoders.embed import encode_sentences, unit_rows
 
 if TYPE_CHECKING:
     from raoe_train.config import SeedsConfig
@@ -22,7 +22,7 @@ def select_seeds(sentences: Sequence[str], config: SeedsConfig) -> list[int]:
         ValueError: no encoder, or numbers that cannot be; see draw_from_clusters.
     """
     from raoe_train.config import ModelConfig
-    from raoe_train.encoder import load_encoder
+    from raoe_train.encoders.load import load_encoder
 
     if not config.encoder:
         raise ValueError("seeds.encoder is missing: what embeds the sentences")

@@ -20,7 +20,7 @@ ListMLELoss sees one column, the sentences of several lists, and how long each l
 a teacher of theirs reads, from ``raoe_train.TextCollator``.
 """
 
-from raoe_train.losses.contrastive_angle import AnglEContrastiveLoss
+from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.infonce import InfoNCELoss

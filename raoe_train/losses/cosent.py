@@ -34,17 +34,11 @@ class CoSENTLoss(PairLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self.similarity_fct = similarity_fct
 
     def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        return (
-            pairwise_cosine(a, b)
-            if self.similarity_fct is util.pairwise_cos_sim
-            else self.similarity_fct(a, b)
-        )
+        return pairwise_cosine(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
 
     def _loss(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         return cosent_loss(similarity, score, tau=self.scale)
@@ -87,14 +81,10 @@ class AnglELoss(CoSENTLoss):
             gather_across_devices=gather_across_devices,
         )
 
-    def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Any
-    ) -> Tensor | dict[str, Tensor]:
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor | dict[str, Tensor]:
         if len(embeddings) > 2:
             anchor, *others = embeddings
-            positive = (
-                anchor.new_ones(len(anchor)) if labels is None else self._targets(labels, len(anchor))[0]
-            )
+            positive = anchor.new_ones(len(anchor)) if labels is None else self._targets(labels, len(anchor))[0]
             labels = torch.cat([positive, *[1 - positive] * (len(others) - 1)])
             embeddings = [anchor.repeat(len(others), 1), torch.cat(others)]
         return super().compute_loss_from_embeddings(embeddings, labels)

@@ -12,7 +12,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
-from raoe_train.losses.cached import CachedLoss
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import Gather
 
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -28,7 +28,7 @@ class DistillationLoss(CachedLoss):
         model: the encoder that is trained.
         embed: n sentences -> the teacher's embeddings, [n, D'] float32; D' need not be the student's dimension. It is
             no part of this module, so nothing trains, moves or saves it; autocast around the loss is around it, too.
-            raoe_train.frozen.embedder makes one.
+            raoe_train.encoders.frozen.embedder makes one.
         scale: tau, > 0; what it does the subclass says.
         mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
 

@@ -11,7 +11,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from raoe_kernels import info_nce_loss
-from raoe_train.losses.cached import CachedLoss
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import Gather, gather_rows, process_rows
 
 
@@ -47,9 +47,7 @@ class InfoNCELoss(CachedLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self.symmetric = symmetric
         self.mask_duplicates = mask_duplicates
 

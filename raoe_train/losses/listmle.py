@@ -11,7 +11,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
-from raoe_train.losses.cached import CachedLoss
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import Gather, process_rows
 
 TIES = ("ordinal", "random")

@@ -12,7 +12,7 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
-from raoe_train.losses.cached import CachedLoss
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import Gather, gather_pairs
 
 
@@ -28,9 +28,7 @@ class LossParts(dict):
 
     def __radd__(self, other: float) -> LossParts:
         if other != 0:
-            raise TypeError(
-                f"a number other than 0 belongs to none of the parts {', '.join(self)}; got {other!r}"
-            )
+            raise TypeError(f"a number other than 0 belongs to none of the parts {', '.join(self)}; got {other!r}")
         return self
 
     def __add__(self, other: Mapping[str, Tensor]) -> LossParts:
@@ -53,15 +51,11 @@ class PairLoss(CachedLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self._checked_labels = False
         self._warned: set[str] = set()
 
-    def forward(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Any
-    ) -> Tensor | dict[str, Tensor]:
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor | dict[str, Tensor]:
         """The loss of a batch.
 
         Args:
@@ -72,9 +66,7 @@ class PairLoss(CachedLoss):
             return self._forward_cached(sentence_features, labels)
         return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
 
-    def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Any
-    ) -> Tensor | dict[str, Tensor]:
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor | dict[str, Tensor]:
         """The loss of two (B, D) embeddings. ValueError where labels are missing, too many or NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
@@ -115,9 +107,7 @@ class PairLoss(CachedLoss):
         label: Tensor | None = None
         if isinstance(labels, Mapping):
             if "score" not in labels:
-                raise ValueError(
-                    f"{type(self).__name__} needs a score for each pair, got columns {sorted(labels)}"
-                )
+                raise ValueError(f"{type(self).__name__} needs a score for each pair, got columns {sorted(labels)}")
             score, label = labels["score"], labels.get("label")
         elif labels is None:
             raise ValueError(f"{type(self).__name__} needs labels: a score for each pair")
@@ -159,7 +149,6 @@ class PairLoss(CachedLoss):
         if rows <= margin + 1 and "small" not in self._warned:
             self._warned.add("small")
             warnings.warn(
-                f"a batch of {rows} pairs has no two ranks further apart than margin={margin}: "
-                "the rank part is 0",
+                f"a batch of {rows} pairs has no two ranks further apart than margin={margin}: the rank part is 0",
                 stacklevel=4,
             )

@@ -37,9 +37,7 @@ class RankMarginLoss(PairLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self.margin = margin
         self.ties = ties
 
@@ -78,9 +76,7 @@ class GatedAngularLoss(PairLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self.gate = gate
         self.needs_label = gate != "score"
 
@@ -126,9 +122,7 @@ class RAOELoss(PairLoss):
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
-        super().__init__(
-            model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices
-        )
+        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
         self.margin = margin
         self.rank_weight = rank_weight
         self.angle_weight = angle_weight

@@ -25,9 +25,10 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["sentence_transformers", "datasets", "accelerate", "raoe_train.training", "raoe_train.scoring", "raoe_train.sweep",
-     "raoe_train.evaluation", "raoe_train.generation.chains", "raoe_train.generation.decoding", "raoe_train.encoder",
-     "raoe_train.losses", "raoe_train.plots", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
+    ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
+     "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
+     "raoe_train.generation.decoding", "raoe_train.encoders.load",
+     "raoe_train.losses", "raoe_train.studies.plots", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
 )  # fmt: skip
 SHARD = 16  # rows: small, so that there are many
 LONGEST = 300  # delay of the timer, microseconds
@@ -132,8 +133,10 @@ def _do(
     name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
 ) -> None:
     """In the child: do the job, count its file operations, end at the moment."""
-    from raoe_train import frozen, scoring, teaching
-    from raoe_train.jobs import run
+    from raoe_train.encoders import frozen
+    from raoe_train.job_table import run
+    from raoe_train.job_table import score as scoring
+    from raoe_train.jobs.train import list_targets as teaching
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)

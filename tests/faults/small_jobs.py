@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.decoders import saved_decoder
 from tests.faults.kills import Job
-from tests.train.decoders import saved_decoder
-from tests.train.test_training import SCRATCH, write_pairs
-from tests.train.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.test_training import SCRATCH, write_pairs
 
 # What says how long it took, or how much, since a run was resumed.
 TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",

@@ -1,0 +1,179 @@
+"""Chains on disk: a line each, written as they finish, so that a killed job goes on where it stopped.
+
+- OUTPUT holds the chains, OUTPUT.failed.jsonl those that were refused, with the reason. A line is one write, followed
+  by fsync: a kill leaves whole lines and at most the beginning of one more, which the next run cuts off.
+- OUTPUT.json holds the settings from the beginning, and the summary in the end. Other settings are refused.
+- Several processes (ranks) each write files of their own in OUTPUT.parts/. Whichever ends last merges them. No process
+  waits for another, and a rerun may have more or fewer of them.
+- In the end both files are in the order of the input, however many processes there were and in whatever order chains
+  finished.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raoe_train.artifacts.processes import locked
+from raoe_train.artifacts.writing import replacing, write_json
+
+FAILED = ".failed.jsonl"
+T = TypeVar("T")
+
+
+class Ledger:
+    """The files of one output, as one process sees them.
+
+    Args:
+        output: a .jsonl file.
+        rank: this process, of `world` that write chains of the same output.
+    """
+
+    def __init__(self, output: Path, rank: int = 0, world: int = 1) -> None:
+        self.rank, self.world = rank, world
+        self.output, self.failed = output, output.with_name(output.name + FAILED)
+        self.summary, self.parts = output.with_name(output.name + ".json"), output.with_name(output.name + ".parts")
+        self.own = {
+            ok: file if world == 1 else self.parts / f"rank-{rank:05d}{'' if ok else '.failed'}.jsonl"
+            for ok, file in ((True, self.output), (False, self.failed))
+        }
+        self._open: dict[bool, int] = {}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time; the lock goes with the process that holds it, and leaves nothing behind."""
+        with locked(self.parts, self._concluded):
+            yield
+
+    def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+        """What OUTPUT.json says of these settings, or None where there is nothing from before. Under the lock.
+
+        ValueError where chains of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
+        """
+        found = self._summary()
+        if found.get("settings") == settings and (self.output.exists() or not self._concluded()):
+            return found
+        there = [file for file in (self.output, self.failed, *self._of_ranks()) if file.exists()]
+        if there and not overwrite:
+            raise ValueError(f"{there[0]} is there already, not from these settings and inputs; overwrite replaces it")
+        for file in (*there, self.summary):
+            file.unlink(missing_ok=True)
+        return None
+
+    def begin(self, found: dict[str, Any]) -> None:
+        """Put the settings on disk, before the first chain. Under the lock."""
+        write_json(self.summary, found)
+
+    def share(self, items: list[T]) -> list[T]:
+        """This process's part of all items."""
+        return items[self.rank :: self.world]
+
+    def done(self) -> set[int]:
+        """The ids of all chains on disk, of every process."""
+        return set(self._index())
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """In this block chains can be written: what a kill left of a line is cut off, and others are kept out.
+
+        ValueError where another process writes the same files.
+        """
+        try:
+            with self.locked():
+                for ok, path in self.own.items():
+                    handle = self._open[ok] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+                    try:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        raise ValueError(f"{path}: another process is writing to it") from None
+                    os.ftruncate(handle, max((start + size for _, start, size in _lines(path)), default=0))
+            yield
+        finally:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    def write(self, line: dict[str, Any], ok: bool) -> None:
+        """Put a chain on disk, among the good ones or the failed ones."""
+        left = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        while left:  # a full disk may take a part before it says so
+            left = left[os.write(self._open[ok], left) :]
+        os.fsync(self._open[ok])
+
+    def finish(self, ids: Sequence[int]) -> dict[str, list[dict[str, Any]]] | None:
+        """Bring all chains together in the order of `ids`, if all of them are on disk. Under the lock.
+
+        Returns:
+            None while other processes' chains are missing; else {"chains", "failed"}: their lines without what they
+            have in common.
+        """
+        index = self._index()
+        if any(key not in index for key in ids):
+            return None
+        brief: dict[str, list[dict[str, Any]]] = {"chains": [], "failed": []}
+        with replacing(self.output) as good, replacing(self.failed) as bad:
+            with open(good, "wb") as ours, open(bad, "wb") as theirs:
+                for key in ids:
+                    path, start, size = index[key]
+                    with open(path, "rb") as file:
+                        file.seek(start)
+                        line = file.read(size)
+                    fields = json.loads(line)
+                    failed = "reason" in fields
+                    (theirs if failed else ours).write(line)
+                    kept = {name: fields[name] for name in ("id", "reason") if name in fields}
+                    brief["failed" if failed else "chains"].append({**kept, "length": len(fields["sentences"])})
+        return brief
+
+    def conclude(self, summary: dict[str, Any]) -> None:
+        """The end: the summary in the place of the mere settings. Under the lock."""
+        if not self.failed.stat().st_size:
+            self.failed.unlink()
+        write_json(self.summary, summary)
+
+    def _summary(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self.summary.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _concluded(self) -> bool:
+        return "chains" in self._summary()
+
+    def _of_ranks(self) -> list[Path]:
+        return sorted(self.parts.glob("rank-*.jsonl"))
+
+    def _index(self) -> dict[int, tuple[Path, int, int]]:
+        """{id: (file, start, size of its line)}. A chain that was merged before a kill is in two files, alike."""
+        found: dict[int, tuple[Path, int, int]] = {}
+        for path in (self.output, self.failed, *self._of_ranks()):
+            if path.exists():
+                for key, start, size in _lines(path):
+                    found.setdefault(key, (path, start, size))
+        return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, int]]:
+    """(id, start, size) of each chain in a file but for the beginning of one that a kill left at its end.
+
+    ValueError for a line before the last that is no chain: nobody but us should have written there.
+    """
+    start, broken = 0, 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if broken:
+                raise ValueError(f"{path}, line {broken}: not a chain; was the file changed? overwrite begins anew")
+            try:
+                fields = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                fields = None
+            if isinstance(fields, dict) and isinstance(fields.get("id"), int) and "sentences" in fields:
+                yield fields["id"], start, len(line)
+            else:
+                broken = number
+            start += len(line)

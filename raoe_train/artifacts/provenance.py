@@ -1,0 +1,82 @@
+"""What a result came from: versions, commit, the state of a model's folder, and whether a result is there already."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that have a part in a result, by name."""
+    found = {"python": platform.python_version()}
+    for package in ("raoe", "torch", "transformers", "sentence-transformers", "numpy", "scipy", "scikit-learn", "mteb"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def fingerprint(model: str) -> str | None:
+    """Of a model in a local folder: its files' names, sizes and times, so that one trained anew is not taken
+    for the old.
+
+    None for a model that is no folder here, which its name has to stand for.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return digest(listed)
+
+
+def identity(model: Any) -> dict[str, Any]:
+    """What decides on what a model gives: its section of the recipe but for the device, and its files' fingerprint."""
+    return {**dataclasses.asdict(model), "device": None, "files": fingerprint(model.name)}
+
+
+def commit() -> str | None:
+    """The commit of our own source tree, with "+" where files differ from it; None outside git."""
+
+    def git(*words: str) -> str:
+        home = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    try:
+        tracked = git("ls-files", "--", Path(__file__).name)
+        return (
+            git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "") if tracked else None
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def digest(content: Any) -> str:
+    """SHA-256 of plain values (as JSON), in hexadecimal."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def earlier_result(summary: Path, output: Path, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in
+    the way.
+
+    ValueError if `output` is there, but not from these settings, and `overwrite` is not set.
+    """
+    if not output.exists():
+        return None
+    try:
+        found = json.loads(summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if isinstance(found, dict) and found.get("settings") == settings:
+        return found
+    if not overwrite:
+        raise ValueError(f"output {output} is there already, not from these settings and inputs; overwrite replaces it")
+    return None

@@ -1,0 +1,1 @@
+"""Encoders: loaded, made, adapted, given a prompt; asked for embeddings."""

@@ -1,0 +1,407 @@
+"""A decoder whose last layers look both ways, over any of transformers' own decoder classes.
+
+The decoder itself is left as it is. Hooks on its last layers give them another mask, which this model's forward makes
+and passes down as an argument: nothing is stored between calls, so several forwards before a backward, and layers that
+gradient checkpointing runs again, see what belongs to them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import and_masks, create_block_mask
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModel,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import create_bidirectional_mask, padding_mask_function, sdpa_mask
+from transformers.modeling_outputs import BaseModelOutput
+
+from .configuration import BidirectionalConfig, windows
+
+try:
+    from raoe_kernels import dual_attention
+except ImportError:  # a copy of this file beside a saved model: two masks do the same
+    dual_attention = None  # type: ignore[assignment]
+
+ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
+ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
+DUAL = "raoe_dual"  # SDPA, but where a layer runs both ways: both from one pass
+HUB = ("cache_dir", "token", "local_files_only")
+ATTENTION = ("eager", "sdpa", "flex_attention", DUAL)
+
+
+class BidirectionalModel(PreTrainedModel):
+    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it.
+
+    Padding may be on either side. There is no key-value cache: a token's state depends on those after it.
+
+    Args:
+        config: see BidirectionalConfig.
+        decoder: the decoder; by default one with new weights.
+    """
+
+    config: BidirectionalConfig
+    config_class = BidirectionalConfig
+    decoder: Any  # one of transformers' decoder classes
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _auto_class = "AutoModel"
+
+    def __init__(self, config: BidirectionalConfig, decoder: PreTrainedModel | None = None) -> None:
+        super().__init__(config)
+        self.decoder = AutoModel.from_config(config.text_config) if decoder is None else decoder
+        self._no_split_modules = self.decoder._no_split_modules
+        used = self.decoder.config
+        if getattr(used, "attn_logit_softcapping", None) is not None and used._attn_implementation == "sdpa":
+            used._attn_implementation = "eager"  # SDPA knows no soft cap
+        if config.bidirectional_mode == "sum" and used._attn_implementation == "sdpa" and dual_attention is not None:
+            used._attn_implementation = DUAL
+        self._add_hooks()
+        self.register_state_dict_post_hook(_leave_out_quantised)
+        self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
+        self.register_load_state_dict_post_hook(_do_not_miss_quantised)
+        if decoder is None:
+            self.post_init()
+
+    @classmethod
+    def around(cls, decoder: PreTrainedModel, layers: int, mode: str = "modify", **base: Any) -> BidirectionalModel:
+        """The model that has `decoder` as its decoder; `base` as in BidirectionalConfig.
+
+        In mode "add" the decoder has its new layers already.
+        """
+        config = BidirectionalConfig(decoder.config, layers, mode, **base)
+        return cls(config, decoder)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """The decoder's last hidden states, [batch, length, hidden_size].
+
+        Args:
+            input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
+            attention_mask: [batch, length], 1 or True where a token is real; all are, by default.
+            position_ids: [batch or 1, length], the decoder's by default.
+
+        Raises:
+            ValueError: a cache, a mask of another shape, sequences without padding in one row, or an attention
+                implementation that is none of ATTENTION.
+        """
+        if past_key_values is not None or use_cache:
+            raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
+        used = self.decoder.config._attn_implementation
+        if used not in ATTENTION:
+            raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION[:3])}, got {used!r}")
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None:
+            raise ValueError("input_ids is missing")
+        if (attention_mask is not None and attention_mask.shape != given.shape[:2]) or "cu_seq_lens_q" in kwargs:
+            raise ValueError("attention_mask must be [batch, length]: a padded batch, not sequences side by side")
+        masks = self._masks(given, attention_mask) if self.config.bidirectional_layers else {}
+        return self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            **({"lifted": masks} if masks else {}),
+            **kwargs,
+        )
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.decoder.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.decoder.set_input_embeddings(value)
+
+    def train(self, mode: bool = True) -> BidirectionalModel:
+        if mode and not self.training:
+            self._unpack()
+        return super().train(mode)
+
+    def _unpack(self) -> None:
+        """Bring 4-bit weights on a CPU back to the layout they are trained and saved in.
+
+        On a CPU with AVX512-BF16, bitsandbytes 0.50 packs them anew in a forward in evaluation, and its product with
+        such weights has no gradient: training after an evaluation would go on with wrong ones. state_dict() unpacks.
+        """
+        if self.is_quantised and self.decoder.device.type == "cpu":
+            self.decoder.state_dict()
+
+    @property
+    def is_quantised(self) -> bool:
+        return getattr(self.decoder, "hf_quantizer", None) is not None
+
+    @property
+    def has_adapter(self) -> bool:
+        return bool(getattr(self.decoder, "_hf_peft_config_loaded", False))
+
+    @property
+    def added_layers(self) -> Any:
+        """The new layers of mode "add"; empty in the others."""
+        new = self.config.bidirectional_layers if self.config.bidirectional_mode == "add" else 0
+        return self.decoder.layers[len(self.decoder.layers) - new :]
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
+    ) -> BidirectionalModel:
+        """transformers' from_pretrained. Where an adapter was saved, its base model is loaded by name, quantised as
+        it was in training unless quantization_config is False or another; merge_adapter=True makes one model of both.
+        """
+        merge = kwargs.pop("merge_adapter", False)
+        hub: dict[str, Any] = {key: kwargs.pop(key) for key in HUB if key in kwargs}
+        where: dict[str, Any] = {key: kwargs.pop(key) for key in ("revision", "subfolder") if key in kwargs}
+        if not isinstance(config, BidirectionalConfig):
+            config = BidirectionalConfig.from_pretrained(pretrained_model_name_or_path, **hub, **where)
+        quantization = kwargs.pop("quantization_config", None)
+        if config.base_model is None:
+            if quantization:
+                kwargs["quantization_config"] = quantization
+            whole: Any = super().from_pretrained(
+                pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
+            )
+            for key in ("hf_quantizer", "is_loaded_in_4bit", "quantization_method"):  # of the decoder, in truth
+                if hasattr(whole, key):
+                    setattr(whole.decoder, key, getattr(whole, key))
+            return whole
+        if quantization is None and config.base_quantization and not merge:
+            quantization = BitsAndBytesConfig(**config.base_quantization)
+        for key in ("adapter_kwargs", "_from_auto", "_commit_hash"):
+            kwargs.pop(key, None)
+        if quantization:
+            kwargs["quantization_config"] = quantization
+        model = cls._on_base(config, {**hub, **kwargs})
+        decoder = model.decoder
+        folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
+        at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
+        if len(model.added_layers):
+            model.added_layers.load_state_dict(_read_added(str(pretrained_model_name_or_path), at))
+        if merge:
+            from peft import PeftModel
+
+            merged = PeftModel.from_pretrained(decoder, str(pretrained_model_name_or_path), **at)
+            model.decoder = merged.merge_and_unload()
+            model.config.forget_base()
+        else:
+            _load_adapter(decoder, str(pretrained_model_name_or_path), at)
+        return model.eval()
+
+    @classmethod
+    def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> BidirectionalModel:
+        """The model of `config` without its adapter: its base by name, or around it where that is a plain decoder."""
+        name, where = str(config.base_model), {"revision": config.base_revision}
+        hub = {key: options[key] for key in HUB if key in options}
+        base = AutoConfig.from_pretrained(name, **where, **hub)
+        if isinstance(base, BidirectionalConfig):
+            model = cls.from_pretrained(name, config=base, **where, **options)
+            for key in ("base_model", "base_revision", "base_quantization"):
+                setattr(model.config, key, getattr(config, key))
+            return model
+        return cls(config, AutoModel.from_pretrained(name, config=config.text_config, **where, **options))
+
+    def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
+        self, save_directory: str | os.PathLike[str], **kwargs: Any
+    ) -> None:
+        """transformers' save_pretrained; with an adapter, only that, the added layers and the configuration.
+
+        Raises:
+            ValueError: a quantised model without an adapter, which could not be told from its base.
+        """
+        if not self.has_adapter:
+            if self.is_quantised:
+                raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
+            self.config.forget_base()
+            super().save_pretrained(save_directory, **kwargs)
+            return
+        if not kwargs.get("is_main_process", True):
+            return
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.architectures = [type(self).__name__]
+        custom_object_save(self, folder, config=self.config)  # type: ignore[arg-type]
+        self.config.save_pretrained(folder)
+        self.decoder.save_pretrained(folder / ADAPTER)
+        if len(self.added_layers):
+            from safetensors.torch import save_file
+
+            state = {key: value.contiguous() for key, value in self.added_layers.state_dict().items()}
+            save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
+
+    def _add_hooks(self) -> None:
+        config, count = self.config, self.config.bidirectional_layers
+        changed = list(zip(self.decoder.layers, windows(self.decoder.config), strict=True))[-count:] if count else []
+        if config.bidirectional_mode != "sum":
+            for layer, window in changed:
+                layer.register_forward_pre_hook(partial(_lift, window=window), with_kwargs=True)
+            return
+        for number, (layer, window) in enumerate(changed):
+            hook = partial(_both_ways, window=window, first=number == 0)
+            layer.register_forward_pre_hook(hook, with_kwargs=True)
+        for layer, _ in changed[-1:]:
+            layer.register_forward_hook(_add_halves)
+
+    def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
+        """By window, the mask of the layers with it. In mode "sum", of a doubled batch: causal rows, then the others;
+        or, under the key DUAL, only where tokens are real."""
+        config, decoder = self.config, self.decoder.config
+        batch, length = given.shape[:2]
+        wanted = set(windows(decoder)[-config.bidirectional_layers :])
+        both = config.bidirectional_mode == "sum"
+        dropout = self.training and getattr(decoder, "attention_dropout", 0.0) > 0
+        if (
+            both
+            and config.bidirectional_layers == 1
+            and decoder._attn_implementation == DUAL
+            and not dropout
+            and all(window is None or length <= window for window in wanted)
+        ):
+            real = given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()
+            return {DUAL: real}
+        # transformers asks an embedding of it only for batch, length, dtype and device
+        dtype: Any = self.get_input_embeddings().weight.dtype
+        like = torch.empty(2 * batch if both else batch, length, 0, dtype=dtype, device=given.device)
+        if padding is not None and both:
+            padding = torch.cat([padding, padding])
+        allowed = {window: _allowed(window, batch if both else None) for window in wanted}
+        if both and decoder._attn_implementation == "flex_attention":
+            # transformers would compile the making of this mask, and for one that differs between rows torch 2.13's
+            # inductor writes C++ that no compiler takes
+            unpadded = [] if padding is None else [padding_mask_function(padding.bool())]
+            return {
+                window: create_block_mask(and_masks(sees, *unpadded), 2 * batch, None, length, length, given.device)
+                for window, sees in allowed.items()
+            }
+        return {
+            window: create_bidirectional_mask(decoder, like, padding, and_mask_function=sees)
+            for window, sees in allowed.items()
+        }
+
+
+def _allowed(window: int | None, causal_rows: int | None) -> Any:
+    """Which keys a query sees beside padding: transformers' mask function (batch, head, query, key) -> bool, or None
+    for all of them. A window reaches as far ahead as the causal layer's reaches back."""
+    if window is None and causal_rows is None:
+        return None
+
+    def allowed(b: Any, h: Any, q: Any, k: Any) -> Any:
+        inside = (q - k < window) & (k - q < window) if window is not None else q == q
+        return inside if causal_rows is None else inside & ((b >= causal_rows) | (k <= q))
+
+    return allowed
+
+
+def _lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
+    kwargs = dict(kwargs)
+    kwargs["attention_mask"] = _passed_down(kwargs)[window]
+    # SDPA takes a missing mask for the causal one unless it is told
+    kwargs["is_causal"] = False
+    return args, kwargs
+
+
+def _both_ways(
+    layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None, first: bool
+) -> tuple[Any, dict[str, Any]]:
+    kwargs = dict(kwargs)
+    masks = _passed_down(kwargs)
+    hidden = args[0]
+    if DUAL in masks:
+        kwargs["attention_mask"], kwargs["both_ways"] = None, masks[DUAL]
+    else:
+        kwargs["attention_mask"], kwargs["is_causal"] = masks[window], False
+    rows = len(hidden) if first else len(hidden) // 2
+    for key in ("position_ids", "position_embeddings"):
+        kwargs[key] = _doubled(kwargs.get(key), rows)
+    return (torch.cat([hidden, hidden]) if first else hidden, *args[1:]), kwargs
+
+
+def _passed_down(kwargs: dict[str, Any]) -> dict[Any, Any]:
+    if "lifted" not in kwargs:
+        raise RuntimeError("call the BidirectionalModel, not its decoder: it makes the masks of these layers")
+    return kwargs.pop("lifted")
+
+
+def _doubled(value: Any, rows: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_doubled(part, rows) for part in value)
+    return torch.cat([value, value]) if isinstance(value, Tensor) and rows > 1 and len(value) == rows else value
+
+
+def _add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    causal, full = output.chunk(2)
+    return causal + full
+
+
+def _dual_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    both_ways: Tensor | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    if both_ways is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    # Both halves of the batch hold the same queries, keys and values.
+    q, k, v = (x[: len(both_ways)] for x in (query, key, value))
+    causal, full = dual_attention(q, k, v, padding_mask=both_ways, scale=scaling)
+    return torch.cat([causal, full]).transpose(1, 2).contiguous(), None
+
+
+# A trainer goes on from a checkpoint, and back to its best one, by load_state_dict, which cannot be done with quantised
+# weights. Under an adapter they never change: they are no part of the state.
+def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    if model.is_quantised and model.has_adapter:
+        for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
+            del state[key]
+
+
+def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
+    if model.is_quantised and model.has_adapter:
+        keys.missing_keys[:] = [key for key in keys.missing_keys if ".decoder." not in f".{key}" or "lora_" in key]
+
+
+def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
+    """A saved adapter in float32, as it was trained: transformers' load_adapter would round it to the base's dtype."""
+    from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
+
+    decoder.add_adapter(PeftConfig.from_pretrained(name, **at))
+    for key, parameter in decoder.named_parameters():
+        if "lora_" in key:
+            parameter.data = parameter.data.to(torch.float32)
+    weights = load_peft_weights(name, device="cpu", **at)
+    set_peft_model_state_dict(decoder, {key.removeprefix("base_model.model."): value for key, value in weights.items()})
+    decoder.requires_grad_(False)
+
+
+def _read_added(name: str, at: dict[str, Any]) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+    from transformers.utils import cached_file
+
+    return load_file(str(cached_file(name, ADDED, **at)))
+
+
+AttentionInterface.register(DUAL, _dual_sdpa)
+AttentionMaskInterface.register(DUAL, sdpa_mask)

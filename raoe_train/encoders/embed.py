@@ -1,0 +1,56 @@
+"""Embeddings of sentences."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
+    """Embeddings of sentences, each different one encoded once, in batches of like length.
+
+    Args:
+        model: a SentenceTransformer.
+        sentences: n texts.
+        batch_size: sentences at a time.
+        options: further arguments of `SentenceTransformer.encode`, such as prompt or task.
+
+    Returns:
+        [n, d] float32, in the order of `sentences`, not normalised unless the model does so.
+
+    Raises:
+        ValueError: no sentences, or an embedding that is not finite.
+    """
+    if not sentences:
+        raise ValueError("sentences is empty: there is nothing to encode")
+    places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
+    training = model.training
+    distinct = np.asarray(
+        # sentence-transformers sorts by length itself
+        model.encode(list(places), batch_size=batch_size, show_progress_bar=sys.stderr.isatty(), **options),
+        dtype=np.float32,
+    )
+    model.train(training)
+    finite = np.isfinite(distinct).all(axis=1)
+    if not finite.all():
+        text = list(places)[int(np.argmin(finite))]
+        raise ValueError(f"the encoder gives NaN or infinity for {np.sum(~finite)} sentences, the first {text!r}")
+    return distinct[[places[text] for text in sentences]]
+
+
+def unit_rows(embeddings: np.ndarray) -> np.ndarray:
+    """[n, d] embeddings with rows of norm 1, in their own dtype; zero rows stay zero."""
+    norms = np.linalg.norm(embeddings, axis=1, keepdims=True)
+    return np.divide(embeddings, norms, out=np.zeros_like(embeddings), where=norms > 0)
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Raw cosine of each pair of rows of two [n, d] arrays, [n] float64 from -1 to 1; 0 where a row is zero."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    made = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
+    # 1.0000000000000002 of a sentence with itself would be a score out of range to what reads it
+    return np.clip(made, -1, 1)

@@ -1,0 +1,117 @@
+"""Models made from scratch: a small BERT or Llama with random weights, and a tokenizer of the training sentences."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from raoe_train.config import ScratchConfig
+
+
+def scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_seq_length: int | None) -> Any:
+    """sentence-transformers' Transformer around one, of `config.architecture`.
+
+    Args:
+        config: its sizes.
+        sentences: what its tokenizer is trained on: lower-casing WordPiece for bert, byte-level BPE for llama.
+        max_seq_length: tokens, 64 by default.
+
+    Raises:
+        ValueError: an unknown architecture.
+    """
+    import torch
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    if config.architecture not in MAKERS:
+        raise ValueError(f"model.scratch.architecture must be one of {', '.join(MAKERS)}, got {config.architecture!r}")
+    length = max_seq_length or 64
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            model, tokenizer = MAKERS[config.architecture](config, sentences, length)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return Transformer(folder, max_seq_length=length)
+
+
+def _bert(config: ScratchConfig, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    words = _train_word_pieces(sentences, config.vocab_size)
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary = Path(folder, "vocab.txt")
+        vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
+        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=length)
+    bert = BertConfig(
+        vocab_size=len(words),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=length,
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=config.dropout,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return BertModel(bert), tokenizer
+
+
+def _llama(config: ScratchConfig, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+    """Embeddings are tied to the head of a language model, so that one can be made of it and trained."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    special = ["<pad>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        min_frequency=2,
+        special_tokens=special,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(sentences, trainer)
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=length
+    )
+    llama = LlamaConfig(
+        vocab_size=bpe.get_vocab_size(),
+        hidden_size=config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        intermediate_size=config.intermediate_size,
+        max_position_embeddings=length,
+        attention_dropout=config.dropout,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaModel(llama), tokenizer
+
+
+MAKERS = {"bert": _bert, "llama": _llama}
+
+
+def _train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    lines = [normalizer.normalize_str(sentence) for sentence in sentences]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # The trainer breaks ties of frequency by id, and would give ids to inner letters in the random order of a
+    # hash table: named beforehand, they have the same ones in every process.
+    inner = [f"##{letter}" for letter in sorted({letter for line in lines for letter in line if not letter.isspace()})]
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, min_frequency=2, special_tokens=[*special, *inner], show_progress=False
+    )
+    tokenizer.train_from_iterator(lines, trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)

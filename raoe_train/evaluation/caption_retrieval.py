@@ -1,0 +1,81 @@
+"""Strict caption retrieval: do an image's captions find each other? The BeLLM paper's Section 5.4."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raoe_train.data.captions import read_captions
+from raoe_train.encoders.embed import unit_rows
+from raoe_train.evaluation.finding import find_task
+from raoe_train.evaluation.tasks import EmbeddingTask, Examples
+
+if TYPE_CHECKING:
+    from raoe_train.evaluation.tasks import Reading
+
+CAPTIONS = 5  # of an image: the query and the 4 that it is to find
+BLOCK = 256  # queries at a time: their similarities to all captions are in memory
+
+
+@dataclass(frozen=True)
+class CaptionTask(EmbeddingTask):
+    """Captions, five an image, one image after the other; see score."""
+
+    kind = "captions"
+    main = "accuracy"
+    captions: list[str]
+
+    def content(self) -> Any:
+        return self.captions
+
+    def sentences(self) -> list[str]:
+        return self.captions
+
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+        """Share of images, x100, whose first caption has exactly the image's four others as its four nearest, by
+        cosine, among all captions of all images but itself.
+
+        The paper does not say what is searched; it may have left out other images' first captions, which makes the
+        task easier. Another image's caption that is as near as one of the four counts as nearer.
+
+        Returns:
+            {"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others.
+        """
+        # one column a distinct text, so that equal captions are equally near to the last bit
+        _, first, place = np.unique(np.asarray(self.captions, dtype=object), return_index=True, return_inverse=True)
+        unit = unit_rows(embeddings)
+        distinct = unit[first].T
+        images = len(self.captions) // CAPTIONS
+        right = np.zeros(images)
+        for start in range(0, images, BLOCK):
+            numbers = np.arange(start, min(start + BLOCK, images))
+            similarity = (unit[numbers * CAPTIONS] @ distinct)[:, place]
+            rows = np.arange(len(numbers))[:, None]
+            own = numbers[:, None] * CAPTIONS + np.arange(CAPTIONS)
+            farthest = similarity[rows, own[:, 1:]].min(axis=1)
+            similarity[rows, own] = -np.inf
+            right[numbers] = 100 * (farthest > similarity.max(axis=1))
+        result = {"accuracy": float(right.mean()), "images": images, "captions": len(self.captions)}
+        return result, Examples(right)
+
+
+def read_caption_task(name: str, reading: Reading) -> CaptionTask:
+    """The first five captions of each image.
+
+    Raises:
+        ValueError: an unknown or ambiguous name, a malformed row, an image with fewer than five captions, or one
+            image only.
+    """
+    source = find_task(name, reading.data_dir, "captions")
+    images = read_captions(source, columns=reading.columns, on_error=reading.on_error)
+    for image, captions in images.items():
+        if len(captions) < CAPTIONS:
+            raise ValueError(
+                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image: "
+                f"the first is the query, the other {CAPTIONS - 1} are what it is to find"
+            )
+    if len(images) < 2:
+        raise ValueError(f"{source}: there is one image, so that every search finds its captions")
+    return CaptionTask([caption for captions in images.values() for caption in captions[:CAPTIONS]])

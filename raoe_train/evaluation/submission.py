@@ -1,0 +1,40 @@
+"""Predictions for Conditional STS, whose test labels only its organisers have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from raoe_train.data.conditional import ConditionalPairs, read_conditional, split_conditional, write_submission
+from raoe_train.encoders.embed import cosines, encode_sentences
+from raoe_train.encoders.load import CONDITIONAL
+
+
+def conditional_prompt(name: str, given: str | None) -> str | None:
+    """The prompt that fills in conditions: the one given, or that of a saved model, up to its {text}."""
+    if given is not None:
+        return given
+    saved = Path(name).expanduser() / "config_sentence_transformers.json"
+    if not saved.is_file():
+        return None
+    before = json.loads(saved.read_text(encoding="utf-8")).get("prompts", {}).get(CONDITIONAL)
+    return None if before is None else before + "{text}"
+
+
+def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> ConditionalPairs:
+    """The rows to predict. ValueError where there is no prompt to put their conditions in."""
+    if prompt is None or "{condition}" not in prompt:
+        raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
+    return read_conditional(source, columns=columns or None)
+
+
+def submit(model: Any, rows: ConditionalPairs, prompt: str, path: str, batch_size: int) -> int:
+    """Write the cosine of each row's sentences, under its condition, as the organisers take them; how many."""
+    before, _ = split_conditional(prompt)
+    first, second = rows.texts(before + "{text}")
+    embeddings = encode_sentences(model, [*first, *second], batch_size)
+    found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
+    write_submission(path, found.tolist(), rows=len(rows))
+    print(f"{len(rows)} predictions -> {path}")
+    return len(rows)

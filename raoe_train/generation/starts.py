@@ -1,0 +1,64 @@
+"""The sentences that chains begin with: which rows of a source can be used, and how many could not, by reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from raoe_train.data.sentences import each_sentence
+from raoe_train.generation.rules import BREAKS, LETTER
+
+if TYPE_CHECKING:
+    from raoe_train.config import DataConfig
+
+Sentences = list[tuple[int, str]]
+"""(number of the row in its source, from 1; the sentence without spaces around it)."""
+
+
+def read_inputs(data: DataConfig, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
+    """The usable sentences of data.input in order, and how many rows were skipped for each reason.
+
+    Skipped and counted are empty rows, sentences that were there before, more than one line, no letters, and what
+    `accept` has a reason against. A row that is no text at all (bytes that are not UTF-8, a missing field) is an error,
+    unless data.on_error is skip; then it is counted, too.
+
+    Args:
+        data: its input, columns, on_error and max_rows; the latter keeps the first so many usable sentences.
+        accept: sentence -> None, or why it cannot be used.
+
+    Raises:
+        ValueError: no input, on_error that cannot be, a row that is no text, or no sentence is left.
+    """
+    if not data.input:
+        raise ValueError("data.input is missing: the sentences to begin with")
+    if data.on_error not in ("raise", "skip"):
+        raise ValueError(f"data.on_error must be raise or skip, got {data.on_error!r}")
+    skipped: Counter[str] = Counter()
+    kept: Sentences = []
+    seen: set[str] = set()
+    for number, (where, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
+        if problem is not None and problem != "blank line":
+            if data.on_error == "raise":
+                raise ValueError(f"{where}: {problem}; data.on_error skip leaves such rows out and counts them")
+            skipped["not a text"] += 1
+            continue
+        sentence = text.strip()
+        reason = (
+            "empty" if not sentence
+            else "duplicate" if sentence in seen
+            else "more than one line" if BREAKS.search(sentence)
+            else "no letters" if not LETTER.search(sentence)
+            else accept(sentence)
+        )  # fmt: skip
+        seen.add(sentence)
+        if reason is None:
+            kept.append((number, sentence))
+            if data.max_rows is not None and len(kept) >= data.max_rows:
+                break
+        else:
+            skipped[reason] += 1
+    if not kept:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
+        raise ValueError(f"{data.input}: there are no sentences to begin with ({why})")
+    return kept, dict(skipped)

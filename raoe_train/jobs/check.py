@@ -1,0 +1,119 @@
+"""``raoe-train check``: does an encoder give a sentence the same embedding whatever it is batched with?
+
+It should, and yet with attention masks that leave padding in, or are lost where nothing is padded, it does not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raoe_train.artifacts.provenance import versions
+from raoe_train.artifacts.writing import write_json
+
+if TYPE_CHECKING:
+    from raoe_train.config import CheckConfig
+
+SENTENCES = (
+    "Yes.",
+    "A dog is barking.",
+    "Two men are playing chess in the park.",
+    "The committee will publish its report before the end of the year.",
+    "Nobody at the station could say why the evening train was late again, or when the next one would come.",
+    "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
+    "children had been waiting since noon for somebody to tell them what would happen next.",
+)
+# Largest difference of normalised embeddings that rounding explains, by the dtype of the weights.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+
+
+def check(config: CheckConfig) -> dict[str, Any]:
+    """The job `check`: padding and batch-size invariance of an encoder, and which way its layers look.
+
+    Returns:
+        {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
+        "model", "versions"}, also written to `output` if that is given. A difference is the largest one between
+        normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state depends on
+        later tokens; it fails where the model says otherwise.
+
+    Raises:
+        ValueError, FileNotFoundError: as load_encoder.
+    """
+    from raoe_train.encoders.load import load_encoder
+
+    model = load_encoder(config.model).eval()
+    result = {**check_encoder(model), "model": config.model.name, "versions": versions()}
+    if config.output:
+        write_json(Path(config.output).expanduser(), result)
+    print(_table(result))
+    return result
+
+
+def check_encoder(model: Any) -> dict[str, Any]:
+    """What `check` returns of a SentenceTransformer, without model and versions."""
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+
+    inner, tokenizer = model[0].model, model.tokenizer
+    alone = _normalised(np.concatenate([model.encode([text]) for text in SENTENCES]))
+    dtype = str(next(inner.parameters()).dtype).removeprefix("torch.")
+    looks_ahead = _sees_later_tokens(model)
+    expected, layers, mode = None, None, None
+    sides = [tokenizer.padding_side]
+    if isinstance(inner, BidirectionalModel):
+        layers, mode = inner.config.bidirectional_layers, inner.config.bidirectional_mode
+        expected = layers > 0
+        # positions of these decoders are relative: they are to work with padding on either side
+        sides = ["right", "left"]
+    differences = {}
+    was = tokenizer.padding_side
+    for side in sides:
+        tokenizer.padding_side = side
+        for size in (2, 3, len(SENTENCES)):
+            # in the order given: encode would put sentences of like length together, and pad nothing
+            found = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
+            worst = float(np.abs(_normalised(np.concatenate(found)) - alone).max())
+            differences[f"padding {side}, batches of {size}"] = worst
+    tokenizer.padding_side = was
+    tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+    failed = [name for name, value in differences.items() if not value <= tolerance]
+    if expected is not None and looks_ahead != expected:
+        failed.append("bidirectional")
+    return {
+        "differences": differences,
+        "tolerance": tolerance,
+        "failed": failed,
+        "bidirectional": {"layers": layers, "mode": mode, "seen": looks_ahead},
+    }
+
+
+def _sees_later_tokens(model: Any) -> bool:
+    """Whether the first token's last hidden state changes with the last token of the sentence."""
+    import torch
+
+    features = model.preprocess([SENTENCES[2]])
+    features = {key: value.to(model.device) for key, value in features.items() if hasattr(value, "to")}
+    with torch.no_grad():
+        first = model[0].model(**features).last_hidden_state[0, 0].float()
+        tokens = features["input_ids"].clone()
+        tokens[0, -1] = tokens[0, -2]
+        other = model[0].model(**{**features, "input_ids": tokens}).last_hidden_state[0, 0].float()
+    return bool((first - other).abs().max() > 1e-6 * first.abs().max())
+
+
+def _normalised(embeddings: np.ndarray) -> np.ndarray:
+    embeddings = embeddings.astype(np.float64)
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+
+
+def _table(result: dict[str, Any]) -> str:
+    def verdict(name: str) -> str:
+        return "FAILED" if name in result["failed"] else "ok"
+
+    lines = [f"largest difference from the normalised embedding of a sentence alone, allowed {result['tolerance']:g}:"]
+    lines += [f"  {name:<28} {value:.1e}  {verdict(name)}" for name, value in result["differences"].items()]
+    found = result["bidirectional"]
+    looks = "depend" if found["seen"] else "do not depend"
+    said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}, mode {found['mode']}"
+    return "\n".join([*lines, f"  states {looks} on later tokens{said}  {verdict('bidirectional')}"])

@@ -1,0 +1,112 @@
+"""Batches: sentence pairs with a score and an NLI label each, pairs with their texts, and lists of sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+
+
+@dataclass
+class ScoreLabelCollator(SentenceTransformerDataCollator):
+    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot
+    take
+    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two
+    that are there.
+
+    Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related).
+    A dataset with neither or other label columns is collated as sentence-transformers does it.
+
+    Pass it prompts as the trainer's own collator gets them::
+
+        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts,
+        router_mapping=args.router_mapping)
+
+    Raises:
+        ValueError: a label that is no known word or whole number, or a score that is no number.
+    """
+
+    label_names: Mapping[str, int] = field(default_factory=lambda: dict(NLI_LABELS))
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        columns = features[0] if features else {}
+        if "score" not in columns or isinstance(columns.get("label"), (list, torch.Tensor)):
+            return super().__call__(features)
+        labels = {"score": torch.tensor([_score(row["score"]) for row in features])}
+        if "label" in columns:
+            labels["label"] = torch.tensor([self._label(row["label"]) for row in features])
+        rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
+        batch = super().__call__(rest)
+        batch["label"] = labels
+        return batch
+
+    def _label(self, value: Any) -> int:
+        if isinstance(value, str):
+            if value not in self.label_names:
+                raise ValueError(f"label {value!r} is none of {', '.join(self.label_names)}")
+            return self.label_names[value]
+        if value is None or int(value) != value:
+            raise ValueError(f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}")
+        return int(value)
+
+
+@dataclass
+class TextCollator(SentenceTransformerDataCollator):
+    """sentence-transformers' collator with the columns' texts beside the tokens, for losses whose teacher reads them:
+    the batch's labels are {"texts": [B texts of the first column, …]}, without prompts.
+
+    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super().__call__(features)
+        columns = [name for name in (features[0] if features else ()) if name != "dataset_name"]
+        return {**batch, "label": {"texts": [[row[name] for row in features] for name in columns]}}
+
+
+@dataclass
+class ListCollator(SentenceTransformerDataCollator):
+    """A collator for lists of sentences, what ListMLELoss takes.
+
+    Rows have a column `sentences`, a list of texts of any length, and perhaps `label`, the list's n x n teacher row by
+    row, n * n numbers. The batch is one tokenised column, all sentences in order, with labels {"lengths": int64 (B,),
+    "teacher": float32 (B, n, n), n the longest list's, 0 beyond a list's own}; no "teacher" where there is no `label`.
+
+    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
+
+    Raises:
+        ValueError: no column `sentences`, an empty list, or a teacher of another size.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        if not features:
+            return {}
+        for row in features:
+            if not isinstance(row.get("sentences"), (list, tuple)) or not row["sentences"]:
+                raise ValueError(f"a row must have a column 'sentences', a list of texts; got {row.get('sentences')!r}")
+        lengths = [len(row["sentences"]) for row in features]
+        # The other columns that are not the list's own: the name of its dataset, where there are several.
+        beside = {key: value for key, value in features[0].items() if key not in ("sentences", "label")}
+        batch = super().__call__([{**beside, "sentences": text} for row in features for text in row["sentences"]])
+        batch["label"] = {"lengths": torch.tensor(lengths)}
+        if "label" in features[0]:
+            batch["label"]["teacher"] = teacher = torch.zeros(len(features), max(lengths), max(lengths))
+            for square, row, length in zip(teacher, features, lengths, strict=True):
+                values = torch.as_tensor(row["label"], dtype=torch.float32)
+                if values.numel() != length * length:
+                    raise ValueError(
+                        f"a list of {length} sentences needs {length} x {length} teacher values, got {values.numel()}"
+                    )
+                square[:length, :length] = values.reshape(length, length)
+        return batch
+
+
+def _score(value: Any) -> float:
+    if value is None or isinstance(value, str):
+        raise ValueError(f"a score must be a number, got {value!r}")
+    return float(value)

@@ -1,0 +1,140 @@
+"""Degradation: scores of an encoder whose last layers are removed, one after the other (the BeLLM paper's Section
+3.1, Figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score, read_tasks
+from raoe_train.studies import plots
+
+LISTS = ("layers", "encoder.layer", "transformer.layer")
+"""Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT."""
+
+
+def degradation(
+    model: Any,
+    tasks: Sequence[str] | Mapping[str, Task],
+    data_dir: str | Path | None = None,
+    batch_size: int = 64,
+    kept: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """Scores against the number of layers kept. Layers go from the last to the first, the final norm stays.
+
+    Args:
+        model: a SentenceTransformer; afterwards it is as it was.
+        tasks: names, see evaluate_encoder, or what read_tasks made of them.
+        data_dir: folder of the sets.
+        batch_size: sentences at a time.
+        kept: numbers of layers to keep, 0 for the embeddings alone; from 1 to all of them by default.
+
+    Returns:
+        {"layers": kept, ascending, "tasks": {name: [main metric x100]}, "average": [their mean]}; None stands for
+        an undefined metric, see evaluate_encoder.
+
+    Raises:
+        ValueError: as evaluate_encoder; as first_layers; or a number twice.
+    """
+    owner, name = _layer_list(model[0].model)
+    depth = len(getattr(owner, name))
+    counts = sorted(range(1, depth + 1) if kept is None else kept)
+    if not counts or len(set(counts)) < len(counts):
+        raise ValueError(f"kept must list different numbers of layers, got {kept!r}")
+    # before the first of many evaluations, so that a wrong number costs no time
+    for count in counts:
+        _check_count(count, depth)
+    read = tasks if isinstance(tasks, Mapping) else read_tasks(tasks, data_dir)
+    results = []
+    for count in counts:
+        with first_layers(model, count):
+            results.append(evaluate_tasks(model, read, batch_size))
+    return {
+        "layers": counts,
+        "tasks": {task: [main_score(result["tasks"][task]) for result in results] for task in read},
+        "average": [result["average"] for result in results],
+    }
+
+
+@contextmanager
+def first_layers(model: Any, count: int) -> Iterator[None]:
+    """Within it, a SentenceTransformer has only its first `count` layers, and behind them its final norm.
+
+    Layers of a BidirectionalModel that look both ways go on doing so. Where it adds both directions, in mode "sum",
+    they are added after the last layer kept.
+
+    Raises:
+        ValueError: a number that is not from 0 to the model's depth, or a model whose layers are not known.
+    """
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, _add_halves
+
+    inner = model[0].model
+    owner, name = _layer_list(inner)
+    layers = getattr(owner, name)
+    _check_count(count, len(layers))
+    added = None
+    try:
+        # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
+        # a BidirectionalModel finds the windows of its last layers by the configuration's depth.
+        setattr(owner, name, layers[:count])
+        if isinstance(inner, BidirectionalModel) and inner.config.bidirectional_mode == "sum":
+            causal = len(layers) - inner.config.bidirectional_layers
+            # the first of these layers doubles the batch, and the last, which is gone, would add the halves
+            if causal < count < len(layers):
+                added = layers[count - 1].register_forward_hook(_add_halves)
+        yield
+    finally:
+        setattr(owner, name, layers)
+        if added is not None:
+            added.remove()
+
+
+def plot_degradation(results: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
+    """Average scores over the number of layers kept, one line a model, its best marked: the BeLLM paper's Figure 4.
+
+    Args:
+        results: {label: what degradation returned}; an undefined average leaves a gap.
+        path: file to write; its suffix names the format.
+    """
+    if not results:
+        raise ValueError("results is empty: there is no degradation to draw")
+    figure, axes = plots._figure()
+    for (label, result), colour in zip(results.items(), plots._colours(len(results)), strict=True):
+        layers, scores = np.array(result["layers"]), np.array(result["average"], dtype=float)
+        if np.isfinite(scores).any():
+            best = np.nanargmax(scores)
+            label = f"{label} (best {scores[best]:.2f}, {layers[best]} layers)"
+            axes.plot(layers[best], scores[best], "*", markersize=14, color=colour)
+        axes.plot(layers, scores, "o-", markersize=3, color=colour, label=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel="layers kept", ylabel="average Spearman x100")
+    axes.legend(frameon=False)
+    plots._save(figure, path)
+
+
+def _layer_list(inner: Any) -> tuple[Any, str]:
+    """The module that has the layers of a transformers model, and the name of their list in it."""
+    from torch import nn
+
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+
+    whole = inner.decoder if isinstance(inner, BidirectionalModel) else inner
+    for place in LISTS:
+        path, _, name = place.rpartition(".")
+        owner = whole
+        for part in path.split(".") if path else ():
+            owner = getattr(owner, part, None)
+        layers = getattr(owner, name, None)
+        # a list of another length is not of the layers, or not of all
+        if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
+            return owner, name
+    raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")
+
+
+def _check_count(count: Any, depth: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= depth:
+        raise ValueError(f"the number of layers kept must be a whole number from 0 to {depth}, got {count!r}")

@@ -1,0 +1,1 @@
+"""Training: the trainer, what it reads, and what it measures."""

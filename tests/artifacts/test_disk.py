@@ -1,0 +1,124 @@
+"""Outputs that cannot be written and disks that are full: what is said, and what is left.
+
+Real here: /dev/full, which refuses every write with ENOSPC, in the place of one file of a checkpoint; a file in the
+place of a folder, which stops root too; where mounting is allowed (root, in Linux), a tmpfs that does fill up, and one
+that is mounted read-only. Not real: EACCES, which root never gets, is only raised by hand to look at messages.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raoe_train import run
+from raoe_train.artifacts.disk_errors import explained
+from raoe_train.cli import main
+from raoe_train.config import ModelConfig
+from raoe_train.encoders.load import load_encoder
+from raoe_train.jobs.check import check_encoder
+from tests.faults.small_jobs import make_jobs
+from tests.training.test_training import settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def small(folder, output="out"):
+    made = settings(folder, **{"data.dev": None, "output": str(folder / output)})
+    made["training"] = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 4}
+    return made
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("file", ["optimizer.pt", "trainer_state.json", "config_sentence_transformers.json"])
+def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
+    """The checkpoint of step 8 cannot be written; that of step 4 is whole, and the run goes on from it."""
+    made = small(tmp_path)
+    whole = run("train", "raoe-s1", **small(tmp_path, "whole"))
+    real = os.makedirs
+
+    def makedirs(name, *arguments, **more):
+        if str(name).endswith("checkpoint-8") and not os.path.exists(name):
+            Path(name).mkdir(parents=True)
+            Path(name, file).symlink_to("/dev/full")
+        real(name, *arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "makedirs", makedirs)
+        with pytest.raises(OSError, match=r"the disk is full, writing .*make room and run the same command again"):
+            run("train", "raoe-s1", **made)
+    checkpoints = tmp_path / "out" / "checkpoints"
+    last = checkpoints / "checkpoint-4"
+    assert check_encoder(load_encoder(ModelConfig(name=str(last), device="cpu")))["failed"] == []
+    (checkpoints / "checkpoint-8" / file).unlink()  # there is room again
+    again = run("train", "raoe-s1", **made)
+    assert again["steps"] == whole["steps"]
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "whole"))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("job", ["train", "score", "generate", "sweep"])
+def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
+    keys = make_jobs(tmp_path / "inputs")[job].keys(tmp_path / "occupied")
+    (tmp_path / "occupied").write_text("a file")
+    with pytest.raises(OSError, match=r"cannot write .*occupied.*: choose another output \(--output\)"):
+        run(job, None, **keys)
+    assert (tmp_path / "occupied").read_text() == "a file"
+
+
+def test_the_command_says_it_in_a_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("occupied").write_text("a file")
+    assert main(["train", "demo", "--output", "occupied/run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("raoe-train: cannot write occupied") and error.count("\n") == 1
+
+
+def test_what_is_not_ours_goes_through():
+    with pytest.raises(PermissionError, match="Permission denied"), explained("out/run"):
+        raise PermissionError(13, "Permission denied", "data/train.tsv")
+    with pytest.raises(OSError, match=r"cannot write out/run/recipe\.yaml"), explained("out/run"):
+        raise PermissionError(13, "Permission denied", "out/run/recipe.yaml")
+    with pytest.raises(OSError, match=r"cannot write out/x\.tsv\.parts/lock"), explained("out/x.tsv"):
+        raise OSError(30, "Read-only file system", "out/x.tsv.parts/lock")
+    with pytest.raises(RuntimeError, match="a bug"), explained("out/run"):
+        raise RuntimeError("a bug")
+
+
+MOUNTED = """
+set -e
+mount -t tmpfs -o {options} tmpfs {folder}
+{python} -m raoe_train train {recipe} --output {folder}/run
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"), [("ro", "cannot write"), ("size=500k", "the disk is full"), ("size=64k", "the disk is full")]
+)
+def test_a_real_file_system(tmp_path, options, said):
+    """In a mount namespace of its own, which ends with the process."""
+    import yaml
+
+    mount = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
+    probe = subprocess.run(mount, capture_output=True, check=False)
+    if probe.returncode:
+        pytest.skip("mounting is not allowed here")
+    made = small(tmp_path)
+    made["training"] |= {"save_steps": 1, "save_total_limit": 20}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"extends": "raoe-s1", **made}))
+    (tmp_path / "mounted").mkdir()
+    script = MOUNTED.format(
+        options=options, folder=tmp_path / "mounted", python=sys.executable, recipe=tmp_path / "recipe.yaml"
+    )
+    command = ["unshare", "-m", "bash", "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("raoe-train: ")]
+    assert said in line and "mounted" in line

@@ -1,0 +1,207 @@
+"""``torchrun --nproc-per-node N -m raoe_train JOB``, ``accelerate launch`` and what mpirun does: the result does not
+depend on N. Real processes, over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.faults.small_jobs import make_jobs
+from tests.training.test_training import SCRATCH, write_pairs
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def port() -> str:
+    """A free one, for a moment."""
+    with socket.socket() as held:
+        held.bind(("localhost", 0))
+        return str(held.getsockname()[1])
+
+
+def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]:
+    """(words after `python` before `-m`, environment) of what has to be started for so many processes."""
+    if processes == 1:
+        return [([], {})]
+    run = ["-m", "torch.distributed.run", "--nproc-per-node"]
+    if by == "torchrun":
+        return [([*run, str(processes), "--standalone"], {})]
+    if by == "accelerate":
+        # --multi_gpu is accelerate's word for torchrun; the recipe says cpu
+        words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", str(processes)]
+        words += "--num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0".split()
+        return [(words, {})]
+    at = port()
+    if by == "nodes":  # one process on each
+        words = [*run, "1", "--nnodes", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{at}"]
+        return [([*words, "--rdzv-id", "raoe"], {}) for _ in range(processes)]
+    assert by == "mpirun", by  # which sets these and, by `accelerate launch --cpu`, has the master's
+    names = {"RANK": "{rank}", "SIZE": str(processes), "LOCAL_RANK": "{rank}", "LOCAL_SIZE": str(processes)}
+    return [
+        (
+            [],
+            {f"OMPI_COMM_WORLD_{name}": value.format(rank=rank) for name, value in names.items()}
+            | {"MASTER_ADDR": "localhost", "MASTER_PORT": at},
+        )
+        for rank in range(processes)
+    ]
+
+
+def launch(processes: int, *words: str, by: str = "torchrun", expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """`words` after `python -m` in several processes; the outputs of all, one after another."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, *before, "-m", *words],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for before, environment in launchers(by, processes)
+    ]
+    try:
+        with ThreadPoolExecutor() as readers:
+            said = list(readers.map(lambda one: one.communicate(timeout=300), started))
+    finally:
+        for one in started:
+            one.kill()
+    out, error = ("".join(texts) for texts in zip(*said, strict=True))
+    done = subprocess.CompletedProcess(words, max(abs(one.returncode) for one in started), out, error)
+    assert (done.returncode == 0) == (expect == 0), done.stdout + done.stderr
+    return done
+
+
+def recipe(folder: Path, name: str, processes: int, **changes) -> tuple[Path, Path]:
+    """(recipe, output) of a training run whose global batch is 8, whatever the number of processes, from two sources
+    whose scores cannot be compared."""
+    sources = [write_pairs(folder / "train.tsv"), write_pairs(folder / "other.tsv", rows=16, scale=500.0)]
+    dev = write_pairs(folder / "dev.tsv", rows=24)
+    made = {
+        "extends": "raoe-s1",
+        "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.0}},
+        "data": {"train": sources, "dev": dev},
+        "loss": {"gather_across_devices": True, "scale": 5.0},
+        "training": {"epochs": 2, "batch_size": 8 // processes, "learning_rate": 0.01, "logging_steps": 1,
+                     "optim": "sgd"},  # Adam makes whole steps of gradients that are rounding errors
+        "output": str(folder / name),
+    }  # fmt: skip
+    for section, values in changes.items():
+        made[section] = {**made[section], **values}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(made))
+    return path, folder / name
+
+
+def losses(output: Path) -> list[float]:
+    entries = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    return [entry["loss"] for entry in entries if "loss" in entry]
+
+
+def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[float], dict[str, torch.Tensor], dict]:
+    """(losses, weights, metrics.json) of a run."""
+    path, output = recipe(folder, "run", processes, **changes)
+    said = launch(processes, "raoe_train", "train", str(path), by=by).stdout
+    assert said.count("saved to ") == said.count("40 scored pairs") == 1  # only the first process prints
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert (metrics["steps"], metrics["processes"]) == (14, processes)
+    assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
+    return losses(output), load_file(output / "model.safetensors"), metrics
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("alone"), 1, "itself")
+
+
+@pytest.mark.parametrize(
+    ("by", "processes", "mini_batch_size"),
+    [("torchrun", 2, None), ("torchrun", 4, 1), ("accelerate", 2, None), ("mpirun", 2, None), ("nodes", 2, None)],
+)
+def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
+    """One, two, four processes with 8, 4, 2 pairs each, the last with cached gradients: the same losses and weights, up
+    to rounding."""
+    expected_losses, expected, before = alone
+    assert len(expected_losses) == 14
+    listed, weights, metrics = trained(tmp_path, processes, by, loss={"mini_batch_size": mini_batch_size})
+    assert listed == pytest.approx(expected_losses, rel=1e-4)
+    for name in expected:
+        torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=2e-5)
+    assert metrics["before"] == before["before"]
+    assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
+
+
+def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
+    results = []
+    for name in ("whole", "stopped"):
+        path, output = recipe(tmp_path, name, 2, training={"save_strategy": "steps", "eval_strategy": "no",
+                                                          "save_steps": 3, "epochs": 1})  # fmt: skip
+        if name == "stopped":
+            code = (
+                "import os, raoe_train.jobs.train as t; from raoe_train.recipe import load; real = t.log_writer\n"
+                "def killer(path):\n"
+                "    made = real(path)\n"
+                "    def end(self, args, state, control, **more):\n"
+                "        if state.global_step == 5: os._exit(9)\n"
+                "    type(made).on_step_end = end\n"
+                "    return made\n"
+                f"t.log_writer = killer\nt.train(load('train', {str(path)!r}))"
+            )
+            script = tmp_path / "killed.py"
+            script.write_text(code)
+            words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, cwd=ROOT, check=False)
+            assert done.returncode != 0 and (output / "checkpoints" / "checkpoint-3").is_dir()
+        said = launch(2, "raoe_train", "train", str(path)).stdout
+        assert said.count("going on from") == (name == "stopped")
+        results.append(load_file(output / "model.safetensors"))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_an_error_is_said_once_and_ends_all(tmp_path):
+    path, output = recipe(tmp_path, "out", 2)
+    output.mkdir()
+    (output / "something").touch()
+    done = launch(2, "raoe_train", "train", str(path), expect=2)
+    assert done.stderr.count("raoe-train: ") == 1 and "holds no run of ours" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "by"),
+    [
+        ("score", 4, "torchrun"),
+        ("score", 2, "accelerate"),
+        ("score", 2, "mpirun"),
+        ("generate", 2, "torchrun"),
+        ("generate", 2, "accelerate"),
+        ("generate", 2, "mpirun"),
+    ],
+)
+def test_shares_are_merged_to_the_same(tmp_path, name, processes, by):
+    job = make_jobs(tmp_path / "inputs")[name]
+    results = {}
+    for number in (1, processes):
+        output = tmp_path / "out"
+        output.mkdir()
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(job.keys(output)))
+        said = launch(number, "raoe_train", name, str(path), by=by).stdout
+        assert said.count(f"-> {output}") == 1
+        results[number] = job.result(output)
+        assert not list(output.glob("*.parts"))
+        for file in output.iterdir():
+            file.unlink()
+        output.rmdir()
+    assert results[1] == results[processes]

@@ -1,0 +1,347 @@
+"""Reading sentence pairs: formats, columns, labels, scores, splits, and what becomes of unusable rows."""
+
+import gzip
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from raoe_train.artifacts.writing import replacing
+from raoe_train.data import PairData, read_pairs
+from raoe_train.data.files import read_rows, write_rows
+from raoe_train.data.sources import is_file
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+HEADER = "sentence1\tsentence2\tscore\tlabel\tsplit\n"
+
+
+def write(path, text):
+    data = text if isinstance(text, bytes) else text.encode()
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return str(path)
+
+
+ROWS = [
+    {"sentence1": 'He said "no', "sentence2": "a, b", "score": 0.5, "label": "entailment"},
+    {"sentence1": "one\u2028line", "sentence2": "ünï 🎸", "score": -1.25, "label": "contradiction"},
+]
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl", ".parquet", ".tsv.gz", ".csv.gz", ".jsonl.gz"])
+def test_every_format_gives_the_same_pairs(tmp_path, suffix):
+    path = tmp_path / f"pairs{suffix}"
+    write_rows(path, list(ROWS[0]), ROWS)
+    data = read_pairs(path)
+    assert data.sentence1 == ['He said "no', "one\u2028line"]
+    assert data.sentence2 == ["a, b", "ünï 🎸"]
+    assert data.score == [0.5, -1.25]
+    assert data.label == [0, 2]
+    assert data.counts == {"read": 2, "kept": 2, "other_split": 0, "dropped": {}}
+
+
+def test_gzipped_parquet(tmp_path):
+    plain = tmp_path / "pairs.parquet"
+    write_rows(plain, list(ROWS[0]), ROWS)
+    assert read_pairs(write(tmp_path / "pairs.parquet.gz", plain.read_bytes())).score == [0.5, -1.25]
+
+
+def test_files_written_by_hand(tmp_path):
+    """Independent of our own writer: a byte-order mark, carriage returns, CSV quoting, no last line feed."""
+    tsv = write(tmp_path / "a.tsv", b'\xef\xbb\xbfpremise\thypothesis\r\n"quoted"\tx\r\n\'\ty')
+    assert read_pairs(tsv).sentence1 == ['"quoted"', "'"]
+    csv = write(tmp_path / "a.csv", 'text1,text2,similarity\n"one, ""two""",y,1e-1\n"over\ntwo lines",z,1\n')
+    assert read_pairs(csv).sentence1 == ['one, "two"', "over\ntwo lines"]
+    assert read_pairs(csv).score == [0.1, 1.0]
+
+
+def test_snli_as_published(tmp_path):
+    lines = [
+        {
+            "gold_label": label,
+            "annotator_labels": ["neutral"],
+            "sentence1": "p",
+            "sentence2": f"h{place}",
+            "pairID": "1",
+        }
+        for place, label in enumerate(["neutral", "-", "contradiction", "-", "entailment"])
+    ]
+    data = read_pairs(write(tmp_path / "snli.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
+    assert data.label == [1, 2, 0]
+    assert data.sentence2 == ["h0", "h2", "h4"]
+    assert data.counts == {"read": 5, "kept": 3, "other_split": 0, "dropped": {"no gold label": 2}}
+
+
+def test_to_dataset(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
+    dataset = read_pairs(path).to_dataset()
+    assert dataset.column_names == ["sentence1", "sentence2", "score", "label"]
+    assert dataset[0] == {"sentence1": "a", "sentence2": "b", "score": 1.0, "label": 1}
+    assert dataset.features["label"].dtype == "int64"
+    plain = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
+    assert read_pairs(plain).to_dataset().column_names == ["sentence1", "sentence2"]
+
+
+def test_split(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\ttrain\nc\td\t2\t1\tdev\ne\tf\t3\t2\ttrain\n")
+    assert read_pairs(path + "#train").sentence1 == ["a", "e"]
+    assert read_pairs(path + "#dev").counts == {"read": 3, "kept": 1, "other_split": 2, "dropped": {}}
+    with pytest.raises(ValueError, match=r"no split 'test'; there are: train \(2\), dev \(1\)"):
+        read_pairs(path + "#test")
+    nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
+    with pytest.raises(ValueError, match="no column 'split' to find #train in"):
+        read_pairs(nosplit + "#train")
+    mapped = write(tmp_path / "c.tsv", "sentence1\tsentence2\tfold\na\tb\tx\nc\td\ty\n")
+    assert read_pairs(mapped + "#y", columns={"split": "fold"}).sentence1 == ["c"]
+
+
+def test_columns(tmp_path):
+    path = write(tmp_path / "a.tsv", "id\tq\tanswer\tlabel\n1\ta\tb\t3.8\n")
+    with pytest.raises(ValueError, match=r"line 2: no column for sentence1 .*'id', 'q', 'answer', 'label'"):
+        read_pairs(path)
+    mapping = {"sentence1": "q", "sentence2": "answer"}
+    with pytest.raises(ValueError, match=r"label is '3.8'; known are entailment.*score=label"):
+        read_pairs(path, columns=mapping)
+    data = read_pairs(path, columns={**mapping, "score": "label"})
+    assert (data.score, data.label) == ([3.8], None)
+    for unread in (None, "none"):
+        assert read_pairs(path, columns={**mapping, "label": unread}).label is None
+    with pytest.raises(ValueError, match="did you mean 'sentence1'"):
+        read_pairs(path, columns={"sentense1": "q"})
+    with pytest.raises(ValueError, match="no column 'nope'"):
+        read_pairs(path, columns={**mapping, "score": "nope"})
+    with pytest.raises(ValueError, match="no column for score"):
+        read_pairs(path, columns={**mapping, "label": None}, require=("score",))
+    both = write(tmp_path / "b.tsv", "sentence1\tsentence2\tscore\tsimilarity\na\tb\t1\t2\n")
+    with pytest.raises(ValueError, match="columns score and similarity could both be score"):
+        read_pairs(both)
+    assert read_pairs(both, columns={"score": "similarity"}).score == [2.0]
+
+
+def test_file_without_a_header_by_position(tmp_path):
+    path = write(tmp_path / "sts-train.tsv", "main\t2.5\tfirst\tsecond\nmain\t5\tthird\tfourth\textra\n")
+    for positions in (
+        {"score": 1, "sentence1": 2, "sentence2": 3},
+        {"score": "1", "sentence1": "2", "sentence2": "3"},
+    ):
+        data = read_pairs(path, columns=positions)
+        assert data.sentence2 == ["second", "fourth"]
+        assert data.score == [2.5, 5.0]
+    with pytest.raises(ValueError, match="line 1: no column 4"):
+        read_pairs(path, columns={"score": 1, "sentence1": 2, "sentence2": 4})
+    with pytest.raises(ValueError, match="all names or all positions"):
+        read_pairs(path, columns={"score": 1, "sentence1": "a"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "words", "expected"),
+    [
+        (None, ["entailment", "NEUTRAL", "contradiction"], [0, 1, 2]),
+        (None, ["0", "1", "2"], [0, 1, 2]),
+        (None, [2, 1.0, 0], [2, 1, 0]),
+        ({"dup": 0, "no": 7}, ["dup", "no", "dup"], [0, 7, 0]),
+        ({0: 2, 1: 1, 2: 0}, ["0", "1", "2"], [2, 1, 0]),
+        ({"-": 1, "yes": 0}, ["-", "yes", "yes"], [1, 0, 0]),
+    ],
+)
+def test_labels(tmp_path, labels, words, expected):
+    rows = [{"sentence1": "a", "sentence2": "b", "label": word} for word in words]
+    write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
+    assert read_pairs(tmp_path / "a.jsonl", labels=labels).label == expected
+
+
+def test_labels_are_never_guessed(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\tx\na\tb\t1\tentailed\tx\n")
+    with pytest.raises(
+        ValueError, match=r"a\.tsv, line 3: label is 'entailed'; known are .*labels \{\"entailed\": 0"
+    ):
+        read_pairs(path)
+    with pytest.raises(ValueError, match="label is 'neutral'"):
+        read_pairs(path, labels={"yes": 0, "no": 2})
+    for wrong in ({}, {"neutral": -1}, {"neutral": "1"}, {"neutral": True}):
+        with pytest.raises(ValueError, match="labels"):
+            read_pairs(path, labels=wrong)
+    for nothing in (-1, "-1", None, "", "-", float("nan")):
+        rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (nothing, 1)]
+        write_rows(tmp_path / "b.jsonl", list(rows[0]), rows)
+        data = read_pairs(tmp_path / "b.jsonl")
+        assert (data.label, data.counts["dropped"]) == ([1], {"no gold label": 1})
+
+
+def test_scores(tmp_path):
+    def scored(text):
+        return write(tmp_path / "a.tsv", f"sentence1\tsentence2\tscore\na\tb\t0\nc\td\t{text}\n")
+
+    for text in ("", "high", "nan", "inf", "1,5"):
+        with pytest.raises(ValueError, match=rf"line 3: score is '{text}', not a"):
+            read_pairs(scored(text))
+    assert read_pairs(scored("5.1")).score == [0, 5.1]
+    with pytest.raises(ValueError, match=r"line 3: score 5\.1 is outside the declared score_scale 0 to 5"):
+        read_pairs(scored("5.1"), score_scale=(0, 5))
+    assert read_pairs(scored("5"), score_scale=[0, 5]).score == [0, 5]
+    with pytest.raises(ValueError, match="score_scale must be"):
+        read_pairs(scored("5"), score_scale=(5, 0))
+
+
+BAD = (
+    HEADER
+    + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
+)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
+def test_malformed_rows(tmp_path, suffix, caplog):
+    path = write(tmp_path / f"a{suffix}", BAD)
+    with pytest.raises(ValueError, match=rf"a{suffix}, line 3: 2 fields where the header names 5"):
+        read_pairs(path)
+    with caplog.at_level(logging.WARNING):
+        data = read_pairs(path, on_error="skip")
+    dropped = {"malformed row": 1, "blank line": 1, "bad score": 1, "empty sentence": 1, "no gold label": 1}
+    assert data.sentence1 == ["a", "h"]
+    assert data.counts == {"read": 7, "kept": 2, "other_split": 0, "dropped": dropped}
+    assert "5 of 7 rows left out" in caplog.text
+    with pytest.raises(ValueError, match="on_error must be"):
+        read_pairs(path, on_error="ignore")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
+        (
+            "a.jsonl",
+            '{"sentence1": "a", "sentence2": "b"}\n{"sentence1": "a", "sentence2": "b", "score": 1}\n',
+            "line 2: it has sentence1, sentence2, score where earlier rows have sentence1, sentence2",
+        ),
+        ("a.tsv", b"sentence1\tsentence2\na\tb\n\xff\tb\n", "line 3: not UTF-8"),
+        ("a.csv", 'sentence1,sentence2\n"over\ntwo",x\na\n', "line 4: 1 fields"),
+        ("a.tsv", "sentence1\tsentence1\na\tb\n", "line 1: the header names a column twice"),
+        ("a.tsv", "sentence1\tsentence2\n", "no pair left of 0 rows"),
+        ("a.tsv", "", "no pair left of 0 rows"),
+        ("a.tsv", "sentence1\tsentence2\tlabel\na\tb\t-\n", "no pair left of 1 rows: 1 x no gold label"),
+    ],
+)
+def test_errors_name_the_line(tmp_path, name, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_pairs(write(tmp_path / name, text))
+
+
+def test_damaged_gzip(tmp_path):
+    path = Path(write(tmp_path / "a.tsv.gz", HEADER + "a\tb\t1\t0\tx\n" * 5000))
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz, after line \d+: the file is damaged"):
+        read_pairs(path, on_error="skip")
+
+
+def test_what_is_a_file(tmp_path, monkeypatch):
+    assert all(
+        is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli"))
+    )
+    assert not any(
+        is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin")
+    )
+    for name in ("nope.tsv", "org/name", "snli#train"):
+        with pytest.raises(FileNotFoundError, match=r"no such file: .*hub:OWNER/NAME#split"):
+            read_pairs(name)
+    with pytest.raises(ValueError, match="the suffix names no format"):
+        read_pairs(write(tmp_path / "a.xml", "x"))
+    with pytest.raises(ValueError, match="is a folder"):
+        read_pairs(tmp_path)
+    hashed = tmp_path / "a#1.tsv"
+    write(hashed, HEADER + "a\tb\t1\t0\tx\n")
+    assert len(read_pairs(str(hashed))) == 1
+
+
+def test_hub_dataset(monkeypatch):
+    """load_dataset is the boundary: a real DatasetDict stands in for what it would download."""
+    import datasets
+
+    classes = datasets.ClassLabel(names=["contradiction", "neutral", "entailment"])  # not our order
+    features = datasets.Features(
+        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"), "label": classes}
+    )
+    rows = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"], "label": [0, -1, 2]}
+    asked = []
+
+    def load_dataset(path, name=None):
+        asked.append((path, name))
+        return datasets.DatasetDict(
+            {split: datasets.Dataset.from_dict(rows, features) for split in ("train", "test")}
+        )
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = read_pairs("hub:org/nli:v2#train")
+    assert asked == [("org/nli", "v2")]
+    assert data.label == [2, 0]
+    assert data.counts["dropped"] == {"no gold label": 1}
+    with pytest.raises(ValueError, match=r"say which split.*train, test"):
+        read_pairs("nli")
+
+
+def test_several_sources(tmp_path):
+    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\na\tb\t1\t-\tx\n")
+    second = write(tmp_path / "b.tsv", HEADER + "c\td\t2\t1\tx\n")
+    data = read_pairs([first, second])
+    assert (data.sentence1, data.score, data.label) == (["a", "c"], [1, 2], [0, 1])
+    assert data.counts == {"read": 3, "kept": 2, "other_split": 0, "dropped": {"no gold label": 1}}
+    with pytest.raises(ValueError, match=r"has columns \['label', 'score', .* but .* has \['sentence1'"):
+        read_pairs([first, write(tmp_path / "c.tsv", "sentence1\tsentence2\na\tb\n")])
+    with pytest.raises(ValueError, match="nothing to read"):
+        read_pairs([])
+
+
+def test_pairdata_is_consistent():
+    with pytest.raises(ValueError, match="score has 1 entries for 2 pairs"):
+        PairData(["a", "b"], ["c", "d"], score=[1.0])
+
+
+def test_writing_what_a_format_cannot_hold(tmp_path):
+    for value in ("a\tb", "a\nb", ["a"]):
+        with pytest.raises(ValueError, match=r"cannot hold .*write \.jsonl"):
+            write_rows(tmp_path / "a.tsv", ["text"], [{"text": value}])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="parquet is compressed inside"):
+        write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
+
+
+def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    with path.open() as reader:
+        with replacing(path) as temporary:
+            temporary.write_text("newer")
+        assert reader.read() == "new"  # the old file is never written into
+    assert path.read_text() == "newer"
+
+
+def test_rows_are_streamed(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\n" * 3)
+    rows = read_rows(path)
+    assert next(rows) == (2, {"sentence1": "a", "sentence2": "b", "score": "1", "label": "0", "split": "x"})
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
+@pytest.mark.parametrize(
+    ("source", "scale", "pairs", "label"),
+    [
+        ("sts/stsb.tsv.gz#train", (0, 5), 5749, False),
+        ("sts/sick.tsv.gz#test", (1, 5), 4927, True),
+        ("sts/sts12.tsv.gz#test", (0, 5), 3108, False),
+        ("nli/snli.tsv.gz#dev", None, 9842, True),
+        ("nli/mnli.tsv.gz", None, 11999, True),
+    ],
+)
+def test_real_files(source, scale, pairs, label):
+    data = read_pairs(REAL / source if "#" not in source else f"{REAL}/{source}", score_scale=scale)
+    assert len(data) == pairs
+    assert (data.score is None, data.label is None) == (scale is None, not label)
+    assert not data.counts["dropped"]

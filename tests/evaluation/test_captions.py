@@ -1,0 +1,80 @@
+"""Strict caption retrieval, on captions placed by hand."""
+
+import numpy as np
+import pytest
+
+from raoe_train.data.files import write_rows
+from raoe_train.evaluation import caption_retrieval as captions
+from raoe_train.evaluation.tasks import read_tasks
+
+# degrees of each image's captions on a circle, the query first
+IMAGES = {
+    "one": [0, 5, -5, 10, -10],  # its four are the nearest
+    "two": [180, 185, 175, 190, 100],  # "three" has a caption at 105, 75 away; its own last one is 80 away
+    "three": [90, 105, 85, 80, 70],  # the farthest of its own is 20 away; "two" has one at 100, 10 away
+}
+
+
+def write(folder, images, name="flickr.tsv"):
+    table = [{"image": image, "caption": f"{image} {n}"} for image, all_ in images.items() for n in range(len(all_))]
+    write_rows(folder / name, ["image", "caption"], table)
+    return f"captions:{folder}/{name}"
+
+
+def score(word, images):
+    (task,) = read_tasks([word]).values()
+    angles = {f"{image} {n}": angle for image, all_ in images.items() for n, angle in enumerate(all_)}
+    radians = np.radians([angles[text] for text in task.sentences()])
+    # lengths have no part in cosines; by products the others' captions would be nearer to "one" than its own
+    lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences()])
+    found, examples = task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
+    assert examples.values.mean() == found["accuracy"] and len(examples.values) == found["images"]
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 2, 256])
+def test_by_hand(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(captions, "BLOCK", block)
+    assert score(write(tmp_path, IMAGES), IMAGES) == {
+        "accuracy": pytest.approx(100 / 3), "images": 3, "captions": 15
+    }
+    # without "three" nothing is between "two" and its last one, which is 80 away; "one" begins at 10, 170 away
+    two = {name: IMAGES[name] for name in ("one", "two")}
+    assert score(write(tmp_path, two), two)["accuracy"] == 100.0
+
+
+def test_queries_of_other_images_are_found_too(tmp_path):
+    # the query of "four" is nearer to that of "one" than its caption at 10
+    images = {"one": IMAGES["one"], "four": [8, 200, 210, 220, 230]}
+    assert score(write(tmp_path, images), images)["accuracy"] == 0.0
+
+
+def test_a_tie_counts_against_the_encoder(tmp_path):
+    # both are at a right angle to the query, exactly
+    images = {"one": [0, 5, -5, 10, 90], "five": [180, 181, 182, 183, 90]}
+    assert score(write(tmp_path, images), images)["accuracy"] == 0.0
+    images["five"][4] = 184
+    assert score(write(tmp_path, images), images)["accuracy"] == 100.0
+
+
+def test_more_than_five_captions_are_left_out(tmp_path):
+    images = {"one": [*IMAGES["one"], 120], "two": IMAGES["two"]}
+    assert score(write(tmp_path, images), images) == {"accuracy": 100.0, "images": 2, "captions": 10}
+
+
+def test_what_cannot_be(tmp_path):
+    images = {**IMAGES, "short": [0, 1, 2, 3]}
+    with pytest.raises(ValueError, match=r"image 'short' has 4 captions; the protocol needs 5 of each image"):
+        read_tasks([write(tmp_path, images)])
+    with pytest.raises(ValueError, match="one image"):
+        read_tasks([write(tmp_path, {"one": IMAGES["one"]})])
+    path = tmp_path / "bad.tsv"
+    path.write_text("image\tcaption\na\tx\na\n")
+    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields where the header names 2"):
+        read_tasks([f"captions:{path}"])
+    path.write_text("image\tcaption\n\tx\n")
+    with pytest.raises(ValueError, match="line 2: image is '', no image"):
+        read_tasks([f"captions:{path}"])
+    path.write_text("picture\tcaption\na\tx\n")
+    with pytest.raises(ValueError, match=r"line 2: no column for image .*say which: columns image="):
+        read_tasks([f"captions:{path}"])

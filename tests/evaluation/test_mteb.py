@@ -1,0 +1,104 @@
+"""Tasks through mteb, on tasks in memory; where mteb is not installed, what is said then."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from raoe_train.cli import main
+from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks
+from tests.tiny import SENTENCES, tiny_encoder
+
+
+def test_without_mteb(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    assert main(["evaluate", "--tasks", "mteb:STS12"]) == 2
+    assert "mteb is not installed; pip install 'raoe[eval]'" in capsys.readouterr().err
+    assert main(["evaluate", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
+    assert "raoe[eval]" in capsys.readouterr().err
+
+
+@pytest.fixture
+def mteb():
+    return pytest.importorskip("mteb", reason="mteb is not installed (pip install 'raoe[eval]')")
+
+
+def order(encoder, first, second, prompt):
+    """Ranks of the pairs' cosines, each text with this prompt before it."""
+    a, b = (encoder.encode(texts, prompt=prompt, normalize_embeddings=True) for texts in (first, second))
+    return np.argsort(np.argsort((a * b).sum(axis=1))).astype(float).tolist()
+
+
+@pytest.fixture
+def sts(mteb):
+    """STS whose human scores are the model's own cosines, as far as their order goes: Spearman is 100."""
+    from datasets import Dataset
+    from mteb.abstasks.sts import AbsTaskSTS
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    class TinySTS(AbsTaskSTS):
+        prompt = ""
+        metadata = TaskMetadata(
+            type="STS", name="TinySTS", main_score="cosine_spearman", description="-",
+            reference="https://example.com/", dataset={"path": "NA", "revision": "1"}, category="t2t",
+            eval_splits=["test"], eval_langs=["eng-Latn"], date=("2026-01-01", "2026-01-01"), dialect=[], domains=[],
+            task_subtypes=[], license="cc-by-4.0", annotations_creators="derived", modalities=["text"],
+            sample_creation="found", bibtex_citation="",
+        )  # fmt: skip
+
+        def load_data(self, **options):
+            first, second = SENTENCES[:5], SENTENCES[5:10]
+            score = order(self.encoder, first, second, self.prompt)
+            self.dataset = {"test": Dataset.from_dict({"sentence1": first, "sentence2": second, "score": score})}
+            self.data_loaded = True
+
+    return TinySTS()
+
+
+def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
+    from raoe_train.evaluation.mteb import MtebTask
+
+    encoder = sts.encoder = tiny_encoder(double=False)
+    encoder.train()
+    found = evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "cache")}, batch_size=2)
+    assert found["tasks"]["tiny"] == {
+        "kind": "mteb", "main": "main_score", "main_score": pytest.approx(100), "metric": "cosine_spearman",
+        "scores": {"test": {"default": pytest.approx(100)}},
+    }  # fmt: skip
+    assert found["average"] == pytest.approx(100) and encoder.training
+    # what is in the cache is not evaluated again
+    monkeypatch.setattr(type(sts), "evaluate", None)
+    again = evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "cache")})
+    assert again["average"] == pytest.approx(100)
+    with pytest.raises(TypeError):
+        evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "other")})
+
+
+def test_the_encoder_keeps_its_prompt(mteb, sts):
+    from raoe_train.evaluation.mteb import MtebTask
+
+    encoder = sts.encoder = tiny_encoder(double=False, prompt="people: {text}")
+    sts.prompt = "people: "
+    first, second = SENTENCES[:5], SENTENCES[5:10]
+    assert order(encoder, first, second, "") != order(encoder, first, second, sts.prompt)
+    assert evaluate_tasks(encoder, {"tiny": MtebTask(sts)})["average"] == pytest.approx(100)
+
+
+def test_reranking_has_map_and_mrr(mteb):
+    from mteb.mocks.mock_tasks import MockRerankingTask
+
+    from raoe_train.evaluation.mteb import MtebTask
+
+    found = evaluate_tasks(tiny_encoder(double=False), {"mock": MtebTask(MockRerankingTask())})["tasks"]["mock"]
+    # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
+    assert found["map"] == found["mrr"] == found["main_score"] and found["map"] in (50, 75, 100)
+
+
+def test_names(mteb, tmp_path):
+    tasks = read_tasks(["mteb:STS12", "SciDocsRR"], tmp_path)
+    assert [task.kind for task in tasks.values()] == ["mteb", "mteb"]
+    assert [task.task.metadata.name for task in tasks.values()] == ["STS12", "SciDocsRR"]
+    (task,) = read_tasks(["AskUbuntuDupQuestions"]).values()  # no data.dir, so nothing to look for there
+    assert task.kind == "mteb"
+    with pytest.raises(ValueError, match=r"mteb has no task 'STS12x'.*Did you mean: 'STS12'"):
+        read_tasks(["mteb:STS12x"])

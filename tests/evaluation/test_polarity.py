@@ -1,0 +1,201 @@
+"""Polarity and semantic scores: by hand, against brute force, as an evaluator, as a task."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from raoe_train.cli import main
+from raoe_train.config import PolarityConfig
+from raoe_train.evaluation.polarity import read_polarity
+from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator, weights
+from raoe_train.evaluation.tasks import Reading, evaluate_encoder
+from tests.tiny import SENTENCES, tiny_encoder
+
+
+def circle(*angles):
+    return np.array([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in angles], dtype=np.float32)
+
+
+def evaluator(k=2, reference=None, **options):
+    """Two sentences at 0 and 90 degrees, four to find at 10, 20, 60 and 100; the reference has other angles."""
+    reference = circle(0, 0, 0, 60, 90, 180) if reference is None else reference
+    return PolarityEvaluator(["s", "t"], ["+", "-"], list("abcd"), list("+--+"), reference, k, **options)
+
+
+EMBEDDINGS = circle(0, 90, 10, 20, 60, 100)
+
+
+def test_weights():
+    """2 (k + 1 - i) / (k (k + 1)): of 2, 2/3 and 1/3; of 3, 3/6, 2/6 and 1/6."""
+    assert weights(1).tolist() == [1.0]
+    assert np.allclose(weights(2), [2 / 3, 1 / 3]) and np.allclose(weights(3), [1 / 2, 1 / 3, 1 / 6])
+    assert np.isclose(weights(16).sum(), 1) and weights(4, "none").tolist() == [0.25] * 4
+
+
+def test_by_hand():
+    """s finds a (+) and b (-): P = 2/3, S = 2/3 cos 0 + 1/3 cos 60. t finds d (+) and c (-): P = 1/3, S = 2/3 cos 180 +
+    1/3 cos 90."""
+    polarity, similarity = evaluator().scores(EMBEDDINGS)
+    assert np.allclose(polarity, [2 / 3, 1 / 3])
+    assert np.allclose(similarity, [2 / 3 + 1 / 6, -2 / 3], atol=1e-6)
+    polarity, similarity = evaluator(discount="none").scores(EMBEDDINGS)
+    assert np.allclose(polarity, [1 / 2, 1 / 2]) and np.allclose(similarity, [3 / 4, -1 / 2], atol=1e-6)
+    # of all four: s a b c d, weights 4/10 to 1/10; t d c b a
+    polarity, _ = evaluator(k=4).scores(EMBEDDINGS)
+    assert np.allclose(polarity, [0.4 + 0.1, 0.3 + 0.2])
+
+
+def test_the_reference_is_asked_about_what_the_encoder_found():
+    """Not about what the reference would have found, and lengths of embeddings have no part in either."""
+    longer = EMBEDDINGS * np.arange(1, 7)[:, None]
+    reference = circle(0, 0, 0, 60, 90, 180) * np.arange(2, 8)[:, None]
+    _, similarity = evaluator(reference=reference).scores(longer)
+    assert np.allclose(similarity, [2 / 3 + 1 / 6, -2 / 3], atol=1e-6)
+
+
+def test_report():
+    found, polarity = evaluator().report(EMBEDDINGS, curve=[1, 2, 4])
+    np.testing.assert_array_equal(polarity, evaluator().scores(EMBEDDINGS)[0])
+    assert found["polarity"] == pytest.approx(50) and found["polarity_std"] == pytest.approx(100 / 6)
+    assert found["similarity"] == pytest.approx(100 * (5 / 6 - 4 / 6) / 2, abs=1e-4)
+    assert found["similarity_std"] == pytest.approx(100 * 0.75, abs=1e-4)
+    assert (found["sentences"], found["sources"], found["k"]) == (2, 4, 2)
+    plus = found["by_class"]["+"]
+    assert plus["polarity"] == pytest.approx(200 / 3) and plus["sentences"] == 1 and plus["polarity_std"] == 0
+    assert found["by_class"]["-"]["similarity"] == pytest.approx(-200 / 3, abs=1e-4)
+    # the nearest alone: a, of its class, and d, not; of all four, see test_by_hand
+    assert found["curve"]["1"] == pytest.approx({"polarity": 50.0, "similarity": 0.0}, abs=1e-4)
+    assert found["curve"]["4"]["polarity"] == pytest.approx(50.0)
+    assert found["curve"]["2"] == pytest.approx({key: found[key] for key in ("polarity", "similarity")})
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("classes", [2, 3])  # M1: the published code's y ^ ys gives -2.33 for three
+def test_against_brute_force(classes):
+    generator = np.random.default_rng(0)
+    n, m, k = 9, 30, 5
+    embeddings, reference = generator.normal(size=(2, n + m, 6))
+    labels, sources = generator.integers(0, classes, n).tolist(), [*range(classes), *generator.integers(0, classes, m)]
+    sources = list(map(int, sources[:m]))
+    made = PolarityEvaluator(["x"] * n, labels, ["y"] * m, sources, reference, k)
+    polarity, similarity = made.scores(embeddings)
+
+    def cosine(a, b):
+        return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+    for i in range(n):
+        order = sorted(range(m), key=lambda j: -cosine(embeddings[i], embeddings[n + j]))[:k]
+        w = [2 * (k + 1 - place) / (k * (k + 1)) for place in range(1, k + 1)]
+        assert polarity[i] == pytest.approx(sum(a * (sources[j] == labels[i]) for a, j in zip(w, order, strict=True)))
+        expected = sum(a * cosine(reference[i], reference[n + j]) for a, j in zip(w, order, strict=True))
+        assert similarity[i] == pytest.approx(expected, abs=1e-6)
+
+
+def test_as_an_evaluator():
+    """Of a real encoder; against itself S is the weighted cosine of what it finds."""
+    model = tiny_encoder(double=False).eval()
+    first, rest = SENTENCES[:3], SENTENCES[3:]
+    made = PolarityEvaluator(first, [0, 1, 0], rest, [k % 2 for k in range(len(rest))], model, k=2, name="set")
+    found = made(model)
+    assert made.primary_metric == "set_polarity"
+    assert sorted(found) == ["set_polarity", "set_polarity_std", "set_similarity", "set_similarity_std"]
+    unit = model.encode(SENTENCES, normalize_embeddings=True)
+    best = -np.sort(-(unit[:3] @ unit[3:].T), axis=1)[:, :2]
+    assert found["set_similarity"] == pytest.approx(100 * float((best @ [2 / 3, 1 / 3]).mean()), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": 5}, "k is 5 and there are 4 source sentences: lower k"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"discount": "log"}, "discount must be one of linear, none"),
+        ({"reference": circle(0, 1)}, "reference has 2 rows for 6"),
+    ],
+)
+def test_what_cannot_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        evaluator(**change)
+
+
+def test_classes_that_cannot_be():
+    with pytest.raises(ValueError, match="labels has 1 entries for 2 sentences"):
+        PolarityEvaluator(["s", "t"], ["+"], ["a"], ["+"], circle(0, 1, 2), 1)
+    with pytest.raises(ValueError, match="no source sentence is of class -"):
+        PolarityEvaluator(["s", "t"], ["+", "-"], ["a"], ["+"], circle(0, 1, 2), 1)
+    with pytest.raises(ValueError, match="k is 5 and there are 4 source sentences"):
+        evaluator().report(EMBEDDINGS, curve=[5])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A set in data_dir/polarity, one of the same name elsewhere, and two encoders."""
+    rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:3])]
+    rows += [("train", n % 2, f"{text} {word}") for n, text in enumerate(SENTENCES) for word in ("", "now")]
+    for name in ("polarity", "transfer"):
+        (tmp_path / name).mkdir()
+        lines = ["split\tlabel\ttext", *("\t".join(map(str, row)) for row in rows)]
+        (tmp_path / name / "set.tsv").write_text("\n".join(lines if name == "polarity" else ["x"]), encoding="utf-8")
+    for name, seed in (("model", 1), ("reference", 2)):
+        model = tiny_encoder(double=False).eval()
+        if seed == 2:
+            for parameter in model.parameters():
+                parameter.data.add_(0.3 * np.cos(parameter.numel()))
+        model.save(str(tmp_path / name))
+    return tmp_path
+
+
+def test_as_a_task(folder):
+    options = PolarityConfig(reference=str(folder / "reference"), k=3, cache=str(folder / "cache"))
+    model = tiny_encoder(double=False).eval()
+    found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
+    task = read_polarity("set", Reading(folder, polarity=options))
+    test, sources = task.test, task.sources
+    assert test.text == SENTENCES[:3] and len(sources) == 15 == found["sources"]
+    from sentence_transformers import SentenceTransformer
+
+    reference = SentenceTransformer(str(folder / "reference"), device="cpu")
+    made = PolarityEvaluator(test.text, test.label, sources.text, sources.label, reference, 3)
+    expected = made(model)
+    assert found["polarity"] == pytest.approx(expected["polarity"])
+    assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
+    assert len(list((folder / "cache").glob("*/*.npy"))) == 1
+    itself = PolarityConfig(reference=str(folder / "model"), k=3)
+    assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
+
+
+def test_what_is_drawn(folder):
+    def drawn(**options):
+        task = read_polarity("set", Reading(folder, polarity=PolarityConfig(reference="x", **options)))
+        return task.test.text, task.sources.text
+
+    assert drawn() == drawn() != drawn(seed=1)
+    test, sources = drawn(max_sentences=2, sources=3)
+    assert len(test) == 2 and len(sources) == 6 and set(test) <= set(SENTENCES[:3])
+    with pytest.raises(ValueError, match="9 times the 3 sentences of test are 27, and train has 22: lower"):
+        drawn(sources=9)
+
+
+def test_bad_tasks(folder):
+    model = tiny_encoder(double=False)
+    with pytest.raises(ValueError, match=r"polarity.reference is missing"):
+        evaluate_encoder(model, ["polarity:set"], folder)
+    options = PolarityConfig(reference="x")
+    with pytest.raises(ValueError, match="no task 'nothing'"):
+        evaluate_encoder(model, ["polarity:nothing"], folder, polarity=options)
+    with pytest.raises(ValueError, match=r"data\.dir is missing"):
+        evaluate_encoder(model, ["polarity:set"], polarity=options)
+
+
+def test_from_the_command_line(folder, capsys):
+    words = ["evaluate", "--model.name", str(folder / "model"), "--data.dir", str(folder), "--tasks", "polarity:set"]
+    options = ["--polarity.reference", str(folder / "reference"), "--polarity.k", "3", "--polarity.curve", "1", "2"]
+    assert main([*words, *options, "--output", str(folder / "scores.json")]) == 0
+    written = json.loads((folder / "scores.json").read_text())["tasks"]["polarity:set"]
+    assert set(written["curve"]) == {"1", "2"} and f"{written['polarity']:.2f}" in capsys.readouterr().out
+    assert main(words) == 2
+    assert "polarity.reference is missing" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""The registry of tasks: words, suites, what is read before anything is encoded, averages and the table."""
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from raoe_train.cli import main
+from raoe_train.data.files import write_rows
+from raoe_train.evaluation import tasks
+from raoe_train.evaluation.sts import StsTask
+from raoe_train.evaluation.tasks import (
+    KINDS,
+    SUITES,
+    EmbeddingTask,
+    Examples,
+    evaluate_encoder,
+    evaluate_tasks,
+    main_score,
+    read_tasks,
+    split_word,
+    suite_tasks,
+    table,
+)
+from raoe_train.jobs.train import _summary
+from raoe_train.studies.sweep_report import _metrics
+from raoe_train.studies.sweep_scores import score
+from tests.tiny import SENTENCES, tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_encoder(double=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pairs = [
+        {"subset": "ab"[i % 2], "score": i % 5, "sentence1": SENTENCES[i % 11], "sentence2": SENTENCES[j % 11]}
+        for i, j in zip(range(20), range(1, 61, 3), strict=True)
+    ]
+    write_rows(tmp_path / "sts" / "stsb.tsv", list(pairs[0]), pairs)
+    labelled = [
+        {"split": ("train", "test")[i % 2], "label": "xy"[i // 2 % 2], "text": SENTENCES[i % 11]} for i in range(44)
+    ]
+    write_rows(tmp_path / "transfer" / "cr.tsv", list(labelled[0]), labelled)
+    write_rows(tmp_path / "polarity" / "cr.tsv", ["label", "text"], [])
+    queries = [
+        {"query": SENTENCES[i], "positive": [SENTENCES[i + 1]], "negative": SENTENCES[i + 2 :]} for i in range(5)
+    ]
+    write_rows(tmp_path / "rerank" / "asked.jsonl", list(queries[0]), queries)
+    captions = [{"image": i // 5, "caption": SENTENCES[i]} for i in range(10)]
+    write_rows(tmp_path / "captions" / "photos.csv", ["image", "caption"], captions)
+    return tmp_path
+
+
+WORDS = ["stsb", "cr", "rerank:asked", "captions:photos"]
+
+
+def test_words():
+    assert split_word("stsb") == ("sts", "stsb")
+    assert split_word("MR") == ("transfer", "MR")
+    assert split_word("sst2#dev") == ("transfer", "sst2#dev")
+    assert split_word("SciDocsRR") == ("rerank", "SciDocsRR")
+    assert split_word("transfer:stsb") == ("transfer", "stsb")
+    assert split_word("mteb:STS12") == ("mteb", "STS12")
+    for source in ("a/b.tsv#test", "builtin#test", "hub:mteb/sts12#test", "hub:x"):
+        assert split_word(source) == ("sts", source)
+    assert split_word("rerank:a/b.jsonl") == ("rerank", "a/b.jsonl")
+    with pytest.raises(ValueError, match=r"no kind 'transfr' \(did you mean 'transfer'\?\); there are: sts, transfer"):
+        split_word("transfr:mr")
+
+
+def test_suites():
+    assert suite_tasks(["transfer"]) == ["mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"]
+    assert suite_tasks(["sts", "all"]) == [task for names in SUITES.values() for task in names]
+    assert suite_tasks([]) == []
+    with pytest.raises(ValueError, match="suite must be of sts, transfer, rerank or all, got 'mteb'"):
+        suite_tasks(["mteb"])
+
+
+def test_all_kinds_together(model, folder, monkeypatch):
+    encoded = []
+    real = tasks.encode_sentences
+    monkeypatch.setattr(tasks, "encode_sentences", lambda m, s, b: (encoded.append(list(s)), real(m, s, b))[1])
+    found = evaluate_encoder(model, WORDS, folder)
+    assert sorted(encoded[0]) == sorted(SENTENCES) and len(encoded) == 1  # each sentence once for all of them
+    alone = {word: evaluate_encoder(model, [word], folder)["tasks"][word] for word in WORDS}
+    assert found["tasks"] == alone
+    assert [(task["kind"], task["main"]) for task in alone.values()] == [
+        ("sts", "spearman"), ("transfer", "accuracy"), ("rerank", "map"), ("captions", "accuracy")
+    ]  # fmt: skip
+    mains = [alone["stsb"]["spearman"], alone["cr"]["accuracy"], alone["rerank:asked"]["map"],
+             alone["captions:photos"]["accuracy"]]  # fmt: skip
+    assert found["average"] == pytest.approx(np.mean(mains))
+    assert found["averages"] == dict(zip(("sts", "transfer", "rerank", "captions"), mains, strict=True))
+    assert "averages" not in evaluate_encoder(model, ["stsb"], folder)
+
+
+def test_batch_size_changes_nothing(model, folder):
+    found = [evaluate_encoder(model, WORDS, folder, batch_size=size)["tasks"] for size in (1, 3, 64)]
+    for word in WORDS:
+        for each in found[1:]:
+            assert main_score(each[word]) == pytest.approx(main_score(found[0][word]), abs=0.01)
+
+
+def test_subsets_of_sts_by_hand():
+    """All six together: ranks (cosine) 1 2 3 4 5 6 and (score) 3 1 2 4 6 5."""
+    cosines = np.array([-0.9, -0.5, -0.1, 0.2, 0.5, 0.8])
+    first = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1)
+    second = np.tile([1.0, 0.0], (6, 1))
+    texts = [str(number) for number in range(6)]
+
+    def task(subset):
+        from raoe_train.data import PairData
+
+        return StsTask(PairData(texts, texts, score=[3.0, 1.0, 2.0, 4.0, 6.0, 5.0], subset=subset))
+
+    found, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
+    np.testing.assert_allclose(examples.values, cosines)
+    assert examples.gold.tolist() == [3, 1, 2, 4, 6, 5]
+    # differences of ranks 2 -1 -1 0 1 -1: 1 - 6 x 8 / (6 x 35)
+    assert found["spearman"] == pytest.approx(100 * (1 - 48 / 210)) and found["pairs"] == 6
+    # a: ranks 1 2 3 against 3 1 2, 1 - 6 x 6 / 24 = -0.5; b: 1 2 3 against 1 3 2, 1 - 6 x 2 / 24 = 0.5
+    assert {name: subset["spearman"] for name, subset in found["subsets"].items()} == {
+        "a": pytest.approx(-50), "b": pytest.approx(50)
+    }
+    assert found["mean"]["spearman"] == pytest.approx(0) and found["subsets"]["b"]["pairs"] == 3
+    # one pair alone has no correlation, and the mean none either
+    found, _ = task(["a", "a", "a", "a", "a", "b"]).score(np.concatenate([first, second]))
+    assert found["subsets"]["b"]["spearman"] is None and found["mean"] == {
+        "spearman": None, "pearson": None
+    }
+    assert "subsets" not in task(["a"] * 6).score(np.concatenate([first, second]))[0]
+
+
+def test_everything_is_read_before_anything_is_encoded(folder, monkeypatch):
+    monkeypatch.setattr(tasks, "encode_sentences", None)
+    with pytest.raises(ValueError, match=r"(?s)no task 'stsx'.*did you mean 'stsb'.*\nno task 'subj'"):
+        evaluate_encoder(None, ["stsb", "stsx", "subj"], folder)
+    with pytest.raises(ValueError, match="no task 'mrx'"):
+        evaluate_encoder(None, ["cr", "transfer:mrx"], folder)
+
+
+def test_a_condition_is_for_sts_only(folder):
+    with pytest.raises(ValueError, match=r"task 'cr': the prompt has a \{condition\}, and tasks of kind transfer have"):
+        read_tasks(["cr"], folder, prompt="About {condition}: {text}")
+
+
+class LengthTask(EmbeddingTask):
+    kind: ClassVar[str] = "length"
+    main: ClassVar[str] = "long"
+
+    def content(self):
+        return "length"
+
+    def sentences(self):
+        return ["nobody reads"]
+
+    def score(self, embeddings):
+        found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
+        return found, Examples(np.array([found["long"]]))
+
+
+def read_length(name, reading):
+    return LengthTask()
+
+
+def test_a_kind_is_a_function_and_a_line(model, monkeypatch, capsys):
+    monkeypatch.setitem(KINDS, "length", "tests.evaluation.test_tasks:read_length")
+    found = evaluate_encoder(model, ["length:any"])
+    assert found["tasks"]["length:any"]["long"] == 1.0 and found["average"] == 1.0
+    assert [line.split() for line in table(found).splitlines()] == [
+        ["task", "long", "short", "examples"], ["length:any", "1.00", "undefined", "3"], ["average", "1.00"]
+    ]  # fmt: skip
+
+
+def test_table_of_several_kinds():
+    result = {
+        "tasks": {
+            "stsb": {"kind": "sts", "main": "spearman", "spearman": 81.254, "pearson": None, "pairs": 9, "mean": {}},
+            "trec": {"kind": "transfer", "main": "accuracy", "accuracy": 90.0, "dev_accuracy": 91.0, "examples": 5},
+            "mrpc": {"kind": "transfer", "main": "accuracy", "accuracy": 70.0, "dev_accuracy": 71.0, "examples": 6,
+                     "f1": 80.0},
+        },
+        "average": 80.4, "averages": {"sts": 81.254, "transfer": 80.0},
+    }  # fmt: skip
+    blocks = [[line.split() for line in block.splitlines()] for block in table(result).split("\n\n")]
+    assert blocks == [
+        [["task", "spearman", "pearson", "pairs"], ["stsb", "81.25", "undefined", "9"], ["average", "81.25"]],
+        [
+            ["task", "accuracy", "dev_accuracy", "examples", "f1"],
+            ["trec", "90.00", "91.00", "5", "-"],
+            ["mrpc", "70.00", "71.00", "6", "80.00"],
+            ["average", "80.00"],
+        ],
+        [["average", "of", "all", "80.40"]],
+    ]
+
+
+def test_results_without_kinds_stay_readable():
+    """What `evaluate` wrote before there were kinds."""
+    old = {"tasks": {"stsb": {"spearman": 82.0, "pearson": 80.0, "pairs": 3}}, "average": 82.0}
+    assert main_score(old["tasks"]["stsb"]) == 82.0 and main_score({}) is None
+    assert table(old).splitlines()[1].split() == ["stsb", "82.00", "80.00", "3"]
+    assert score({"after": old}, "stsb") == 82.0
+
+
+def test_reports_show_main_metrics():
+    after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
+    assert score({"after": after}, "mr") == 75.5
+    assert _metrics(["mr"], [{"after": after}]) == "Spearman x 100 of cosine; accuracy x 100 of mr"
+    assert _summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
+
+
+def test_command_line(model, folder, tmp_path, capsys):
+    saved, output = tmp_path / "model", tmp_path / "out.json"
+    model.save(str(saved))
+    command = ["evaluate", "--model.name", str(saved), "--model.device", "cpu", "--data.dir", str(folder)]
+    assert main([*command, "--tasks", *WORDS, "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert list(found["tasks"]) == WORDS and found["versions"]["scikit-learn"]
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["average", "of", "all", f"{found['average']:.2f}"]
+    assert main([*command, "--suite", "sts"]) == 2
+    error = capsys.readouterr().err
+    assert all(f"no task '{name}'" in error for name in ("sts12", "sts16", "sick")) and "no task 'stsb'" not in error
+
+
+def test_nothing_to_evaluate(model):
+    assert evaluate_tasks(model, {}) == {"tasks": {}, "average": None}

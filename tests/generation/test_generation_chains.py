@@ -1,0 +1,387 @@
+"""The job generate with a real (tiny) language model: what it writes, how it goes on, who shares the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from raoe_train import run
+from raoe_train.generation import chains as job
+from raoe_train.jobs.generate import Chain
+from raoe_train.recipe import load
+from tests.decoders import saved_decoder
+from tests.tiny import SENTENCES
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A saved language model with room for prompts, that writes something else after every sentence."""
+    name = saved_decoder(tmp_path_factory.mktemp("writer"))
+    model = AutoModelForCausalLM.from_pretrained(name).double()
+    model.config.max_position_embeddings = 256
+    model = type(model)(model.config).double()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer.model_max_length = 256
+    model.save_pretrained(name)
+    tokenizer.save_pretrained(name)
+    return name
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{sentence}\n" for sentence in SENTENCES))
+    return path
+
+
+def options(writer, sentences, output, **more):
+    return {
+        "model.name": writer,
+        "model.device": "cpu",
+        "data.input": str(sentences),
+        "output": str(output),
+        "generation": {
+            "steps": STEPS, "max_new_tokens": 8, "verify": False, "batch_size": 3, "prompt": "Again: {sentence} ->"
+        },
+        **more,
+    }  # fmt: skip
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def plainly(writer, sentence, method="guided", guidance=1.5):
+    """A chain by transformers' own generate, step by step."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(writer), AutoTokenizer.from_pretrained(writer)
+
+    def ids(text):
+        return torch.tensor([tokenizer(f"Again: {text} ->")["input_ids"]])
+
+    chain = [sentence]
+    for step in range(STEPS):
+        led = step and method == "guided"
+        extra = {"guidance_scale": guidance, "negative_prompt_ids": ids(chain[-2])} if led else {}
+        near = ids(chain[-1])
+        found = model.generate(
+            near, max_new_tokens=8, do_sample=False, stop_strings=["\n"], tokenizer=tokenizer, **extra
+        )
+        text = tokenizer.decode(found[0, near.shape[1] :], skip_special_tokens=True)
+        chain.append(text.partition("\n")[0].strip())
+    return chain
+
+
+@pytest.mark.parametrize("method", ["guided", "iterative"])
+def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, method):
+    output = tmp_path / "chains.jsonl"
+    result = run("generate", **options(writer, sentences, output), **{"generation.method": method})
+    found = lines(output)
+    assert [line["id"] for line in found] == list(range(1, 12))
+    for line, sentence in list(zip(found, SENTENCES, strict=True))[:4]:
+        assert line["sentences"] == plainly(writer, sentence, method)
+    for line in found:
+        assert len(line["sentences"]) == STEPS + 1
+        assert list(line) == ["id", "sentences", "method", "settings", "model", "versions"]
+        assert (line["method"], line["model"]) == (method, writer)
+        assert line["settings"]["guidance"] == (1.5 if method == "guided" else 1.0)
+        assert line["settings"]["steps"] == STEPS and "transformers" in line["versions"]
+    assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt"]
+    assert result == json.loads((tmp_path / "chains.jsonl.json").read_text())
+    assert (result["chains"], result["sentences"], result["failed_chains"]) == (11, 55, {})
+    assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
+
+
+def test_what_is_written_does_not_depend_on_how_many_fly(writer, sentences, tmp_path):
+    common = {"generation.do_sample": True, "generation.temperature": 1.3}
+    for size in (1, 3, 50):
+        output = tmp_path / f"{size}.jsonl"
+        run("generate", **options(writer, sentences, output), **common, **{"generation.batch_size": size})
+    texts = [(tmp_path / f"{size}.jsonl").read_text() for size in (1, 3, 50)]
+    assert texts[0] == texts[1] == texts[2]
+    run("generate", **options(writer, sentences, tmp_path / "o.jsonl"), **common, **{"generation.seed": 1})
+    theirs, ours = lines(tmp_path / "o.jsonl"), lines(tmp_path / "1.jsonl")
+    assert all(a["sentences"] != b["sentences"] for a, b in zip(ours, theirs, strict=True))
+    assert ours[0]["settings"]["temperature"] == 1.3
+
+
+def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, capsys):
+    output = tmp_path / "chains.jsonl"
+    result = run("generate", **options(writer, sentences, output), **{"generation.verify": True})
+    failed = lines(tmp_path / "chains.jsonl.failed.jsonl")
+    assert sum(result["failed_chains"].values()) == len(failed) > 0
+    assert result["chains"] + len(failed) == 11
+    for line in failed:
+        assert line["reason"] and 1 <= line["step"] == len(line["sentences"]) - 1 <= STEPS
+        assert line["sentences"][0] == SENTENCES[line["id"] - 1]
+    assert "failed (" in capsys.readouterr().out
+    before = (output.read_bytes(), result)
+    assert run("generate", **options(writer, sentences, output), **{"generation.verify": True}) == before[1]
+    assert output.read_bytes() == before[0]
+
+
+def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    real, asked = Chain.request, []
+
+    def failing(chain, limit):
+        asked.append((chain.key, len(chain.sentences)))
+        if len(asked) == 27:
+            raise RuntimeError("out of memory")
+        return real(chain, limit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Chain, "request", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run("generate", **options(writer, sentences, output))
+    kept = lines(output)
+    assert 0 < len(kept) < 11
+    text = output.read_bytes()
+    output.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
+
+    with pytest.raises(ValueError, match="not from these settings and inputs; overwrite replaces it"):
+        run("generate", **options(writer, sentences, output), **{"generation.guidance": 2})
+    assert output.read_bytes().startswith(text)
+    asked.clear()
+    monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
+    result = run("generate", **options(writer, sentences, output), **{"generation.batch_size": 2})
+    assert set(asked) == set(range(1, 12)) - {line["id"] for line in kept}
+    assert output.read_bytes() == whole.read_bytes()
+    assert (result["chains"], result["run"]["chains"]) == (11, 11 - len(kept))
+    assert files(tmp_path)[:2] == ["chains.jsonl", "chains.jsonl.json"] and "chains.jsonl.parts" not in files(tmp_path)
+    asked.clear()
+    run("generate", **options(writer, sentences, output))
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("more", "stops"),
+    [
+        ({}, ["\n"]),  # or a plain text would go on with something else
+        ({"generation.method": "single-step"}, [f"\n{STEPS + 1}."]),
+        ({"generation.stop_strings": ["!", "?"]}, ["!", "?"]),
+        ({"generation.stop_strings": []}, []),
+        ({"generation.chat": True}, None),
+    ],
+    ids=str,
+)
+def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops):
+    import raoe_train.generation.decoding as decoding
+
+    seen, real, load = [], decoding.GuidedDecoder, job.load_tokenizer
+
+    def spying(model, tokenizer, sampling, **options):
+        seen.append(sampling.stop_strings)
+        return real(model, tokenizer, sampling, **options)
+
+    def chatting(config):
+        tokenizer = load(config)
+        tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
+        return tokenizer
+
+    monkeypatch.setattr(decoding, "GuidedDecoder", spying)
+    if "generation.chat" in more:
+        monkeypatch.setattr(job, "load_tokenizer", chatting)
+    result = run("generate", **options(writer, sentences, tmp_path / "chains.jsonl"), **more)
+    assert seen == [stops] and result["chains"] == 11
+    for line in lines(tmp_path / "chains.jsonl"):
+        assert not any(stop in text for stop in stops or [] for text in line["sentences"][1:])
+
+
+def test_whose_place_it_is(writer, sentences, tmp_path):
+    output = tmp_path / "chains.jsonl"
+    output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
+    with pytest.raises(ValueError, match="is there already, not from these settings"):
+        run("generate", **options(writer, sentences, output))
+    assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
+    run("generate", **options(writer, sentences, output), overwrite=True)
+    first = output.read_bytes()
+    sentences.write_text("another man\n")
+    with pytest.raises(ValueError, match="is there already"):
+        run("generate", **options(writer, sentences, output))
+    assert output.read_bytes() == first
+    assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
+    output.unlink()  # and a result that is gone is made anew
+    assert run("generate", **options(writer, sentences, output))["chains"] == 1
+    assert len(lines(output)) == 1
+
+
+def test_a_file_that_was_changed_is_not_gone_on_with(writer, sentences, tmp_path, monkeypatch):
+    output = tmp_path / "chains.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(job.Ledger, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        with pytest.raises(RuntimeError, match="killed"):
+            run("generate", **options(writer, sentences, output))
+    text = output.read_text().splitlines(keepends=True)
+    assert len(text) == 11
+    output.write_text("".join([*text[:3], text[3][:40] + "\n", *text[4:]]))
+    with pytest.raises(ValueError, match=r"chains\.jsonl, line 4: not a chain"):
+        run("generate", **options(writer, sentences, output))
+    output.write_text("".join(text))
+    assert run("generate", **options(writer, sentences, output))["run"] == {}
+
+
+def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    asked, real = [], Chain.request
+    monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
+    for rank in (2, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        result = run("generate", **options(writer, sentences, output))
+        assert result["waiting"] and not output.exists()
+    assert set(asked) == {1, 4, 7, 10, 3, 6, 9}
+    monkeypatch.setenv("WORLD_SIZE", "2")  # a rerun may have fewer
+    monkeypatch.setenv("RANK", "0")
+    with open(tmp_path / "chains.jsonl.parts" / "rank-00002.jsonl", "ab") as file:
+        file.write(b'{"id": 5, "sen')
+    asked.clear()
+    run("generate", **options(writer, sentences, output))
+    assert set(asked) == {5, 11}
+    monkeypatch.setenv("RANK", "1")
+    result = run("generate", **options(writer, sentences, output))
+    assert set(asked) == {5, 11, 2, 8}
+    assert result["chains"] == 11
+    assert output.read_bytes() == whole.read_bytes()
+    assert "chains.jsonl.parts" not in files(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    assert run("generate", **options(writer, sentences, output)) == result
+
+
+def test_one_process_at_a_time(writer, sentences, tmp_path, monkeypatch):
+    output = tmp_path / "chains.jsonl"
+    ledger = job.Ledger(output)
+    with ledger.writing():
+        with pytest.raises(ValueError, match="another process is writing to it"):
+            with job.Ledger(output).writing():
+                pass
+        with job.Ledger(output, 1, 2).writing():
+            pass
+    with ledger.writing():
+        pass
+
+
+@pytest.mark.slow
+def test_going_on_after_a_kill(writer, sentences, tmp_path):
+    """SIGKILL again and again; in the end every chain is there once, and none was done twice."""
+    sentences.write_text("".join(f"{text} number {n}\n" for n in range(20) for text in SENTENCES))
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    run("generate", **options(writer, sentences, whole))
+    keys = [f"--{key}={value}" for key, value in options(writer, sentences, output).items() if key != "generation"]
+    keys += [f"--generation.{k}={v}" for k, v in options(writer, sentences, output)["generation"].items()]
+    command = [sys.executable, "-m", "raoe_train", "generate", *keys]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    before: list[bytes] = []
+    for _ in range(3):
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < len(before) + 20):
+            time.sleep(0.002)
+        assert process.poll() is None, "it ended before it could be killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        there = [line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        assert there[: len(before)] == before
+        assert len(before) + 20 <= len(there) < 220
+        before = there
+    assert subprocess.run(command, env=environment, check=True, capture_output=True).returncode == 0
+    assert output.read_bytes() == whole.read_bytes()
+    assert json.loads((tmp_path / "chains.jsonl.json").read_text())["run"]["chains"] == 220 - len(before)
+
+
+@pytest.mark.slow
+def test_processes_at_the_same_time(writer, sentences, tmp_path):
+    """Whoever ends last merges, and it does not matter who that is."""
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "chains.jsonl"
+    expected = run("generate", **options(writer, sentences, whole))
+    code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
+    words = json.dumps(options(writer, sentences, output))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, words],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate()[0].splitlines()[-1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert output.read_bytes() == whole.read_bytes()
+    assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
+    assert any(json.loads(line).get("chains") == expected["chains"] for line in said)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"generation.method": "guide"}, "method must be one of guided, iterative, single-step"),
+        ({"generation.steps": 0}, r"generation\.steps must be at least 1"),
+        ({"generation.guidance": -1}, r"generation\.guidance must be finite and not negative"),
+        ({"generation.guidence": 2}, r"unknown key generation\.guidence \(did you mean generation\.guidance\?\)"),
+        ({"generation.num_beams": 2}, r"generation\.num_beams is a field of GenerationConfig that this job has no use"),
+        ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
+        ({"generation.decoding": {"steps": 3}}, r"decoding\.steps: say generation\.steps"),
+        ({"output": "chains.json"}, r"must name a \.jsonl file"),
+        ({"output": None}, "output is missing"),
+        ({"model.name": ""}, r"model\.name is missing"),
+        ({"model.name": "/no/such/folder"}, "no such model directory"),
+        ({"model.dtype": "int8"}, r"model\.dtype must be one of"),
+        ({"model.pooling": "mean"}, r"unknown key model\.pooling"),
+        ({"data.input": "/no/such.txt"}, "no such file"),
+        ({"seeds.encoder": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tmp_path, more, message):
+    before = files(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("generate", **{**options(writer, sentences, tmp_path / "chains.jsonl"), **more})
+    assert files(tmp_path) == before
+
+
+def test_recipe():
+    config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
+    wish = config.generation
+    assert (wish.method, wish.steps, wish.guidance, wish.verify) == ("guided", 32, 1.5, True)
+    assert wish.decoding == {"temperature": 0.7, "do_sample": True}
+
+
+def test_weights_without_a_head_are_refused(tmp_path, sentences):
+    from transformers import AutoConfig, AutoModel
+
+    name = saved_decoder(tmp_path)
+    config = AutoConfig.from_pretrained(name, tie_word_embeddings=False)
+    AutoModel.from_config(config).save_pretrained(name)
+    with pytest.raises(ValueError, match=r"not a whole language model; it has no lm_head\.weight"):
+        run("generate", **options(name, sentences, tmp_path / "chains.jsonl"))
+
+
+def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
+    from tests.tiny import tiny_encoder
+
+    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
+    output = tmp_path / "chains.jsonl"
+    seeds = {"encoder": str(tmp_path / "encoder"), "clusters": 2, "per_cluster": 2, "device": "cpu"}
+    result = run("generate", **options(writer, sentences, output, seeds=seeds))
+    assert result["chains"] == len(lines(output)) == 4
+    assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))

@@ -1,0 +1,256 @@
+"""What is kept of a context: the same answers with it as without, and nothing of it read twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
+
+from raoe_train.generation.contexts import Context
+from raoe_train.generation.decoding import GuidedDecoder, Request
+from raoe_train.generation.sampling import Sampling
+from tests.decoders import DECODERS, tiny_language_model
+from tests.generation.test_generation_decoding import WINDOWS
+
+WINDOWED = (*WINDOWS, "mistral")  # its window is 4096 tokens unless said otherwise
+PLAIN = [name for name in DECODERS if name not in WINDOWED]
+INSTRUCTION, CLOSING = [5, 9, 4, 33, 6], [7, 3]
+SOURCES = ([11, 12, 13, 14], [20], [31, 32, 33, 34, 35, 36, 37], [40, 41], [50, 51, 52])
+STEPS, NEW = 5, 9
+
+
+class Seeing(GuidedDecoder):
+    """Keeps the scores of every token, and the (rows, width) that each forward pass reads."""
+
+    def __init__(self, model, *args, **options) -> None:
+        super().__init__(model, *args, **options)
+        self.scores, self.shapes = [], []
+        model.get_input_embeddings().register_forward_hook(self._see)
+
+    def _see(self, module, args, output) -> None:
+        self.shapes.append(tuple(args[0].shape))
+
+    def _next(self, state, plan):
+        self.scores.append(self.mix.scores(state, plan.contexts))
+        return super()._next(state, plan)
+
+
+def prompt(sentence) -> list[int]:
+    return [*INSTRUCTION, *sentence, *CLOSING]
+
+
+def grown(decoder, sources=SOURCES, reuse=True, slots=None):
+    """The answers of each source's chain; a step, or the next chain, joins as soon as there is a place."""
+    prompts = {key: [prompt(source)] for key, source in enumerate(sources)}
+    answers = {key: [] for key in prompts}
+    waiting, ready, flying = list(prompts), [], 0
+    while waiting or ready or flying:
+        while waiting and flying + len(ready) < (slots or len(sources)):
+            ready.append(waiting.pop(0))
+        done = []
+        if ready and (decoder.can_join or not decoder.active):
+            requests = []
+            for key in ready:
+                far = prompts[key][-2] if len(prompts[key]) > 1 else None
+                known = answers[key][-1].context if reuse and answers[key] else None
+                # lengths and guidance differ, so that chains join each other in the middle of an answer
+                new, guidance = NEW - (key + len(answers[key])) % 3, 1.5 + key % 2
+                requests.append(
+                    (key, Request(prompts[key][-1], far, guidance, new, 10 * key + len(answers[key]), reuse, known))
+                )
+            flying, ready = flying + len(requests), []
+            done += decoder.add(requests)
+        done += decoder.step()
+        for key, answer in done:
+            flying -= 1
+            answers[key].append(answer)
+            if len(answers[key]) < STEPS:
+                prompts[key].append(prompt([token for token in answer.ids if token != 2]))
+                ready.append(key)
+    return answers
+
+
+def ids(answers) -> dict[int, list[list[int]]]:
+    return {key: [answer.ids for answer in chain] for key, chain in answers.items()}
+
+
+def close(one: Context, other: Context, atol: float) -> None:
+    assert one.ids == other.ids and len(one.layers) == len(other.layers)
+    torch.testing.assert_close(one.state, other.state, atol=atol, rtol=0)
+    for mine, theirs in zip(one.layers, other.layers, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert a.shape[1] == len(one.ids)
+            torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+@pytest.fixture
+def llama():
+    return tiny_language_model("llama")
+
+
+@pytest.mark.parametrize("mix", ["hidden", "logits"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_chains_are_the_same_with_what_is_known(name, mix):
+    # as in test_generation_decoding, Gemma's mask is NaN beside padding in float64
+    double = name != "gemma"
+    model = tiny_language_model(name, torch.float64 if double else torch.float32)
+    atol = 1e-10 if double else 1e-3
+    for source in SOURCES[:3]:
+        with_it, without = Seeing(model, mix=mix), Seeing(model, mix=mix)
+        found, wanted = grown(with_it, [source]), grown(without, [source], reuse=False)
+        assert ids(found) == ids(wanted)
+        for ours, theirs in zip(with_it.scores, without.scores, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
+        assert all(answer.context is None for answer in wanted[0])
+    decoder = GuidedDecoder(model, mix=mix)
+    wanted = ids(grown(decoder, reuse=False))
+    assert len({tuple(row) for chain in wanted.values() for row in chain}) > 15
+    for slots in (None, 3, 1):
+        found = grown(decoder, slots=slots)
+        assert ids(found) == wanted
+        for chain in found.values():
+            for answer in chain:
+                fresh = decoder.answers([Request(answer.context.ids, max_new_tokens=1, keep=True)])[0]
+                close(answer.context, fresh.context, atol)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_are_not_kept(name):
+    decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
+    found = grown(decoder)
+    assert ids(found) == ids(grown(decoder, reuse=False))
+    assert all(answer.context is None for chain in found.values() for answer in chain)
+    # one that is given all the same is not looked at
+    context = Context(tuple(INSTRUCTION), (), torch.zeros(32))
+    plain = Request(INSTRUCTION, max_new_tokens=NEW)
+    assert decoder.answers([replace(plain, known=context)]) == decoder.answers([plain])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4),
+        BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.4),
+    ],
+    ids=["looked up", "from the mask"],
+)
+def test_positions_of_other_kinds(config):
+    config.bos_token_id = config.eos_token_id = None
+    torch.manual_seed(0)
+    # Bloom's mask, too, is NaN beside padding in float64
+    double = isinstance(config, GPT2Config)
+    model = AutoModelForCausalLM.from_config(config).to(torch.float64 if double else torch.float32).eval()
+    with_it, without = Seeing(model), Seeing(model)
+    assert ids(grown(with_it, SOURCES[:1])) == ids(grown(without, SOURCES[:1], reuse=False))
+    for ours, theirs in zip(with_it.scores, without.scores, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10 if double else 1e-4, rtol=0)
+    assert ids(grown(with_it, slots=3)) == ids(grown(without, reuse=False))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(do_sample=True, temperature=1.3, top_p=0.9),
+        Sampling(repetition_penalty=1.8),
+        Sampling(do_sample=True, top_k=9, no_repeat_ngram_size=2),
+    ],
+    ids=["random", "history", "both"],
+)
+def test_other_choices_than_the_best(llama, sampling):
+    decoder = GuidedDecoder(llama, sampling=sampling)
+    wanted = ids(grown(decoder, reuse=False))
+    assert ids(grown(decoder, slots=3)) == wanted
+    assert wanted != ids(grown(GuidedDecoder(llama)))
+
+
+# What is read
+
+
+def shared(one, other) -> int:
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def test_the_farther_context_is_not_read_and_the_nearer_from_where_it_differs(llama):
+    decoder = Seeing(llama, sampling=Sampling(eos_token_id=[]))
+    chain = grown(decoder, SOURCES[:1])[0]
+    prompts = [prompt(SOURCES[0]), *(prompt([t for t in answer.ids if t != 2]) for answer in chain[:-1])]
+    wanted = [(1, len(prompts[0]))] + [(1, 1)] * (len(chain[0].ids) - 1)
+    for number, answer in enumerate(chain[1:], 1):
+        same = shared(prompts[number], prompts[number - 1])
+        assert same >= len(INSTRUCTION)
+        wanted += [(1, len(prompts[number]) - same)] + [(2, 1)] * (len(answer.ids) - 1)
+    assert decoder.shapes == wanted
+
+
+def test_tails_of_rows_are_as_wide_as_the_longest(llama):
+    decoder = Seeing(llama)
+    rows = [prompt(source) for source in SOURCES]
+    first = decoder.answers([Request(row, max_new_tokens=1, keep=True) for row in rows])
+    assert decoder.shapes == [(5, max(map(len, rows)))]
+    decoder.shapes.clear()
+    steps = [(prompt([60] * n), number) for n, number in ((3, 0), (6, 1), (1, 2))]
+    requests = [Request(row, rows[number], 1.5, 1, known=first[number].context) for row, number in steps]
+    found = decoder.answers(requests)
+    assert decoder.shapes == [(3, 6 + len(CLOSING))]
+    decoder.shapes.clear()
+    # one of which nothing is known has its own forward pass, and a place in the middle
+    new = Request(rows[4], [62, 61, 60], 1.5, 1)
+    mixed = decoder.answers([requests[0], new, *requests[1:]])
+    assert decoder.shapes == [(2, len(rows[4])), (3, 6 + len(CLOSING))]
+    assert [answer.ids for answer in mixed] == [a.ids for a in (found[0], *decoder.answers([new]), *found[1:])]
+
+
+def test_a_context_that_is_known_already(llama):
+    decoder = Seeing(llama)
+    row = prompt(SOURCES[2])
+    (first,) = decoder.answers([Request(row, max_new_tokens=NEW, keep=True)])
+    for near, far, read in [
+        (row, None, []),
+        (row, row, []),
+        (row[:-3], None, [(1, 1)]),
+        (row[:-3], row, [(1, 1)]),
+        ([*row, 8, 9], row, [(1, 2)]),
+        ([*row, 8, 9], row[:4], [(2, 2)]),
+        ([60, *row], row, [(1, 1 + len(row))]),
+        (row[:1], row, [(1, 1)]),
+    ]:
+        request = Request(near, far, 1.5 if far else 1.0, NEW, keep=True)
+        decoder.shapes.clear()
+        (found,) = decoder.answers([replace(request, known=first.context)])
+        assert decoder.shapes == [*read, *[(1 + (far is not None), 1)] * (len(found.ids) - 1)]
+        (wanted,) = decoder.answers([request])
+        assert found == wanted
+        close(found.context, wanted.context, 1e-10)
+
+
+def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
+    decoder = GuidedDecoder(llama, sampling=Sampling(eos_token_id=[]))
+    requests = [Request(prompt(source), prompt([60]), 1.5, 2 + n) for n, source in enumerate(SOURCES)]
+    assert all(answer.context is None for answer in decoder.answers(requests))
+    requests[1::2] = [replace(request, keep=True) for request in requests[1::2]]
+    found = decoder.answers(requests)
+    assert [answer.context is None for answer in found] == [True, False, True, False, True]
+    for answer, request in zip(found, requests, strict=True):
+        if answer.context is None:
+            continue
+        assert answer.context.ids == tuple(request.near)
+        tensors = [tensor for layer in answer.context.layers for tensor in layer] + [answer.context.state]
+        # a view would hold the keys and values of the whole batch
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
+        before = [tensor.clone() for tensor in tensors]
+        decoder.answers([Request(prompt([8, 9]), request.near, 1.5, NEW, keep=True, known=answer.context)])
+        assert all(map(torch.equal, tensors, before))
+    # the first token may be the last
+    (one,) = decoder.answers([Request(prompt([8]), max_new_tokens=1, keep=True)])
+    (more,) = decoder.answers([Request(prompt([8]), max_new_tokens=5, keep=True)])
+    close(one.context, more.context, 1e-10)
+
+
+@pytest.mark.slow
+def test_with_a_compiled_step(llama):
+    decoder = GuidedDecoder(llama)
+    wanted = ids(grown(decoder, reuse=False))
+    decoder._one = torch.compile(decoder._forward, dynamic=True, backend="eager", fullgraph=True)
+    assert ids(grown(decoder, slots=3)) == wanted

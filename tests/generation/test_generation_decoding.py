@@ -1,0 +1,392 @@
+"""The decoding engine: against transformers' generate and guidance token for token, alone and in company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GPT2Config, GraniteConfig
+
+from raoe_train.generation.decoding import GuidedDecoder, Request
+from raoe_train.generation.mixing import Contexts, MixHidden, choose_mix
+from raoe_train.generation.sampling import Sampling, draw, uniforms
+from tests.decoders import DECODERS, SIZES, saved_decoder, tiny_language_model
+
+NEW = 12
+WINDOWS = ("mistral-window", "qwen2-window", "gemma2", "gemma3")
+
+
+def contexts() -> list[list[int]]:
+    return [
+        torch.randint(3, 64, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+        for length in (8, 3, 5, 2, 11)
+    ]
+
+
+def guided(guidance: float = 1.5, new: int = NEW) -> list[Request]:
+    """Each context led away from the one before it."""
+    rows = contexts()
+    return [Request(row, rows[number - 1], guidance, new, seed=number) for number, row in enumerate(rows)]
+
+
+def ids(answers) -> list[list[int]]:
+    return [answer.ids for answer in answers]
+
+
+def generated(model, context, **options) -> list[int]:
+    found = model.generate(
+        torch.tensor([context]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options
+    )
+    return found[0, len(context) :].tolist()
+
+
+def with_guidance(model, request: Request, **options) -> list[int]:
+    negative = torch.tensor([request.far])
+    return generated(
+        model, request.near, guidance_scale=request.guidance, negative_prompt_ids=negative, **options
+    )
+
+
+@pytest.fixture(params=DECODERS)
+def model(request):
+    # transformers' eager mask of Gemmas is NaN beside padding in float64
+    return tiny_language_model(request.param, torch.float32 if "gemma" in request.param else torch.float64)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny_language_model("llama")
+
+
+def test_without_guidance_it_is_generate_token_for_token(model):
+    rows = contexts()
+    alone = [generated(model, row) for row in rows]
+    width = max(map(len, rows))
+    batch = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+    together = model.generate(batch, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    found = ids(GuidedDecoder(model).answers([Request(row, max_new_tokens=NEW) for row in rows]))
+    assert found == alone
+    for ours, theirs in zip(found, together[:, width:].tolist(), strict=True):
+        assert theirs == ours + [0] * (len(theirs) - len(ours))
+    # guidance 1 and a farther context equal to the nearer one are lambda = 0, too
+    assert ids(GuidedDecoder(model).answers(guided(1.0))) == alone
+    for mix in ("auto", "logits"):
+        same = [Request(row, row, 1.5, NEW) for row in rows]
+        assert ids(GuidedDecoder(model, mix=mix).answers(same)) == alone
+    assert len({tuple(row) for row in alone}) == 5
+
+
+def test_guidance_is_transformers_token_for_token(model):
+    requests = guided()
+    theirs = [with_guidance(model, request) for request in requests]
+    assert ids(GuidedDecoder(model).answers(requests)) == theirs
+    assert ids(GuidedDecoder(model, mix="logits").answers(requests)) == theirs
+    assert theirs != [generated(model, request.near) for request in requests]
+
+
+def test_an_answer_does_not_depend_on_its_company(model):
+    decoder, requests = GuidedDecoder(model), guided()
+    requests[1:1] = [Request(contexts()[4], max_new_tokens=NEW), Request(contexts()[0], [9, 8], 0.5, 5)]
+    alone = [decoder.answers([request])[0] for request in requests]
+    for slots in (None, 1, 2, 5):
+        assert decoder.answers(requests, slots) == alone
+    assert decoder.answers(requests[::-1]) == alone[::-1]
+    assert [answer.finish for answer in alone].count("length") > 1
+
+
+def test_positions_that_are_looked_up():
+    """GPT-2's are rows of a table, which has none for padding."""
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, initializer_range=0.4)
+    config.bos_token_id = config.eos_token_id = None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    requests = guided()
+    assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_do_not_admit_others(name):
+    decoder = GuidedDecoder(tiny_language_model(name, torch.float32))
+    decoder.add([("a", guided()[0])])
+    assert not decoder.can_join
+    with pytest.raises(ValueError, match="cannot join"):
+        decoder.add([("b", guided()[1])])
+
+
+def test_half_precision(llama):
+    model = tiny_language_model("llama", torch.bfloat16)
+    rows = contexts()
+    plain = [generated(model, row) for row in rows]
+    alone = [GuidedDecoder(model).answers([Request(row, row, 1.5, NEW)])[0].ids for row in rows]
+    assert alone == plain
+    mixed = ids(GuidedDecoder(model).answers(guided()))
+    assert all(len(row) == NEW or row[-1] == 2 for row in mixed)
+
+
+class Recorder:
+    """Rows of each forward pass of the body, and of each product with the head."""
+
+    def __init__(self, model) -> None:
+        self.body, self.head = [], []
+        forward, head = model.model.forward, model.lm_head.forward
+        model.model.forward = lambda **kw: (self.body.append(tuple(kw["input_ids"].shape)), forward(**kw))[1]
+        model.lm_head.forward = lambda x: (self.head.append(x.shape[0]), head(x))[1]
+
+
+def test_finished_rows_leave_and_the_head_runs_once(llama):
+    rows = contexts()
+    requests = [
+        Request(rows[0], rows[1], 1.5, 3),
+        Request(rows[1], rows[2], 1.5, 6),
+        Request(rows[2], None, 1.5, 5),  # no farther context, no row for it
+        Request(rows[3], rows[2], 1.0, 1),
+    ]
+    decoder = GuidedDecoder(model := tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
+    seen = Recorder(model)
+    found = decoder.answers(requests)
+    assert [len(answer.ids) for answer in found] == [3, 6, 5, 1]
+    assert seen.body == [(6, 8), (5, 1), (5, 1), (3, 1), (3, 1), (2, 1)]
+    assert seen.head == [4, 3, 3, 2, 2, 1]
+    assert decoder.active == 0
+    assert decoder.step() == []
+
+
+def test_requests_join_others_under_way(llama):
+    requests, decoder = guided(), GuidedDecoder(tiny_language_model("llama"), None, Sampling(eos_token_id=[]))
+    alone = [decoder.answers([request])[0] for request in requests]
+    seen = Recorder(decoder.model)
+    short = Request(requests[1].near, requests[1].far, 1.5, 2)
+    found = dict(decoder.add([(0, requests[0]), ("short", short)]))
+    found.update(decoder.step())
+    assert decoder.active == 1
+    found.update(decoder.add([(4, requests[4])]))  # a longer one
+    found.update(decoder.step())
+    found.update(decoder.add([(3, requests[3])]))  # a shorter one
+    while decoder.active:
+        found.update(decoder.step())
+    assert {key: found[key] for key in (0, 3, 4)} == {key: alone[key] for key in (0, 3, 4)}
+    assert found["short"].ids == alone[1].ids[:2]
+    assert max(rows for rows, _ in seen.body) == 6
+
+
+def test_the_end_of_a_text_is_the_models_unless_said():
+    model = tiny_language_model("phi3")
+    plain = GuidedDecoder(model).answers(guided())
+    ended = [answer for answer in plain if answer.finish == "eos"]
+    assert ended and all(answer.ids[-1] == 2 and 2 not in answer.ids[:-1] for answer in ended)
+    token = next(answer.ids[3] for answer in plain if len(answer.ids) > 5 and answer.ids[3] not in answer.ids[:3])
+    other = GuidedDecoder(model, sampling=Sampling(eos_token_id=[token, 2]))
+    for before, after in zip(plain, other.answers(guided()), strict=True):
+        assert after.ids == (before.ids[: before.ids.index(token) + 1] if token in before.ids else before.ids)
+
+
+# How to mix
+
+
+def test_what_bends_logits_is_mixed_after_the_head():
+    model = tiny_language_model("gemma2", torch.float32, final_logit_softcapping=2.0)
+    assert choose_mix(model).name == "logits"
+    with pytest.raises(ValueError, match="not exact for this model: final_logit_softcapping"):
+        choose_mix(model, "hidden")
+    # it would have been wrong: this is what the detection is for
+    bent = MixHidden(model.model, model.lm_head, 1.0)
+    decoder = GuidedDecoder(model)
+    right = ids(decoder.answers(guided()))
+    decoder.mix = bent
+    assert ids(decoder.answers(guided())) != right
+    model.config.final_logit_softcapping = None
+    assert choose_mix(model).name == "hidden"
+    with pytest.raises(ValueError, match="auto, hidden or logits"):
+        choose_mix(model, "hiden")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [CohereConfig(**SIZES, logit_scale=0.0625), GraniteConfig(**SIZES, logits_scaling=8.0)],
+    ids=["times", "by"],
+)
+def test_a_factor_after_the_head_is_linear(config):
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    mix = choose_mix(model)
+    assert isinstance(mix, MixHidden) and mix.factor in (0.0625, 1 / 8)
+    tokens = torch.tensor([[5, 6, 7]])
+    one = Contexts(torch.tensor([0]), torch.tensor([0]), torch.zeros(1, dtype=torch.float64), ())
+    with torch.no_grad():
+        torch.testing.assert_close(mix.scores(mix.state({"input_ids": tokens}), one), model(tokens).logits[:, -1])
+
+
+def test_heads_that_are_not_plainly_linear():
+    class Rounding(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x.half().to(x.dtype))
+
+    model = tiny_language_model("llama")
+    rounding = Rounding(32, 64, bias=False).double()
+    rounding.weight = model.lm_head.weight
+    model.lm_head = rounding
+    with pytest.raises(ValueError, match="its head is a Rounding"):
+        choose_mix(model, "hidden")
+
+    model = tiny_language_model("llama")
+    model.lm_head.register_forward_hook(lambda module, args, output: output.tanh())
+    with pytest.raises(ValueError, match="hooks on its head"):
+        choose_mix(model, "hidden")
+
+    class Bent(type(model)):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = 5 * (output.logits / 5).tanh()
+            return output
+
+    model = tiny_language_model("llama")
+    model.__class__ = Bent
+    assert choose_mix(model).name == "logits"
+    with pytest.raises(ValueError, match="not those of head and body"):
+        choose_mix(model, "hidden")
+    requests = guided()
+    assert ids(GuidedDecoder(model).answers(requests)) == [with_guidance(model, request) for request in requests]
+
+
+# Sampling
+
+
+def test_random_answers_depend_on_their_seed_alone(llama):
+    sampling = Sampling(do_sample=True, temperature=1.5, top_p=0.9)
+    decoder = GuidedDecoder(llama, sampling=sampling)
+    alone = [decoder.answers([request])[0] for request in guided()]
+    for slots in (None, 2):
+        assert decoder.answers(guided(), slots) == alone
+    assert GuidedDecoder(llama, sampling=sampling, mix="logits").answers(guided()) == alone
+    again = [Request(r.near, r.far, r.guidance, r.max_new_tokens, r.seed + 1) for r in guided()]
+    assert all(a.ids != b.ids for a, b in zip(decoder.answers(again), alone, strict=True))
+    assert all(a.ids != b.ids for a, b in zip(GuidedDecoder(llama).answers(guided()), alone, strict=True))
+    # hardly any temperature is greedy
+    cold = GuidedDecoder(llama, sampling=Sampling(do_sample=True, temperature=1e-6))
+    assert ids(cold.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
+    first = GuidedDecoder(llama, sampling=Sampling(do_sample=True, top_k=1))
+    assert ids(first.answers(guided())) == ids(GuidedDecoder(llama).answers(guided()))
+
+
+def test_draws_follow_the_probabilities():
+    scores = torch.tensor([0.0, -torch.inf, 1.0, -1.0, -torch.inf])
+    count = 20000
+    drawn = draw(scores.expand(count, 5), uniforms(7, count))
+    shares = torch.bincount(drawn, minlength=5) / count
+    torch.testing.assert_close(shares, scores.softmax(-1), atol=0.02, rtol=0)
+    assert shares[1] == shares[4] == 0
+    edge = torch.tensor([0.0, 1 - 2**-24])
+    assert draw(torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]] * 2), edge).tolist() == [1, 2]
+    assert draw(torch.tensor([[0.0, torch.nan], [-torch.inf] * 2]), edge).tolist() == [-1, -1]
+    assert torch.equal(uniforms(3, 5), uniforms(3, 9)[:5])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.8},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 8},
+        {"suppress_tokens": [6, 20, 54]},
+        {"bad_words_ids": [[20], [31, 57], [6]]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_processors_are_transformers(options):
+    model = tiny_language_model("phi3")
+    sampling = Sampling(**options)
+    decoder, requests = GuidedDecoder(model, sampling=sampling), guided()
+    found = ids(decoder.answers(requests))
+    assert found == [with_guidance(model, request, **options) for request in requests]
+    assert found != ids(GuidedDecoder(model).answers(requests))
+    plain = [Request(row, max_new_tokens=NEW) for row in contexts()]
+    assert ids(decoder.answers(plain, 2)) == [generated(model, row, **options) for row in contexts()]
+
+
+def test_fields_of_a_generation_config():
+    made = Sampling.of({"do_sample": True, "top_k": 5, "num_beams": 1, "max_length": None})
+    assert made == Sampling(do_sample=True, top_k=5)
+    with pytest.raises(ValueError, match=r"unknown key generation\.temprature \(did you mean generation\.temperature"):
+        Sampling.of({"temprature": 1})
+    with pytest.raises(ValueError, match=r"did you mean generation\.guidance\?"):
+        Sampling.of({"guidence": 1}, ["guidance"])
+    with pytest.raises(ValueError, match=r"generation\.num_beams is a field of GenerationConfig that this job has no"):
+        Sampling.of({"num_beams": 4})
+    with pytest.raises(ValueError, match=r"generation\.top_p has no effect on greedy decoding"):
+        Sampling.of({"top_p": 0.5})
+    with pytest.raises(ValueError, match="texts that are not empty"):
+        Sampling(stop_strings=[""])
+
+
+# Stop strings
+
+
+@pytest.fixture(scope="module")
+def with_tokenizer(tmp_path_factory):
+    name = saved_decoder(tmp_path_factory.mktemp("decoder"))
+    model = AutoModelForCausalLM.from_pretrained(name).double().eval()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model, AutoTokenizer.from_pretrained(name)
+
+
+def test_stop_strings(with_tokenizer):
+    model, tokenizer = with_tokenizer
+    requests = [Request(tokenizer(text)["input_ids"], max_new_tokens=20) for text in ("a man plays", "two dogs")]
+    whole = GuidedDecoder(model, tokenizer, Sampling(eos_token_id=[])).answers(requests)
+    text = whole[0].text
+    assert text == tokenizer.decode(whole[0].ids, skip_special_tokens=True) and len(whole[0].ids) == 20
+    # from the middle of a token's text to that of a later one's
+    start = len(tokenizer.decode(whole[0].ids[:6])) - 1
+    stop = text[start : start + 8]
+    place = text.index(stop)
+    decoder = GuidedDecoder(model, tokenizer, Sampling(eos_token_id=[], stop_strings=["no such thing", stop]))
+    found = decoder.answers(requests)
+    assert (found[0].text, found[0].finish) == (text[:place], "stop")
+    needed = next(n for n in range(20) if stop in tokenizer.decode(whole[0].ids[:n]))
+    assert found[0].ids == whole[0].ids[:needed]
+    assert found[1] == whole[1]
+    with pytest.raises(ValueError, match="need a tokenizer"):
+        GuidedDecoder(model, sampling=Sampling(stop_strings=["x"]))
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request([]), "a context is empty"),
+        (Request([3], [], 1.5), "a context is empty"),
+        (Request([3], max_new_tokens=0), "at least 1, got 0"),
+        (Request([3], [4], float("nan")), "finite and not negative, got nan"),
+        (Request([3], [4], -1), "finite and not negative, got -1"),
+        (Request([3] * 60, max_new_tokens=5), "65 together, the model has 64 positions"),
+        (Request([3], [3] * 60, 1.5, max_new_tokens=5), "65 together"),
+    ],
+)
+def test_requests_that_cannot_be(llama, request_, message):
+    decoder = GuidedDecoder(llama)
+    with pytest.raises(ValueError, match=message):
+        decoder.add([("a", request_)])
+    assert decoder.active == 0
+
+
+@pytest.mark.parametrize("mix", ["hidden", "logits"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(do_sample=True)], ids=["greedy", "sampled"])
+def test_nan_is_an_error_and_not_a_text(mix, sampling):
+    model = tiny_language_model("llama")
+    decoder = GuidedDecoder(model, sampling=sampling, mix=mix)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[40] = torch.nan
+    for request in (Request([3, 40], None, 1, 5), Request([3, 40], [3], 1.5, 5), Request([3], [3, 40], 1.5, 5)):
+        with pytest.raises(ValueError, match="scores of a next token are NaN"):
+            decoder.answers([request])
+
+
+@pytest.mark.slow
+def test_a_step_can_be_compiled(llama):
+    decoder = GuidedDecoder(llama)
+    decoder._one = torch.compile(decoder._forward, dynamic=True, backend="eager", fullgraph=True)
+    assert ids(decoder.answers(guided(), 2)) == ids(GuidedDecoder(llama).answers(guided()))

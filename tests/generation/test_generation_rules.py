@@ -1,0 +1,228 @@
+"""Prompts, verification, inputs and seeds: what is asked, what is kept, what chains begin with."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from raoe_train.config import DataConfig, SeedsConfig
+from raoe_train.generation.instructions import EXAMPLE, Prompts, numbered, parse_list
+from raoe_train.generation.rules import verify_chain, verify_sentence
+from raoe_train.generation.seeds import draw_from_clusters, select_seeds
+from raoe_train.generation.starts import read_inputs
+from tests.tiny import SENTENCES, tiny_encoder
+
+SOURCE = "A man plays a guitar on the stage."
+
+
+class Letters:
+    """A tokenizer of characters, with what templates need."""
+
+    chat_template = None
+    eos_token_id = 3
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [*([1] if add_special_tokens else []), *map(ord, text)]}
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        assert not tokenize and add_generation_prompt
+        return "".join(f"<{m['role']}>{m['content']}</>" for m in messages) + "<assistant>"
+
+
+class Chatting(Letters):
+    chat_template = "there is one"
+
+
+def read(ids):
+    return "".join(map(chr, ids))
+
+
+# Prompts
+
+
+def test_the_papers_prompts():
+    guided = Prompts(Letters(), "guided", 32).text(SOURCE)
+    assert guided.startswith("Rewrite the following sentence or phrase using different words and sentence structure")
+    assert guided.endswith("Write a sentence that is entailment with:A man plays a guitar on the stage..\n\nResult:")
+    iterative = Prompts(Letters(), "iterative", 32).text(SOURCE)
+    assert "should introduce a subtle variation in meaning. Do not lose the core idea" in iterative
+    assert "\n\nHere is the sentence: A man plays a guitar on the stage.\n\nYour response should" in iterative
+    single = Prompts(Letters(), "single-step", 32).text(SOURCE)
+    assert "generate a sequence of 32 sentences that gradually and progressively diverge" in single
+    assert "1. The cat is resting on the cozy windowsill.\n2. The cat is lying on a soft cushion by the" in single
+    assert f"\n32. {EXAMPLE[-1]}\n\nHere is the sentence: A man" in single
+    for text in (guided, iterative, single):
+        assert "  " not in text and "{" not in text
+    short = Prompts(Letters(), "single-step", 4).text(SOURCE)
+    assert "sequence of 4 sentences" in short and f"\n4. {EXAMPLE[-1]}\n" in short and "\n5." not in short
+    assert parse_list(numbered(EXAMPLE), 32) == list(EXAMPLE)
+    assert verify_chain([SOURCE, *EXAMPLE], 32) is None
+    assert "1. The cat" in Prompts(Letters(), "single-step", 1).text(SOURCE)
+
+
+def test_a_chat_template_is_used_where_there_is_one():
+    prompts = Prompts(Chatting(), "guided", 2, "Say {sentence} again")
+    assert read(prompts("hi {sentence} {x}")) == "<user>Say hi {sentence} {x} again</><assistant>"
+    plain = Prompts(Chatting(), "guided", 2, "Say {sentence} again", chat=False)
+    assert read(plain("hi")) == "\x01Say hi again"
+    assert read(Prompts(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
+    with pytest.raises(ValueError, match="no chat template"):
+        Prompts(Letters(), "guided", 2, chat=True)
+    with pytest.raises(ValueError, match="must be one of guided, iterative, single-step, got 'guide'"):
+        Prompts(Letters(), "guide", 2)
+    with pytest.raises(ValueError, match="where the sentence goes"):
+        Prompts(Letters(), "guided", 2, "Say it again")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1. a\n2. b\n3. c", ["a", "b", "c"]),
+        ("Here are three sentences:\n\n1) a\n\n2) b \n 3: c\n", ["a", "b", "c"]),
+        ("1. a\n2. b", "the list has another length: 2 sentences instead of 3"),
+        ("1. a\n2. b\n3. c\n4. d", "the list has another length: 4 sentences instead of 3"),
+        ("1. a\n3. c", "the list is out of order: item 3 after 1"),
+        ("1. a\n1. b", "the list is out of order: item 1 after 1"),
+        ("1. a\nI hope this helps!", "a line of the list is no item: 'I hope this helps!'"),
+        ("a\nb\nc", "a line of the list is no item: 'a'"),
+        ("1. a\nand so on:\n2. b", "a line of the list is no item: 'and so on:'"),
+        ("", "the list has another length: 0 sentences instead of 3"),
+        ("1. 2 dogs\n2. 3. c\n3. d", ["2 dogs", "3. c", "d"]),
+    ],
+)
+def test_lists_are_taken_whole_or_not_at_all(text, found):
+    assert parse_list(text, 3) == found
+
+
+# Verification
+
+
+@pytest.mark.parametrize(
+    ("sentence", "reason"),
+    [
+        ("", "empty"),
+        ("One line\nand another", "more than one line"),
+        ("One line\u2028and another", "more than one line"),
+        ("... 123 !", "no letters"),
+        ("Half a charact\ufffd", "half a character"),
+        ("a " * 130, "too long: 260 characters from a source of 34"),
+        ("a", "too short: 1 characters from a source of 34"),
+        ("I cannot fulfill your request.", "boilerplate: 'I cannot fulfill'"),
+        ("I'm sorry, but I can't help with that.", 'boilerplate: "I\'m sorry, but"'),
+        ("I’m sorry, but I can’t help with that.", "boilerplate: 'I’m sorry, but'"),
+        ("As an AI language model, I have no guitar.", "boilerplate: 'As an AI'"),
+        ("Sure, here is a rewritten sentence: a man plays.", "boilerplate: 'Sure, here'"),
+        ("Here is the rewritten sentence: a man plays.", "boilerplate: 'Here is the rewritten sentence'"),
+        ("Result: A man plays.", "boilerplate: 'Result:'"),
+        ("A man plays.</s>", "boilerplate: '</s>'"),
+        ("A man plays.<|eot_id|>", "boilerplate: '<|eot_id|>'"),
+    ],
+)
+def test_sentences_that_are_refused(sentence, reason):
+    assert verify_sentence(sentence, SOURCE) == reason
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Someone makes music.",
+        "On the stage, a man can't stop playing; here is the audience he sings for.",
+        "The artist is an aide to a model.",
+        "I am a guitarist, and here is my stage.",
+        "Ein Mann spielt Gitarre.",
+        "舞台上有人在弹吉他。",
+        "They said the assistant was sorry that I left.",
+        "I am sorry for the man on the stage.",
+        "a " * 118,
+    ],
+)
+def test_sentences_that_are_kept(sentence):
+    assert verify_sentence(sentence, SOURCE) is None
+
+
+def test_rules_that_look_at_more_than_the_sentence():
+    assert verify_sentence("A man plays", SOURCE, "length") == "not complete: cut off at max_new_tokens"
+    assert verify_sentence("A man plays", SOURCE, "stop") is None
+    assert verify_sentence("Sorry, but I left.", "I'm sorry, but we are closed.") is None  # its source says so, too
+    assert verify_sentence("Sorry, but I left.", SOURCE) is not None
+    chain = ["a", "b", "A.", "c"]
+    assert verify_chain(chain, 3) is None
+    assert verify_chain(chain, 4) == "not complete: 3 of 4 sentences"
+    assert verify_chain(chain) is None
+    assert verify_chain([*chain, ' "a"  '], 4) == "repeated: sentence 4 is there for the 3rd time"
+    assert verify_chain(["a b", "a  b", "c", "ab", "A B!"]) == "repeated: sentence 4 is there for the 3rd time"
+
+
+# Inputs
+
+
+def test_inputs_that_cannot_be_used_are_counted(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes("\n".join(["a man", "", "two dogs", " a man ", "12 .", "x" * 50, "  ", "more"]).encode())
+    data = DataConfig(input=str(path))
+    kept, skipped = read_inputs(data, lambda text: "too long" if len(text) > 20 else None)
+    assert kept == [(1, "a man"), (3, "two dogs"), (8, "more")]
+    assert skipped == {"empty": 2, "duplicate": 1, "no letters": 1, "too long": 1}
+    assert read_inputs(DataConfig(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
+    with pytest.raises(ValueError, match=r"no sentences to begin with \(5 bad, 3 empty"):
+        path.write_text("a\nb\n\n\n\nc\nd\ne\n")
+        read_inputs(data, lambda _: "bad")
+    with pytest.raises(ValueError, match=r"data\.input is missing"):
+        read_inputs(DataConfig(), lambda _: None)
+
+
+def test_bytes_and_rows_that_are_no_text(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
+    with pytest.raises(ValueError, match=r"line 2: not UTF-8; data\.on_error skip leaves such rows out"):
+        read_inputs(DataConfig(input=str(path)), lambda _: None)
+    kept, skipped = read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
+    assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
+    path = tmp_path / "in.jsonl"
+    rows = [{"sentence": "a man"}, {"sentence": 7}, {"sentence": "two\nlines"}, {"sentence": "dogs"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n\n")
+    kept, skipped = read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
+    assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
+    path = tmp_path / "in.tsv"
+    path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
+    with pytest.raises(ValueError, match="no column 'sentence or text'"):
+        read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
+    kept, _ = read_inputs(DataConfig(input=str(path), columns={"sentence": "premise"}), lambda _: None)
+    assert kept == [(1, "a man"), (2, "dogs")]
+    with pytest.raises(ValueError, match="on_error must be raise or skip"):
+        read_inputs(DataConfig(input=str(path), on_error="ignore"), lambda _: None)
+
+
+# Seeds
+
+
+def test_seeds_are_some_of_each_cluster():
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(5, 16))
+    groups = np.repeat(np.arange(5), [50, 40, 30, 20, 12])
+    rows = centres[groups] * generator.uniform(1, 9, size=(152, 1)) + 0.01 * generator.normal(size=(152, 16))
+    chosen = draw_from_clusters(rows, 5, 4, seed=1)
+    assert chosen == sorted(set(chosen))
+    assert np.bincount(groups[chosen]).tolist() == [4] * 5  # whatever a vector's length
+    assert draw_from_clusters(rows, 5, 4, seed=1) == chosen
+    assert draw_from_clusters(rows, 5, 4, seed=2) != chosen
+    every = draw_from_clusters(rows, 5, 20, seed=1)
+    assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
+    wrong = ((0, 1, "clusters must be"), (3, 0, "per_cluster must be"), (153, 1, "153 clusters"))
+    for clusters, each, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            draw_from_clusters(rows, clusters, each)
+
+
+def test_seeds_of_sentences(tmp_path):
+    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
+    config = SeedsConfig(encoder=str(tmp_path / "encoder"), clusters=3, per_cluster=2, device="cpu")
+    chosen = select_seeds(SENTENCES, config)
+    assert chosen == select_seeds(SENTENCES, config) and 3 <= len(chosen) <= 6
+    with pytest.raises(ValueError, match=r"11 sentences cannot be in 1000 clusters"):
+        select_seeds(SENTENCES, SeedsConfig(encoder="no/such"))
+    with pytest.raises(ValueError, match=r"seeds\.encoder is missing"):
+        select_seeds(SENTENCES, SimpleNamespace(encoder=None))

@@ -1,0 +1,128 @@
+"""The command line: options, errors in one line, exit status."""
+
+import subprocess
+import sys
+
+import pytest
+
+import raoe_train
+from raoe_train import cli
+
+
+def test_options():
+    words = [
+        "--output",
+        "out",
+        "--overwrite",
+        "--data.train",
+        "a",
+        "b",
+        "--data.train",
+        "c",
+        "--loss.scale=-1.5",
+    ]
+    assert cli.parse_options([*words, "--data-dir", "d"]) == {
+        "output": "out",
+        "overwrite": True,
+        "data.train": ["a", "b", "c"],
+        "loss.scale": "-1.5",
+        "data_dir": "d",
+    }
+    with pytest.raises(ValueError, match=r"expected --section\.key, got 'oops'"):
+        cli.parse_options(["oops"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown job 'trian' (did you mean train?)"),
+        (["mine"], "--data.input is missing"),
+        (["train", "demo", "--output", "x", "--trainin.epochs", "1"], "unknown key trainin"),
+        (["train", "demo", "--output", "x", "--training.epoch", "1"], "did you mean training.epochs?"),
+        (["train", "raoe-s1", "--output", "x"], "--data.train is missing"),
+        (["train", "demo", "--output"], "output must be a string"),
+        (
+            ["train", "demo", "--output", "x", "--loss.name", "mse", "--loss.mini_batch_size", "8"],
+            "loss mse has no loss.mini_batch_size",
+        ),
+        (["train", "demo", "--output", "x", "--loss.name", "roae"], "loss.name must be one of raoe"),
+        (["train", "nowhere/recipe.yaml"], "no such file: nowhere/recipe.yaml"),
+    ],
+)
+def test_user_errors_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("raoe-train: ") and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_failed_in_part_fails(monkeypatch):
+    monkeypatch.setattr(cli, "run", lambda *_, **__: {"failed": ["one"]})
+    assert cli.main(["sweep"]) == 1
+    monkeypatch.setattr(cli, "run", lambda *_, **__: {"failed": []})
+    assert cli.main(["sweep"]) == 0
+
+
+@pytest.mark.parametrize("job", ["mine", "lists", "evaluate", "sweep"])
+def test_jobs_for_one_process_say_so(job, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main([job]) == 2
+    assert f"{job} is for one process: start it without torchrun" in capsys.readouterr().err
+
+
+def test_our_own_bugs_are_not_hidden(monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(cli, "run", broken)
+    with pytest.raises(KeyError):
+        cli.main(["train"])
+
+
+def test_help_lists_jobs_and_keys(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert "train" in text and "raoe-s1" in text and "of a sweep: bellm-study, efficiency, margins," in text
+    assert cli.main(["train", "raoe-s1", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "--loss.mini_batch_size" in text and "--model.scratch.layers" in text
+
+
+def test_run_is_the_same_from_python():
+    assert raoe_train.run is cli.run
+    with pytest.raises(ValueError, match="unknown job 'mines'"):
+        raoe_train.run("mines")
+    with pytest.raises(AttributeError):
+        _ = raoe_train.nothing
+
+
+def test_the_command_is_light():
+    """No seconds of imports before an error can be shown."""
+    command = [sys.executable, "-X", "importtime", "-m", "raoe_train"]
+    for words, status in ((["--help"], 0), (["train", "no-such-recipe"], 2)):
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        assert "raoe_train.cli" in imported
+        assert not {"torch", "sentence_transformers", "transformers", "datasets"} & imported
+
+
+def test_importing_the_package_makes_our_decoders_known():
+    code = (
+        "import raoe_train\n"
+        "from transformers import CONFIG_MAPPING, AutoModel\n"
+        "model = AutoModel.from_config(CONFIG_MAPPING['raoe_bidirectional'](CONFIG_MAPPING['llama'](\n"
+        "    hidden_size=8, num_attention_heads=1, num_hidden_layers=1, intermediate_size=8, vocab_size=9)))\n"
+        "assert type(model).__module__ == 'raoe_train.encoders.bidirectional.modeling'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_module_runs_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "unknown job" in done.stderr

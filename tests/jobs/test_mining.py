@@ -1,0 +1,364 @@
+"""Mining: neighbours against brute force, examples against those worked out by hand, the job and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import raoe_train.encoders.neighbours as neighbours
+from raoe_train import run
+from raoe_train.cli import main
+from raoe_train.data.labelled import read_labelled
+from raoe_train.data.mined_examples import Neighbours, _triangle, random_pairs, thinned, triplets
+from raoe_train.encoders import frozen
+from raoe_train.job_table import mine as mining
+from tests.tiny import SENTENCES, tiny_encoder
+
+# Texts at angles on a circle: cosines are those of differences. Above 0.5 is nearer than 60 degrees.
+ANGLES = {"a0": 0, "a30": 30, "a80": 80, "b10": 10, "b52": 52, "b170": 170}
+TRIPLETS = [
+    *[("a0", "a30", "b10"), ("a0", "a30", "b52")],
+    *[("a30", "a0", "b10"), ("a30", "a0", "b52"), ("a30", "a80", "b10"), ("a30", "a80", "b52")],
+    ("a80", "a30", "b52"),
+    *[("b10", "b52", "a0"), ("b10", "b52", "a30")],
+    # a80 is 28 degrees from b52, a30 22, a0 52, which is one too many for k = 2
+    *[("b52", "b10", "a30"), ("b52", "b10", "a80")],
+]
+PAIRS = {
+    frozenset(("a0", "a30")): 1,
+    frozenset(("a30", "a80")): 1,
+    frozenset(("b10", "b52")): 1,
+    frozenset(("a0", "b10")): 0,
+    frozenset(("a0", "b52")): 0,
+    frozenset(("a30", "b10")): 0,
+    frozenset(("a30", "b52")): 0,
+    frozenset(("a80", "b52")): 0,
+}
+
+
+@pytest.fixture
+def circle(tmp_path, monkeypatch):
+    """A file of the texts, and an encoder that knows their angles."""
+    path = tmp_path / "circle.tsv"
+    path.write_text("text\tlabel\n" + "".join(f"{text}\t{text[0]}\n" for text in ANGLES), encoding="utf-8")
+
+    def embed(texts):
+        angles = [math.radians(ANGLES[text]) for text in texts]
+        return np.array([[3 * math.cos(angle), 3 * math.sin(angle)] for angle in angles], dtype=np.float32)
+
+    monkeypatch.setattr(frozen, "embedder", lambda *_: embed)
+    return str(path)
+
+
+def mined(source, folder, loss="triplet", **options):
+    output = folder / f"{loss}.jsonl"
+    options = {"mining.k": 2, "data.input": source, "output": str(output), "loss": loss, **options}
+    result = run("mine", None, **options)
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()], result
+
+
+def test_triplets_by_hand(tmp_path, circle):
+    rows, result = mined(circle, tmp_path)
+    assert sorted(tuple(row.values()) for row in rows) == sorted(TRIPLETS)
+    assert list(rows[0]) == ["anchor", "positive", "negative"]
+    assert result["examples"] == result["available"] == len(TRIPLETS) and result["without"] == 1  # b170
+    assert result["classes"] == {"a": 3, "b": 3} and result["anchors"] == 5
+    # of a0 a30 a80 b10 b52 b170: 1 2 1 1 1 0 of their own class, 2 2 1 2 2 0 others
+    assert result["neighbours"] == {"own": 1.0, "others": 1.5}
+    assert json.loads((tmp_path / "triplet.jsonl.json").read_text()) == result
+    assert not (tmp_path / "triplet.jsonl.parts").exists()
+
+
+@pytest.mark.parametrize("loss", ["contrastive", "online_contrastive"])
+def test_labelled_pairs_by_hand(tmp_path, circle, loss):
+    rows, result = mined(circle, tmp_path, loss)
+    assert len(rows) == len(PAIRS)
+    assert {frozenset((row["sentence1"], row["sentence2"])): row["label"] for row in rows} == PAIRS
+    assert result["labels"] == {"1": 3, "0": 5}
+
+
+def test_positive_pairs_by_hand(tmp_path, circle):
+    rows, _ = mined(circle, tmp_path, "multiple_negatives")
+    assert [list(row) for row in rows] == [["sentence1", "sentence2"]] * 3
+    assert {frozenset(row.values()) for row in rows} == {pair for pair, label in PAIRS.items() if label}
+
+
+def test_the_threshold_is_applied(tmp_path, circle):
+    """Fault M2 of the published code: it finds what is above the threshold, and goes on with all."""
+    rows, _ = mined(circle, tmp_path, "contrastive", **{"mining.threshold": math.cos(math.radians(25)), "mining.k": 5})
+    assert {frozenset((row["sentence1"], row["sentence2"])) for row in rows} == {
+        frozenset(pair) for pair in (("a0", "b10"), ("a30", "b10"), ("a30", "b52"))
+    }
+    with pytest.raises(ValueError, match=r"no two texts .*threshold 0.99: .* 0.866 within a class and 0.985 between"):
+        mined(circle, tmp_path, **{"mining.threshold": 0.99})
+    with pytest.raises(ValueError, match=r"no sentence has the neighbours of a triplet example .* 0.97: lower it"):
+        mined(circle, tmp_path, **{"mining.threshold": 0.97})
+
+
+def test_the_threshold_itself_is_not_above_it(tmp_path, monkeypatch):
+    path = tmp_path / "x.tsv"
+    path.write_text("text\tlabel\nup\t0\nacross\t0\n-up\t1\n", encoding="utf-8")
+    vectors = {"up": (0, 1), "across": (1, 0), "-up": (0, -1)}
+    monkeypatch.setattr(frozen, "embedder", lambda *_: lambda texts: np.array([vectors[t] for t in texts], np.float32))
+    with pytest.raises(ValueError, match=r"the highest is 0\.000 within a class and 0.000 between"):
+        mined(str(path), tmp_path, **{"mining.threshold": 0})
+    assert len(mined(str(path), tmp_path, "multiple_negatives", **{"mining.threshold": -0.1})[0]) == 1
+
+
+def test_thinning(tmp_path, circle):
+    everything = {tuple(row.values()) for row in mined(circle, tmp_path)[0]}
+    kept = {}
+    for seed in (1, 2):
+        rows, result = mined(circle, tmp_path, overwrite=True, **{"mining.count": 5, "mining.seed": seed})
+        kept[seed] = [tuple(row.values()) for row in rows]
+        assert len(set(kept[seed])) == 5 == result["examples"] and set(kept[seed]) < everything
+        assert result["available"] == 11
+    assert kept[1] != kept[2]
+    again, _ = mined(circle, tmp_path, overwrite=True, **{"mining.count": 5, "mining.seed": 1})
+    assert [tuple(row.values()) for row in again] == kept[1]
+    assert len(mined(circle, tmp_path, overwrite=True, **{"mining.drop": 0.5})[0]) == 5  # 11 - round(5.5)
+    assert len(mined(circle, tmp_path, overwrite=True, **{"mining.drop": 0.5, "mining.count": 3})[0]) == 3
+
+
+def test_what_is_asked_for_and_not_there_is_said(tmp_path, circle, capsys):
+    mined(circle, tmp_path, **{"mining.count": 50})
+    assert "50 were asked for: lower mining.threshold" in capsys.readouterr().out
+    mined(circle, tmp_path, "contrastive", **{"mining.k": 3})
+    assert "class 'a' has 3 sentences, so each has 2 neighbours in it at most, not 3" in capsys.readouterr().out
+
+
+def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
+    options = {"mining.cache": str(tmp_path / "cache")}
+    mined(circle, tmp_path, **options)
+    monkeypatch.setattr(frozen, "embedder", lambda *_: None)
+    monkeypatch.setattr(mining, "exact_search", lambda *_: None)
+    assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
+    # neighbours are of classes, too: other labels of the same texts want new ones
+    other = tmp_path / "other.tsv"
+    other.write_text((tmp_path / "circle.tsv").read_text().replace("a80\ta", "a80\tb"), encoding="utf-8")
+    with pytest.raises(TypeError):
+        mined(str(other), tmp_path, overwrite=True, **options)
+    again = mined(circle, tmp_path, **options)[1]  # the very output is not made again
+    assert again["examples"] == len(TRIPLETS)
+
+
+def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
+    whole = mined(circle, tmp_path)[0]
+    (tmp_path / "triplet.jsonl").unlink()
+    monkeypatch.setattr(mining, "SHARD", 2)
+    search, calls = mining.exact_search, []
+
+    def dies(*args):
+        inner = search(*args)
+
+        def once(start, stop):
+            calls.append(start)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return inner(start, stop)
+
+        return once
+
+    monkeypatch.setattr(mining, "exact_search", dies)
+    with pytest.raises(KeyboardInterrupt):
+        mined(circle, tmp_path)
+    assert not (tmp_path / "triplet.jsonl").exists()
+    assert mined(circle, tmp_path)[0] == whole and calls == [0, 2, 2, 4]
+
+
+def blobs(classes, n=70, width=5, seed=0):
+    generator = np.random.default_rng(seed)
+    unit = generator.normal(size=(n, width)).astype(np.float32)
+    return unit / np.linalg.norm(unit, axis=1, keepdims=True), generator.integers(0, classes, n)
+
+
+def brute(unit, classes, i, same, k):
+    places = [j for j in range(len(unit)) if j != i and (classes[j] == classes[i]) == same]
+    return sorted(places, key=lambda j: -float(unit[i].astype(float) @ unit[j].astype(float)))[:k]
+
+
+@pytest.mark.parametrize("search", ["exact", "faiss"])
+@pytest.mark.parametrize("classes", [2, 4])  # of more than two: one against the rest
+def test_search_against_brute_force(search, classes, monkeypatch):
+    if search == "faiss":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(neighbours, "CHUNK", 70 * 9)
+    unit, labels = blobs(classes)
+    labels[:3] = classes  # a class of three sentences, fewer than k
+    make = neighbours.exact_search if search == "exact" else neighbours.faiss_search
+    for start, stop in ((0, 70), (11, 30)):
+        for same, (indices, cosines) in zip((True, False), make(unit, labels, 6)(start, stop), strict=True):
+            assert indices.shape == cosines.shape == (stop - start, 6)
+            for i, row, values in zip(range(start, stop), indices, cosines, strict=True):
+                expected = brute(unit, labels, i, same, 6)
+                assert row.tolist() == expected + [neighbours.NONE] * (6 - len(expected))
+                assert np.allclose(values[: len(expected)], unit[expected] @ unit[i], atol=1e-6)
+                assert np.isneginf(values[len(expected) :]).all()
+
+
+def test_nearest_against_brute_force(monkeypatch):
+    monkeypatch.setattr(neighbours, "CHUNK", 40 * 7)
+    (queries, _), (candidates, _) = blobs(2, 30, seed=1), blobs(2, 40, seed=2)
+    indices, cosines = neighbours.nearest(queries, candidates, 5)
+    for query, row, values in zip(queries, indices, cosines, strict=True):
+        expected = np.argsort(-(candidates @ query))[:5]
+        assert row.tolist() == expected.tolist() and np.allclose(values, candidates[expected] @ query, atol=1e-6)
+
+
+def test_examples_against_brute_force():
+    """Ragged neighbour lists, and drawn ones: never one that is not among all."""
+    generator = np.random.default_rng(3)
+    n, k = 20, 4
+    own, others = generator.integers(0, n, (2, n, k))
+    found = Neighbours(own, others, *generator.integers(0, k + 1, (2, n)))
+    expected = [
+        (i, own[i, p], others[i, q])
+        for i in range(n)
+        for p in range(found.own_count[i])
+        for q in range(found.others_count[i])
+    ]
+    everything, total = triplets(found, thinned(0.0, None, 0))
+    assert list(map(tuple, everything.tolist())) == expected and total == len(expected)
+    drawn, total = triplets(found, thinned(0.0, 15, 0))
+    assert total == len(expected) and len({*map(tuple, drawn.tolist())}) <= 15 == len(drawn)
+    assert {*map(tuple, drawn.tolist())} <= {*expected}
+
+
+def test_drawing_is_fair():
+    """Each of 10 is kept in half of the draws of 5."""
+    times = np.bincount(np.concatenate([thinned(0.5, None, seed)(10) for seed in range(400)]), minlength=10)
+    assert times.sum() == 2000 and abs(times - 200).max() < 50
+
+
+def test_random_pairs():
+    """All there are, each once, where as many are asked for; else half of each kind."""
+    classes = np.array([0, 1, 1, 2, 0, 1])
+    every, available = random_pairs(classes, 100, 0)
+    listed = {frozenset(row[:2]): row[2] for row in every.tolist()}
+    expected = {frozenset((i, j)): int(classes[i] == classes[j]) for i, j in itertools.combinations(range(6), 2)}
+    assert listed == expected and available == len(every) == 15
+    some, available = random_pairs(np.arange(1000) % 3, 400, 1)
+    assert available == 1000 * 999 // 2 and len(some) == 400 == len({frozenset(row[:2]) for row in some.tolist()})
+    assert (some[:, 2] == 1).sum() == 200 and ((some[:, 0] % 3 == some[:, 1] % 3) == (some[:, 2] == 1)).all()
+    assert (some[:, 0] != some[:, 1]).all()
+    assert not np.array_equal(some, random_pairs(np.arange(1000) % 3, 400, 2)[0])
+
+
+def test_random_pairs_of_many_sentences():
+    """Their numbers are beyond what a float's root tells apart."""
+    for first in (1, 2, 94_906_266, 3_000_000_000):
+        start = first * (first - 1) // 2
+        rows, columns = _triangle(np.array([start, start + first - 1, start + first]))
+        assert rows.tolist() == [first, first, first + 1] and columns.tolist() == [0, first - 1, 0]
+
+
+def write(folder, *rows, header="text\tlabel"):
+    path = folder / "texts.tsv"
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_distinct_texts(tmp_path):
+    source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
+    found = read_labelled(source)
+    assert found.text == ["a", "b", "a", "c", "c", "f"] and found.counts["dropped"] == {"blank line": 1}
+    once = found.distinct()
+    assert (once.text, once.label) == (["a", "b", "f"], ["x", "y", "-1"])
+    assert once.classes() == {"-1": 1, "x": 1, "y": 1}
+    dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
+    assert once.counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
+        (["a\tx", "b\t", "c\ty"], "line 3: label is '', no class"),
+        (["a\tx", "b"], "line 3: 1 fields where the header names 2"),
+        ([""], "no example left of 1 rows: 1 x blank line"),
+        (["a\tx", "b\tx"], "all 2 texts are of one class, 'x'"),
+    ],
+)
+def test_bad_rows(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        mined(write(tmp_path, *rows), tmp_path)
+
+
+def test_bad_columns(tmp_path):
+    with pytest.raises(ValueError, match=r"line 2: no column for label"):
+        mined(write(tmp_path, "a\tx", header="text\tclass"), tmp_path)
+    with pytest.raises(ValueError, match="its examples are pairs of sentences; texts to mine are single"):
+        mined(write(tmp_path, "a\tb\tx", "c\td\ty", header="sentence1\tsentence2\tlabel"), tmp_path)
+
+
+def test_rows_left_out_are_counted(tmp_path, circle):
+    path = tmp_path / "holes.tsv"
+    path.write_text((tmp_path / "circle.tsv").read_text() + "a0\ta\nx\t\n\n", encoding="utf-8")
+    rows, result = mined(str(path), tmp_path, **{"data.on_error": "skip"})
+    assert len(rows) == len(TRIPLETS)
+    assert result["read"]["dropped"] == {"malformed row": 1, "blank line": 1, "duplicate": 1}
+
+
+def test_a_class_of_one_sentence(tmp_path, circle, capsys):
+    path = tmp_path / "one.tsv"
+    path.write_text("text\tlabel\na0\ta\na30\ta\nb10\tb\n", encoding="utf-8")
+    rows, _ = mined(str(path), tmp_path)
+    assert "class 'b' has a single sentence" in capsys.readouterr().out
+    assert {(row["anchor"], row["negative"]) for row in rows} == {("a0", "b10"), ("a30", "b10")}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": "cosent"}, "loss must be one of triplet, contrastive"),
+        ({"loss": "mse"}, "mining.count is missing"),
+        ({"mining.k": 0}, "mining.k and mining.count must be at least 1"),
+        ({"mining.count": 0}, "mining.k and mining.count must be at least 1"),
+        ({"mining.threshold": 1}, "from -1 to below 1"),
+        ({"mining.drop": 1}, "from 0 to below 1"),
+        ({"mining.search": "hnsw"}, "mining.search must be one of exact, faiss"),
+        ({"output": "x.bin"}, "the suffix names no format"),
+        ({"data.input": None}, "--data.input is missing"),
+    ],
+)
+def test_bad_settings(tmp_path, circle, options, message):
+    settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, **options}
+    with pytest.raises(ValueError, match=message):
+        run("mine", None, **settings)
+
+
+def test_other_settings_do_not_replace(tmp_path, circle):
+    mined(circle, tmp_path)
+    with pytest.raises(ValueError, match="is there already, not from these settings"):
+        mined(circle, tmp_path, **{"mining.k": 1})
+
+
+def test_a_real_encoder_from_the_command_line(tmp_path, capsys):
+    """Against cosines worked out here; and one whose embeddings are NaN."""
+    model = tiny_encoder(double=False).eval()
+    model.save(str(tmp_path / "encoder"))
+    source = write(tmp_path, *[f"{text}\t{number % 2}" for number, text in enumerate(SENTENCES)])
+    words = ["mine", "--data.input", source, "--model.name", str(tmp_path / "encoder"), "--loss", "contrastive"]
+    options = ["--mining.threshold", "-1", "--mining.k", "1", "--output", str(tmp_path / "mined.tsv")]
+    assert main([*words, *options]) == 0
+    unit = model.encode(SENTENCES, normalize_embeddings=True)
+    labels = np.arange(len(SENTENCES)) % 2
+    expected = {}
+    for i in range(len(SENTENCES)):
+        for same in (True, False):
+            (j,) = brute(unit, labels, i, same, 1)
+            expected[frozenset((SENTENCES[i], SENTENCES[j]))] = str(int(same))
+    rows = [line.split("\t") for line in (tmp_path / "mined.tsv").read_text().splitlines()[1:]]
+    assert {frozenset(row[:2]): row[2] for row in rows} == expected and len(rows) == len(expected)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    model.save(str(tmp_path / "nan"))
+    words[4] = str(tmp_path / "nan")
+    assert main([*words, *options[:-1], str(tmp_path / "other.tsv")]) == 2
+    assert "reference" in capsys.readouterr().err

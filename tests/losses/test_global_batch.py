@@ -1,0 +1,156 @@
+"""Every loss: a step of several processes, each with its part of a batch, is the step of one process with all of it.
+
+Real processes over gloo, DistributedDataParallel and SGD; what is compared is all parameters after the step.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import sentence_transformers
+import torch
+import torch.distributed as dist
+from packaging.version import Version
+
+from raoe_train.losses import (
+    AnglEContrastiveLoss,
+    AnglELoss,
+    CoSENTLoss,
+    GatedAngularLoss,
+    InfoNCELoss,
+    ListMLELoss,
+    RankMarginLoss,
+    RAOELoss,
+)
+from tests.losses.test_infonce_loss import tokenised
+from tests.losses.test_listmle_loss import LISTS, collated, teachers
+from tests.tiny import batch, tiny_encoder, total
+
+RATE = 0.01
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+# sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
+REPLAYS_IN_DOUBLE = Version(sentence_transformers.__version__) >= Version("6.2")
+
+# How many of the 8 rows each process has, and of the 4 lists.
+EVEN = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2]}
+UNEVEN = {1: [8], 2: [5, 3], 4: [3, 1, 2, 2]}
+LISTS_OF = {1: [[4]], 2: [[2, 2], [1, 3]], 4: [[1, 1, 1, 1]]}
+
+PAIRS = [
+    (RankMarginLoss, {}),
+    (RankMarginLoss, {"margin": 5}),  # further than any two ranks of 4 or 5 rows
+    (GatedAngularLoss, {}),
+    (RAOELoss, {}),
+    (CoSENTLoss, {}),
+    (AnglELoss, {}),
+]
+COLUMNS = [
+    (InfoNCELoss, {}, 3),
+    (InfoNCELoss, {"symmetric": True}, 4),
+    (InfoNCELoss, {"symmetric": True, "mask_duplicates": False}, 2),
+    (AnglEContrastiveLoss, {}, 4),
+]
+
+
+def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any], Any]]:
+    """(loss, its settings, the whole batch, each process's part, what gather_across_devices may be)."""
+    made: list[Any] = []
+    for sizes, gathers in ((EVEN[world], (True, "uneven")), (UNEVEN[world], ("uneven",))):
+        inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
+        inputs += [(loss, given, (tokenised(model, columns), None)) for loss, given, columns in COLUMNS]
+        for loss, given, (features, labels) in inputs:
+            made.append((loss, given, (features, labels), _parts(features, labels, sizes), gathers))
+    for shares in LISTS_OF[world]:
+        for squares in (teachers(), None):
+            bounds = [(sum(shares[:rank]), sum(shares[: rank + 1])) for rank in range(world)]
+            parts = [collated(model, LISTS[a:b], squares and squares[a:b]) for a, b in bounds]
+            made.append((ListMLELoss, {}, collated(model, LISTS, squares), parts, (True, "uneven")))
+    return made
+
+
+def _parts(features: list[dict[str, Any]], labels: Any, sizes: list[int]) -> list[Any]:
+    def cut(rows: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+        return {name: value[start:end] for name, value in rows.items() if hasattr(value, "shape")}
+
+    bounds = [(sum(sizes[:rank]), sum(sizes[: rank + 1])) for rank in range(len(sizes))]
+    return [([cut(column, *at) for column in features], labels and cut(labels, *at)) for at in bounds]
+
+
+def step(loss: Any, model: Any, initial: Any, features: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the loss, all parameters after a step of SGD from `initial`), in float64."""
+    model.load_state_dict(initial)
+    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimiser.zero_grad()
+    value = total(loss(copy.deepcopy(features), labels))
+    value.backward()
+    optimiser.step()
+    after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return value.detach().double(), after.double()
+
+
+def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    """How far the parameters, or the mean over processes of the loss, are from those of one process: the largest
+    difference of each case without cached gradients, and with them."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    initial = copy.deepcopy(model.state_dict())
+    before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
+    found: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for made, settings, whole, parts, gathers in cases(model, world):
+        value, expected = step(made(model, **settings), model, initial, *whole)
+        assert (expected - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
+        for gather in gathers:
+            for mini_batch_size, differences in zip((None, 2), found, strict=True):
+                loss = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
+                mean, after = step(loss, model, initial, *parts[rank])
+                dist.all_reduce(mean)
+                rows = [len(part[0][0]["input_ids"]) for part in parts]
+                name = f"{made.__name__} {settings} {gather} {rows} teacher={'teacher' in (whole[1] or {})}"
+                away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
+                differences[name] = float(away)
+        if world > 1:
+            alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
+            assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
+    return found
+
+
+def compare(rank: int, world: int, folder: str, *dtypes: torch.dtype) -> None:
+    torch.set_num_threads(1)
+    # Before there is a group, in which transformers would save, and so make, the encoder in the first process alone.
+    models = [tiny_encoder(double=dtype == torch.float64) for dtype in dtypes]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    try:
+        for dtype, model in zip(dtypes, models, strict=True):
+            plain, cached = steps(model, world, rank)
+            tolerance = TOLERANCE[dtype]
+            limit = tolerance if REPLAYS_IN_DOUBLE else TOLERANCE[torch.float32]
+            wrong = {name: away for name, away in plain.items() if not away <= tolerance}
+            wrong |= {f"{name}, cached": away for name, away in cached.items() if not away <= limit}
+            assert not wrong, f"{dtype} parameters differ: {wrong}"
+            assert len(plain) >= 22
+    finally:
+        # What is wrapped must be gone by now: a DistributedDataParallel that outlives its group joins the group's
+        # threads while it holds the interpreter's lock, which one of them may be waiting for.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def test_one_process_in_a_group(tmp_path):
+    compare(0, 1, str(tmp_path), torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("world", [2, 4])
+def test_parts_are_the_whole(tmp_path, world):
+    torch.multiprocessing.spawn(compare, (world, str(tmp_path), *TOLERANCE), nprocs=world)
+
+
+@pytest.mark.parametrize("given", ["even", None, 2])
+def test_other_words_for_gathering(given):
+    with pytest.raises(ValueError, match='gather_across_devices must be True, False or "uneven"'):
+        RAOELoss(None, gather_across_devices=given)

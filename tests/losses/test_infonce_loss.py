@@ -1,0 +1,254 @@
+"""InfoNCELoss: the formula with its false negatives left out, caching, Matryoshka."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as stock
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+from raoe_train.losses import InfoNCELoss
+from raoe_train.losses.infonce import _duplicates, _text_ids
+from tests.losses.test_losses import CACHED, step
+from tests.tiny import SENTENCES, gradients, tiny_encoder
+
+# Rows of anchor, positive and two hard negatives, by numbers of SENTENCES. Rows 0 and 1 share the anchor, 1 and 2 the
+# positive; a negative of 2 is 4's anchor, and one of 3 is 0's positive; 5 and 6 are a chain, 5 -> 6 -> 7.
+ROWS = [(0, 1, 2, 7), (0, 3, 4, 5), (8, 3, 9, 1), (10, 2, 1, 3)]
+ROWS += [(9, 4, 5, 8), (5, 6, 10, 9), (6, 7, 8, 4), (1, 8, 0, 6)]
+
+
+def tokenised(model, columns=4):
+    return [model.preprocess([SENTENCES[row[column]] for row in ROWS]) for column in range(columns)]
+
+
+def embeddings(columns=3, rows=8, width=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(columns, rows, width, generator=generator, dtype=torch.float64)
+    return [column.clone().requires_grad_() for column in made]
+
+
+def false_negatives(texts):
+    """[anchor i][column j]: the column's text is the anchor's, or the positive of a row with the anchor's text."""
+    pairs = {(row[0], row[1]) for row in texts}
+    columns = [row[column] for column in range(1, len(texts[0])) for row in texts]
+    return [[text == row[0] or (row[0], text) in pairs for text in columns] for row in texts]
+
+
+def by_definition(columns, texts, scale, symmetric):
+    """Mean of -log softmax over what remains of the logits, row by row."""
+    anchors, *others = [torch.nn.functional.normalize(column) for column in columns]
+    logits = scale * anchors @ torch.cat(others).T
+    rows = len(logits)
+    drop = torch.zeros_like(logits, dtype=torch.bool)
+    if texts is not None:
+        drop = torch.tensor(false_negatives(texts)) & ~torch.eye(rows, logits.shape[1], dtype=torch.bool)
+    logits = logits.masked_fill(drop, -torch.inf)
+    loss = -logits.log_softmax(1).diagonal().mean()
+    if symmetric:
+        loss = (loss - logits[:, :rows].log_softmax(0).diagonal().mean()) / 2
+    return loss
+
+
+def assert_same(found, expected, columns):
+    torch.testing.assert_close(found, expected)
+    for a, b in zip(torch.autograd.grad(found, columns), torch.autograd.grad(expected, columns), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_is_the_formula(columns, symmetric):
+    given = embeddings(columns)
+    found = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(given)
+    assert found.dtype == torch.float64
+    assert_same(found, by_definition(given, None, 5.0, symmetric), given)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_is_sentence_transformers_loss(columns):
+    given = embeddings(columns, seed=1)
+    expected = stock.MultipleNegativesRankingLoss(None).compute_loss_from_embeddings(given, None)
+    assert_same(InfoNCELoss(None).compute_loss_from_embeddings(given, None), expected, given)
+    both = stock.MultipleNegativesRankingLoss(
+        None, 7.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    ).compute_loss_from_embeddings(given, None)
+    found = InfoNCELoss(None, 7.0, symmetric=True).compute_loss_from_embeddings(given, None)
+    assert_same(found, both, given)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("kinds", [1, 3, 8, 14, 30, 1 << 60])
+def test_false_negatives_are_left_out(kinds, columns, symmetric):
+    given = embeddings(columns, 12)
+    for seed in range(4):
+        texts = torch.randint(kinds, (12, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
+        loss = InfoNCELoss(None, 5.0, symmetric=symmetric)
+        found = loss.compute_loss_from_embeddings(given, texts=texts)
+        assert_same(found, by_definition(given, texts.tolist(), 5.0, symmetric), given)
+        with_all = loss.compute_loss_from_embeddings(given)
+        assert (with_all - found > 1e-3) == (kinds < 1 << 60)
+
+
+def test_a_mask_only_for_rows_that_ids_cannot_express(monkeypatch):
+    masked: list[int] = []
+    mask = type(_duplicates(torch.zeros(1, 2))).mask
+    monkeypatch.setattr(
+        "raoe_train.losses.infonce._Duplicates.mask", lambda self, which: masked.append(len(which)) or mask(self, which)
+    )
+
+    def masks(*texts):
+        texts = torch.tensor(texts)
+        given = embeddings(texts.shape[1], len(texts))
+        found = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(given, texts=texts)
+        assert_same(found, by_definition(given, texts.tolist(), 20.0, True), given)
+        made, masked[:] = masked[:], []
+        return made
+
+    assert masks((1, 2, 3), (4, 5, 6), (7, 8, 9)) == []
+    assert masks((1, 2, 3), (4, 2, 6), (7, 8, 9)) == []  # a shared positive
+    assert masks((1, 2, 3), (1, 5, 6), (7, 5, 9)) != []  # 7 is linked with 5 alone, 1 with 2 too
+    assert masks((1, 2, 3), (1, 5, 6), (7, 8, 2)) == []  # a shared anchor, a negative that is another's positive
+    assert masks((1, 2, 3), (4, 2, 6), (7, 8, 4)) != []  # 1 and 4 share 2, but 4 is a negative of 1
+    assert masks((1, 2), (4, 2), (2, 1)) == [1, 2]  # 1 and 2 are linked with both, 4 with 2 alone
+    assert masks((1, 1), (2, 2), (1, 1)) == []  # SimCSE's pairs of a text and itself
+    assert masks((1, 2), (3, 4), (2, 1)) == []  # both orders of a pair
+    assert masks((1, 2), (2, 3), (4, 5), (6, 7)) == [1, 1]  # the chain's one, of four
+
+
+TEXTS = [[2, 27, 38, 3], [2, 38, 27, 3], [2, 27, 27, 3], [2, 27, 3], [2, 3], [3, 2], [], [2, 27, 38, 3, 3]]
+
+
+def padded(width, left=False):
+    ids, real = torch.zeros(2, len(TEXTS), width, dtype=torch.long)
+    ids += 7  # what stands in the padding does not matter
+    for row, text in enumerate(TEXTS):
+        place = slice(width - len(text), None) if left else slice(len(text))
+        ids[row, place], real[row, place] = torch.tensor(text, dtype=torch.long), 1
+    return {"input_ids": ids, "attention_mask": real, "modality": "text"}
+
+
+def test_the_same_tokens_are_the_same_text():
+    ids = _text_ids(padded(5))
+    assert ids.dtype == torch.int64 and len(ids.unique()) == len(TEXTS)
+    in_a_row = torch.tensor([token for text in TEXTS for token in text])
+    ends = torch.tensor([len(text) for text in TEXTS]).cumsum(0)
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), ends[:-1]])
+    for features in (
+        padded(9),
+        padded(9, left=True),
+        {**padded(9), "input_ids": padded(9)["input_ids"].int()},
+        {"input_ids": in_a_row[None], "cu_seq_lens_q": torch.cat([starts, ends[-1:]]).int()},
+        {"input_ids": in_a_row, "offsets": starts},  # as StaticEmbedding has them
+    ):
+        assert torch.equal(_text_ids(features), ids)
+    many = torch.randint(120_000, (20_000, 2), generator=torch.Generator().manual_seed(0)).unique(dim=0)
+    assert len(_text_ids({"input_ids": many}).unique()) == len(many)
+
+
+def test_no_texts_to_compare():
+    for column in ({"pixel_values": torch.zeros(2, 3)}, {**padded(5), "modality": ("text", "image")}):
+        with pytest.raises(ValueError, match=r"a column is not .only. text: use InfoNCELoss.*mask_duplicates=False"):
+            InfoNCELoss(None)([column, column])
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_finds_the_duplicates_of_a_batch(symmetric):
+    model = tiny_encoder()
+    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
+    assert not _duplicates(torch.tensor(ROWS)).ids()[2].all(), "ids and a mask both have work"
+    for settings, texts in (({}, ROWS), ({"mask_duplicates": False}, None)):
+        value, gradient = step(InfoNCELoss(model, symmetric=symmetric, **settings), model, tokenised(model), None)
+        expected = by_definition(columns, texts, 20.0, symmetric)
+        torch.testing.assert_close(value, expected.detach())
+        model.zero_grad(set_to_none=True)
+        expected.backward(retain_graph=True)
+        torch.testing.assert_close(gradient, gradients(model))
+    assert InfoNCELoss(model)(tokenised(model), torch.full((8,), 7)) == InfoNCELoss(model)(tokenised(model))
+
+
+@pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
+def test_cached_is_uncached(mini_batch_size):
+    model = tiny_encoder()
+    value, gradient = step(InfoNCELoss(model, symmetric=True), model, tokenised(model), None)
+    assert gradient.abs().max() > 1e-3
+    loss = InfoNCELoss(model, symmetric=True, mini_batch_size=mini_batch_size)
+    cached_value, cached = step(loss, model, tokenised(model), None)
+    torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(cached, gradient, **CACHED)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(tokenised(model)), value)
+
+
+def test_cached_replays_dropout():
+    """As the same mini-batches embedded in one graph, with the same dropout masks."""
+    model = tiny_encoder(dropout=0.3)
+    value, cached = step(InfoNCELoss(model, mini_batch_size=3), model, tokenised(model), None)
+
+    class InOneGraph(InfoNCELoss):
+        def forward(self, sentence_features, labels):
+            columns = []
+            for column in sentence_features:
+                parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
+                columns.append(torch.cat([part for part, _ in parts]))
+            return self.compute_loss_from_embeddings(columns, texts=torch.tensor(ROWS))
+
+    plain = InOneGraph(model, mini_batch_size=3)
+    expected_value, expected = step(plain, model, tokenised(model), None)
+    torch.testing.assert_close(value, expected_value)
+    torch.testing.assert_close(cached, expected, **CACHED)
+    _, other_masks = step(plain, model, tokenised(model), None, seed=12)
+    assert not torch.allclose(other_masks, expected)
+
+
+def test_inside_matryoshka():
+    model = tiny_encoder()
+    dims, weights = [16, 4], [1.0, 0.5]
+    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
+    expected = sum(
+        weight * by_definition([column[:, :dim] for column in columns], ROWS, 20.0, True)
+        for dim, weight in zip(dims, weights, strict=True)
+    )
+    model.zero_grad()
+    expected.backward()
+    by_hand = gradients(model).clone()
+    for mini_batch_size in (None, 3):
+        inner = InfoNCELoss(model, symmetric=True, mini_batch_size=mini_batch_size)
+        value, gradient = step(MatryoshkaLoss(model, inner, dims, weights), model, tokenised(model), None)
+        torch.testing.assert_close(value, expected.detach())
+        torch.testing.assert_close(gradient, by_hand, **CACHED)
+
+
+def test_what_the_model_card_needs():
+    made = InfoNCELoss(None, scale=10.0, symmetric=True)
+    assert made.temperature == pytest.approx(0.1)
+    assert json.loads(json.dumps(made.get_config_dict())) == {
+        "scale": 10.0,
+        "symmetric": True,
+        "mask_duplicates": True,
+        "mini_batch_size": None,
+        "gather_across_devices": False,
+    }
+    assert made.citation.strip().startswith("@") and "BeLLM" in made.citation
+
+
+def test_bad_input():
+    for scale in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"scale must be a number above 0 .* got "):
+            InfoNCELoss(None, scale)
+    with pytest.raises(ValueError, match="mini_batch_size must be at least 1 or None, got 0"):
+        InfoNCELoss(None, mini_batch_size=0)
+    loss, columns = InfoNCELoss(None), embeddings(3)
+    with pytest.raises(ValueError, match=r"needs columns anchor, positive .* got 1: add the positives"):
+        loss.compute_loss_from_embeddings(columns[:1])
+    with pytest.raises(ValueError, match="got columns of 8, 8, 7 rows: leave out incomplete rows"):
+        loss.compute_loss_from_embeddings([*columns[:2], columns[2][1:]])
+    with pytest.raises(ValueError, match=r"texts must have shape \(8, 3\), .* got \(8, 2\)"):
+        loss.compute_loss_from_embeddings(columns, texts=torch.zeros(8, 2))
+    short = {name: value[1:] for name, value in padded(5).items() if name != "modality"}
+    for given, message in (([padded(5)], "got 1: add"), ([padded(5), short], "columns of 8, 7 rows")):
+        with pytest.raises(ValueError, match=message):
+            loss(given)

@@ -1,0 +1,287 @@
+"""ListMLELoss: the paper's formula, ragged lists, the trainer's batches, caching, Matryoshka."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+from raoe_train import ListCollator
+from raoe_train.losses import ListMLELoss
+from tests.losses.test_losses import CACHED, step
+from tests.tiny import SENTENCES, gradients, tiny_encoder
+
+LENGTHS = [4, 3, 7, 5]
+LISTS = [SENTENCES[:4], SENTENCES[4:7], SENTENCES[3:10], SENTENCES[6:11]]
+
+
+def teachers(lengths=LENGTHS, seed=0):
+    """Squares of different sizes, not symmetric, so that rows and columns cannot be mixed up."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(n, n, generator=generator, dtype=torch.float64) * 2 - 1 for n in lengths]
+
+
+def padded(squares, fill=0.0):
+    longest = max(map(len, squares))
+    made = torch.full((len(squares), longest, longest), fill, dtype=torch.float64)
+    for place, square in zip(made, squares, strict=True):
+        place[: len(square), : len(square)] = square
+    return made
+
+
+def labels(squares=None, lengths=LENGTHS, fill=0.0):
+    made = {"lengths": torch.tensor(lengths)}
+    return made if squares is None else {**made, "teacher": padded(squares, fill)}
+
+
+def embeddings(rows=19, width=6, seed=0):
+    made = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.requires_grad_()
+
+
+def by_definition(vectors, squares, scale, lengths=LENGTHS):
+    """Eq. 8 and 9 in loops: over lists, their sentences, and what is left to draw. Ties in order of appearance."""
+    costs = []
+    for number, part in enumerate(vectors.split(lengths)):
+        for j, own in enumerate(part):
+            cosine = [torch.dot(own, other) / own.norm() / other.norm() for other in part]
+            teacher = [-abs(k - j) for k in range(len(part))] if squares is None else squares[number][j].tolist()
+            left = sorted(range(len(part)), key=lambda k: -teacher[k])
+            cost = vectors.new_zeros(())
+            while left:
+                cost = cost - (scale * cosine[left[0]]) + torch.stack([scale * cosine[k] for k in left]).logsumexp(0)
+                left.pop(0)
+            costs.append(cost)
+    return sum(costs) / len(costs)
+
+
+def assert_same(found, expected, vectors):
+    torch.testing.assert_close(found, expected)
+    (a,), (b,) = (torch.autograd.grad(value, vectors) for value in (found, expected))
+    assert b.abs().max() > 1e-3
+    torch.testing.assert_close(a, b)
+
+
+def test_by_hand():
+    """Three unit vectors at 0, 60 and 90 degrees, whose cosines are 1/2, 0 and sqrt(3)/2."""
+    angles = torch.tensor([0.0, math.pi / 3, math.pi / 2], dtype=torch.float64)
+    vectors = torch.stack([angles.cos(), angles.sin()], 1) * torch.tensor([[2.0], [1.0], [5.0]])
+    near = math.sqrt(3) / 2
+    # Row by row the cosines in the order that the teacher wants, itself at its place in each.
+    teacher = torch.tensor([[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [3.0, 2.0, 1.0]])
+    orders = [[1, 0.5, 0], [1, near, 0.5], [0, near, 1]]
+    tau = 2.0
+    cost = sum(
+        sum(math.log(sum(math.exp(tau * c) for c in order[k:])) - tau * order[k] for k in range(3)) for order in orders
+    )
+    loss = ListMLELoss(None, tau).compute_loss_from_embeddings([vectors], labels([teacher], [3]))
+    assert loss.item() == pytest.approx(cost / 3, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_is_the_papers_formula(scale):
+    vectors, squares = embeddings(), teachers()
+    found = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels(squares))
+    assert found.dtype == torch.float64 and found.shape == ()
+    assert_same(found, by_definition(vectors, squares, scale), vectors)
+
+
+def test_ranking_only_is_the_order_of_the_list():
+    vectors = embeddings()
+    loss = ListMLELoss(None, 5.0)
+    found = loss.compute_loss_from_embeddings([vectors], labels())
+    assert_same(found, by_definition(vectors, None, 5.0), vectors)
+    places = [torch.arange(n, dtype=torch.float64) for n in LENGTHS]
+    same = [-(place - place[:, None]).abs() for place in places]
+    torch.testing.assert_close(loss.compute_loss_from_embeddings([vectors], labels(same)), found)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1e4, float("nan"), float("inf")])
+def test_ragged_lists_are_one_by_one(fill):
+    """What is beyond a list does not matter, and each row counts the same."""
+    vectors, squares, loss = embeddings(), teachers(), ListMLELoss(None)
+    alone = [
+        loss.compute_loss_from_embeddings([part], labels([square], [len(square)])) * len(square)
+        for part, square in zip(vectors.split(LENGTHS), squares, strict=True)
+    ]
+    together = loss.compute_loss_from_embeddings([vectors], labels(squares, fill=fill))
+    assert_same(together, sum(alone) / sum(LENGTHS), vectors)
+
+
+def test_lists_of_one_length_are_averaged_and_no_list_meets_another():
+    vectors, loss = embeddings(8), ListMLELoss(None)
+    squares = teachers([4, 4])
+    parts = [
+        loss.compute_loss_from_embeddings([part], labels([square], [4]))
+        for part, square in zip(vectors.split(4), squares, strict=True)
+    ]
+    together = loss.compute_loss_from_embeddings([vectors], labels(squares, [4, 4]))
+    torch.testing.assert_close(together, (parts[0] + parts[1]) / 2)
+    (gradient,) = torch.autograd.grad(parts[0], vectors)
+    assert gradient[:4].abs().min() > 0 and not gradient[4:].any()
+
+
+def test_ties():
+    vectors = embeddings(5)
+    equal, different = [torch.zeros(5, 5, dtype=torch.float64)], teachers([5])
+
+    def value(ties, squares):
+        return ListMLELoss(None, ties=ties).compute_loss_from_embeddings([vectors], labels(squares, [5])).item()
+
+    torch.manual_seed(3)
+    assert value("ordinal", equal) == pytest.approx(by_definition(vectors, equal, 20.0, [5]).item())
+    assert len({round(value("random", equal), 6) for _ in range(6)}) == 6
+    assert len({value(ties, different) for ties in ("ordinal", "random", "random")}) == 1
+
+
+def test_half_precision_and_zero_vectors():
+    vectors, squares = embeddings().detach(), teachers()
+    expected = ListMLELoss(None).compute_loss_from_embeddings([vectors], labels(squares))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ListMLELoss(None).compute_loss_from_embeddings([vectors.float()], labels(squares))
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    half = vectors.bfloat16()
+    found = ListMLELoss(None).compute_loss_from_embeddings([half], labels(squares))
+    expected = ListMLELoss(None).compute_loss_from_embeddings([half.double()], labels(squares))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    nothing = torch.zeros(3, 4, requires_grad=True)
+    loss = ListMLELoss(None).compute_loss_from_embeddings([nothing], labels(teachers([3]), [3]))
+    assert loss.item() == pytest.approx(math.log(6)) and torch.autograd.grad(loss, nothing)[0].isfinite().all()
+
+
+def collated(model, lists=LISTS, squares=None, **settings):
+    """(features, labels) as the trainer makes them of rows."""
+    rows = [{"sentences": list(texts)} for texts in lists]
+    if squares is not None:
+        rows = [{**row, "label": square.flatten().tolist()} for row, square in zip(rows, squares, strict=True)]
+    made = ListCollator(preprocess_fn=model.preprocess, **settings)(rows)
+    prefix = "sentences_"
+    return [{key[len(prefix) :]: value for key, value in made.items() if key.startswith(prefix)}], made["label"]
+
+
+def test_the_collator():
+    model, squares = tiny_encoder(), teachers()
+    (features,), made = collated(model, squares=squares)
+    flat = model.preprocess([text for texts in LISTS for text in texts])
+    assert torch.equal(features["input_ids"], flat["input_ids"])
+    assert torch.equal(made["lengths"], torch.tensor(LENGTHS))
+    assert made["teacher"].dtype == torch.float32
+    torch.testing.assert_close(made["teacher"].double(), padded(squares), atol=1e-6, rtol=0)
+    assert set(collated(model)[1]) == {"lengths"}
+    with_prompt = collated(model, prompts="the train ")[0][0]["input_ids"]
+    assert torch.equal(with_prompt[0, :3], model.preprocess(["the train"])["input_ids"][0, :3])
+    collator = ListCollator(preprocess_fn=model.preprocess)
+    named = collator([{"sentences": ["a", "b", "c"], "dataset_name": "lists"}] * 2)
+    assert named["dataset_name"] == "lists" and named["sentences_input_ids"].shape[0] == 6
+    assert collator([]) == {}
+    for row in ({"sentences": []}, {"sentences": "a b c"}, {"text": "a"}):
+        with pytest.raises(ValueError, match="a row must have a column 'sentences', a list of texts"):
+            collator([row])
+    with pytest.raises(ValueError, match=r"a list of 3 sentences needs 3 x 3 teacher values, got 4"):
+        collator([{"sentences": ["a", "b", "c"], "label": [1.0, 2.0, 3.0, 4.0]}])
+
+
+def test_a_batch_of_the_encoder():
+    model, squares = tiny_encoder(), [square.float().double() for square in teachers()]
+    features, made = collated(model, squares=squares)
+    value, gradient = step(ListMLELoss(model), model, features, made)
+    vectors = model(dict(features[0]))["sentence_embedding"]
+    expected = by_definition(vectors, squares, 20.0)
+    torch.testing.assert_close(value, expected.detach())
+    model.zero_grad(set_to_none=True)
+    expected.backward()
+    torch.testing.assert_close(gradient, gradients(model))
+
+
+@pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
+def test_cached_is_uncached(mini_batch_size):
+    model = tiny_encoder()
+    features, made = collated(model, squares=teachers())
+    value, gradient = step(ListMLELoss(model), model, features, made)
+    assert gradient.abs().max() > 1e-3
+    loss = ListMLELoss(model, mini_batch_size=mini_batch_size)
+    cached_value, cached = step(loss, model, features, made)
+    torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(cached, gradient, **CACHED)
+    with torch.no_grad():
+        torch.testing.assert_close(loss(features, made), value)
+
+
+def test_cached_replays_dropout():
+    """As the same mini-batches embedded in one graph, with the same dropout masks."""
+    model = tiny_encoder(dropout=0.3)
+    features, made = collated(model, squares=teachers())
+    value, cached = step(ListMLELoss(model, mini_batch_size=5), model, features, made)
+
+    class InOneGraph(ListMLELoss):
+        def forward(self, sentence_features, labels):
+            (column,) = sentence_features
+            parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
+            return self.compute_loss_from_embeddings([torch.cat([part for part, _ in parts])], labels)
+
+    plain = InOneGraph(model, mini_batch_size=5)
+    expected_value, expected = step(plain, model, features, made)
+    torch.testing.assert_close(value, expected_value)
+    torch.testing.assert_close(cached, expected, **CACHED)
+    _, other_masks = step(plain, model, features, made, seed=12)
+    assert not torch.allclose(other_masks, expected)
+
+
+def test_inside_matryoshka():
+    model, squares = tiny_encoder(), [square.float().double() for square in teachers()]
+    features, made = collated(model, squares=squares)
+    dims, weights = [16, 4], [1.0, 0.5]
+    vectors = model(dict(features[0]))["sentence_embedding"]
+    expected = sum(w * by_definition(vectors[:, :dim], squares, 20.0) for dim, w in zip(dims, weights, strict=True))
+    model.zero_grad()
+    expected.backward()
+    by_hand = gradients(model).clone()
+    for mini_batch_size in (None, 4):
+        inner = ListMLELoss(model, mini_batch_size=mini_batch_size)
+        value, gradient = step(MatryoshkaLoss(model, inner, dims, weights), model, features, made)
+        torch.testing.assert_close(value, expected.detach())
+        torch.testing.assert_close(gradient, by_hand, **CACHED)
+
+
+def test_what_the_model_card_needs():
+    made = ListMLELoss(None, scale=10.0, ties="random", mini_batch_size=4)
+    assert made.temperature == pytest.approx(0.1)
+    assert json.loads(json.dumps(made.get_config_dict())) == {
+        "scale": 10.0,
+        "ties": "random",
+        "mini_batch_size": 4,
+        "gather_across_devices": False,
+    }
+    assert made.citation.strip().startswith("@") and "Listwise Approach" in made.citation
+
+
+def test_bad_input():
+    for scale in (0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"scale must be a number above 0 .* got "):
+            ListMLELoss(None, scale)
+    with pytest.raises(ValueError, match="mini_batch_size must be at least 1 or None, got 0"):
+        ListMLELoss(None, mini_batch_size=0)
+    with pytest.raises(ValueError, match="ties must be one of ordinal, random, got 'average'"):
+        ListMLELoss(None, ties="average")
+    loss, column, squares = ListMLELoss(None), embeddings(), teachers()
+    with pytest.raises(ValueError, match=r"takes one column, .* got 2: use raoe_train.ListCollator"):
+        loss.compute_loss_from_embeddings([column, column], labels())
+    for given in (None, torch.ones(4), {"score": torch.ones(4)}):
+        with pytest.raises(ValueError, match=r"needs labels with the 'lengths' of the lists, got .*: use raoe_train"):
+            loss.compute_loss_from_embeddings([column], given)
+    for lengths in (torch.tensor([[4]]), torch.tensor([4.0, 3.0]), torch.tensor([], dtype=torch.long)):
+        with pytest.raises(ValueError, match="lengths must be whole numbers, one a list, got "):
+            loss.compute_loss_from_embeddings([column], {"lengths": lengths})
+    for lengths in ([4, 3, 7, 4], [4, 3, 12, 0], [3, 3, 8, 5]):
+        with pytest.raises(ValueError, match=r"at most teacher's 7 and add up to the 19 sentences, got \["):
+            loss.compute_loss_from_embeddings([column], labels(squares, lengths))
+    for teacher in (padded(squares)[:3], padded(squares)[:, :6], padded(squares)[0]):
+        with pytest.raises(ValueError, match=r"teacher must have shape \(4, n, n\), a square for each list, got "):
+            loss.compute_loss_from_embeddings([column], {**labels(), "teacher": teacher})
+    squares[2][1, 4] = float("nan")
+    with pytest.raises(ValueError, match="the teacher of list 2 of the batch has NaN"):
+        loss.compute_loss_from_embeddings([column], labels(squares))

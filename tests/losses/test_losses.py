@@ -1,0 +1,275 @@
+"""Loss modules: the papers' formulas, sentence-transformers' conventions, caching, Matryoshka."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+
+import pytest
+import sentence_transformers
+import torch
+from packaging.version import Version
+from scipy.stats import rankdata
+from sentence_transformers import util
+from sentence_transformers.sentence_transformer import losses as stock
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, RankMarginLoss, RAOELoss
+from raoe_train.losses.collators import ScoreLabelCollator
+from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
+
+# sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
+CACHED = (
+    {"rtol": 1e-9, "atol": 1e-12}
+    if Version(sentence_transformers.__version__) >= Version("6.2")
+    else {"rtol": 1e-3, "atol": 1e-4}
+)
+OURS = [RAOELoss, RankMarginLoss, GatedAngularLoss, CoSENTLoss, AnglELoss]
+
+
+def embeddings(rows=11, width=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randn(2, rows, width, generator=generator, dtype=torch.float64)
+    return [made[0].clone().requires_grad_(), made[1].clone().requires_grad_()]
+
+
+def one_plus_sum(exponents, active):
+    """log(1 + sum of exp over the active ones), pair by pair."""
+    return torch.log1p(torch.exp(exponents[active]).sum())
+
+
+def by_definition(pair, score, label, *, tau, margin, gate):
+    cosine = torch.nn.functional.cosine_similarity(*pair)
+    angle = torch.arccos(cosine)
+    rank = torch.from_numpy(rankdata(score.numpy()))
+    i, j = torch.meshgrid(torch.arange(len(score)), torch.arange(len(score)), indexing="ij")
+    rank_part = one_plus_sum(tau * (cosine[i] - cosine[j]), rank[j] - rank[i] > margin)
+    gates = {"label": label[i] > label[j], "score": score[i] < score[j]}
+    gates["label+score"] = gates["label"] & gates["score"]
+    return rank_part, one_plus_sum(tau * (angle[j] - angle[i]), gates[gate])
+
+
+@pytest.mark.parametrize("gate", ["label+score", "score", "label"])
+def test_raoe_is_the_papers_formula(gate):
+    pair = embeddings()
+    _, labels = batch(tiny_encoder(), 11)
+    rank, angle = by_definition(pair, labels["score"], labels["label"], tau=5.0, margin=3, gate=gate)
+    loss = RAOELoss(None, scale=5.0, margin=3, rank_weight=0.7, angle_weight=1.3, gate=gate)
+    parts = loss.compute_loss_from_embeddings(pair, labels)
+    assert list(parts) == ["rank", "angle"]
+    torch.testing.assert_close(parts["rank"], 0.7 * rank)
+    torch.testing.assert_close(parts["angle"], 1.3 * angle)
+    # Each part is differentiable for itself.
+    (of_rank,) = torch.autograd.grad(parts["rank"], pair[0], retain_graph=True)
+    (expected,) = torch.autograd.grad(0.7 * rank, pair[0], retain_graph=True)
+    torch.testing.assert_close(of_rank, expected)
+    (of_angle,) = torch.autograd.grad(parts["angle"], pair[1])
+    (expected,) = torch.autograd.grad(1.3 * angle, pair[1])
+    torch.testing.assert_close(of_angle, expected)
+    alone = RankMarginLoss(None, scale=5.0, margin=3).compute_loss_from_embeddings(pair, labels)
+    torch.testing.assert_close(alone, rank)
+    alone = GatedAngularLoss(None, scale=5.0, gate=gate).compute_loss_from_embeddings(pair, labels)
+    torch.testing.assert_close(alone, angle)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "arguments"),
+    [
+        (CoSENTLoss, stock.CoSENTLoss, ()),
+        (CoSENTLoss, stock.CoSENTLoss, (7.5, util.pairwise_dot_score)),
+        (AnglELoss, stock.AnglELoss, ()),
+        (AnglELoss, stock.AnglELoss, (3.0,)),
+    ],
+)
+def test_drop_in_for_sentence_transformers(ours, theirs, arguments):
+    mine, other = embeddings(seed=1), embeddings(seed=1)
+    scores = torch.tensor([0.1, 0.5, 0.5, 0.9, 0.2, 1.0, 0.5, 0.0, 0.3, 0.3, 0.7])
+    for labels in (scores, scores[:, None], scores > 0.4):
+        got = ours(None, *arguments).compute_loss_from_embeddings(mine, labels)
+        expected = theirs(None, *arguments).compute_loss_from_embeddings(other, labels.reshape(-1))
+        torch.testing.assert_close(got, expected)
+        for a, b in zip(torch.autograd.grad(got, mine), torch.autograd.grad(expected, other), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_angle_takes_triplets_as_sentence_transformers_does():
+    columns = [*embeddings(5), *embeddings(5, seed=2)]
+    for labels in (None, torch.tensor([0.9, 0.2, 0.4, 1.0, 0.4], dtype=torch.float64)):
+        if labels is None:
+            torch.testing.assert_close(
+                AnglELoss(None).compute_loss_from_embeddings(columns, None),
+                stock.AnglELoss(None).compute_loss_from_embeddings(columns, None),
+            )
+        else:
+            torch.testing.assert_close(
+                AnglELoss(None).compute_loss_from_embeddings(columns, labels),
+                stock.AnglELoss(None).compute_loss_from_embeddings(columns, labels),
+            )
+    with pytest.raises(ValueError, match="compares 2 columns of sentences, got 4"):
+        CoSENTLoss(None).compute_loss_from_embeddings(columns, torch.zeros(5))
+
+
+@pytest.mark.parametrize("loss", OURS)
+def test_every_form_of_labels(loss):
+    pair = embeddings()
+    _, labels = batch(tiny_encoder(), 11)
+    listed = torch.stack([labels["label"].double(), labels["score"]], dim=1)
+    expected = total(loss(None).compute_loss_from_embeddings(pair, labels))
+    assert expected > 0.1
+    torch.testing.assert_close(total(loss(None).compute_loss_from_embeddings(pair, listed)), expected)
+    if loss in (RankMarginLoss, CoSENTLoss, AnglELoss):
+        for scores in (labels["score"], labels["score"][:, None], {"score": labels["score"]}):
+            torch.testing.assert_close(loss(None).compute_loss_from_embeddings(pair, scores), expected)
+    else:
+        with pytest.raises(ValueError, match="needs an NLI label"):
+            loss(None).compute_loss_from_embeddings(pair, labels["score"])
+        # Where the gate looks at scores alone no label is needed.
+        loss(None, gate="score").compute_loss_from_embeddings(pair, labels["score"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"score": torch.full((11,), float("nan"))}, "score that is NaN"),
+        ({"label": torch.full((11,), -1)}, "-1 marks a pair without one"),
+        ({"label": torch.full((11,), 0.5)}, "whole numbers from 0"),
+        ({"score": torch.zeros(10)}, "expects 11 values of score .* got 10"),
+        ({"label": torch.zeros(12, dtype=torch.long)}, "expects 11 values of label .* got 12"),
+    ],
+)
+def test_wrong_labels_are_errors(change, message):
+    _, labels = batch(tiny_encoder(), 11)
+    loss = RAOELoss(None)
+    loss.compute_loss_from_embeddings(embeddings(), labels)
+    with pytest.raises(ValueError, match=message):
+        loss.compute_loss_from_embeddings(embeddings(), {**labels, **change})
+    with pytest.raises(ValueError, match="needs a score"):
+        loss.compute_loss_from_embeddings(embeddings(), {"label": labels["label"]})
+    with pytest.raises(ValueError, match="needs labels"):
+        loss.compute_loss_from_embeddings(embeddings(), None)
+
+
+def test_a_batch_too_small_for_the_margin_warns_once():
+    _, labels = batch(tiny_encoder(), 4)
+    loss = RankMarginLoss(None, margin=3)
+    with pytest.warns(UserWarning, match="batch of 4 pairs has no two ranks further apart than margin=3"):
+        assert loss.compute_loss_from_embeddings(embeddings(4), labels) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss.compute_loss_from_embeddings(embeddings(4), labels)
+        RankMarginLoss(None, margin=2).compute_loss_from_embeddings(embeddings(4), labels)
+
+
+def step(loss, model, features, labels, seed=11):
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(seed)
+    value = total(loss([dict(column) for column in features], labels))
+    value.backward()
+    return value.detach(), gradients(model).clone()
+
+
+@pytest.mark.parametrize("loss", OURS)
+@pytest.mark.parametrize("mini_batch_size", [1, 4, 100])
+def test_cached_is_uncached(loss, mini_batch_size):
+    model = tiny_encoder()
+    features, labels = batch(model)
+    value, gradient = step(loss(model), model, features, labels)
+    assert gradient.abs().max() > 1e-3
+    cached_value, cached = step(loss(model, mini_batch_size=mini_batch_size), model, features, labels)
+    torch.testing.assert_close(cached_value, value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(cached, gradient, **CACHED)
+
+
+def test_cached_replays_dropout():
+    """As the same mini-batches embedded in one graph, with the same dropout masks."""
+    model = tiny_encoder(dropout=0.3)
+    features, labels = batch(model)
+    _, cached = step(RAOELoss(model, mini_batch_size=4), model, features, labels)
+
+    class InOneGraph(RAOELoss):
+        def forward(self, sentence_features, labels):
+            columns = []
+            for column in sentence_features:
+                parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
+                columns.append(torch.cat([part for part, _ in parts]))
+            return self.compute_loss_from_embeddings(columns, labels)
+
+    plain = InOneGraph(model, mini_batch_size=4)
+    _, expected = step(plain, model, features, labels)
+    torch.testing.assert_close(cached, expected, **CACHED)
+    _, other_masks = step(plain, model, features, labels, seed=12)
+    assert not torch.allclose(other_masks, expected)
+
+
+def test_cached_raoe_still_shows_its_parts():
+    model = tiny_encoder()
+    features, labels = batch(model)
+    plain = RAOELoss(model)([dict(f) for f in features], labels)
+    cached = RAOELoss(model, mini_batch_size=4)([dict(f) for f in features], labels)
+    assert list(cached) == ["rank", "angle"]
+    for name in plain:
+        torch.testing.assert_close(cached[name].detach(), plain[name].detach())
+    with torch.no_grad():
+        cached = RAOELoss(model, mini_batch_size=4)([dict(f) for f in features], labels)
+    torch.testing.assert_close(total(cached), total(plain).detach())
+
+
+@pytest.mark.parametrize("loss", [RAOELoss, CoSENTLoss])
+def test_inside_matryoshka(loss):
+    model = tiny_encoder()
+    features, labels = batch(model)
+    dims, weights = [16, 4], [1.0, 0.5]
+    inner, expected = loss(model), torch.zeros((), dtype=torch.float64)
+    for dim, weight in zip(dims, weights, strict=True):
+        columns = [model(dict(f))["sentence_embedding"][:, :dim] for f in features]
+        expected = expected + weight * total(inner.compute_loss_from_embeddings(columns, labels))
+    model.zero_grad()
+    expected.backward()
+    by_hand = gradients(model).clone()
+    for mini_batch_size in (None, 4):
+        wrapped = MatryoshkaLoss(model, loss(model, mini_batch_size=mini_batch_size), dims, weights)
+        value, gradient = step(wrapped, model, features, labels)
+        torch.testing.assert_close(value, expected.detach())
+        torch.testing.assert_close(gradient, by_hand, **CACHED)
+
+
+def test_what_the_model_card_needs():
+    for loss in OURS:
+        made = loss(None, scale=10.0)
+        assert made.temperature == pytest.approx(0.1)
+        assert json.loads(json.dumps(made.get_config_dict()))["scale"] == 10.0
+        assert made.citation.strip().startswith("@")
+    assert RAOELoss(None, gate="label").get_config_dict()["gate"] == "label"
+    assert CoSENTLoss(None).get_config_dict()["similarity_fct"] == "pairwise_cos_sim"
+    with pytest.raises(ValueError, match="mini_batch_size must be at least 1 or None, got 0"):
+        RAOELoss(None, mini_batch_size=0)
+
+
+def test_collator():
+    model = tiny_encoder(double=False, prompt="query: {text}")
+    rows = [
+        {"sentence1": a, "score": score, "sentence2": b, "label": label}
+        for a, b, score, label in zip(
+            SENTENCES[:3], SENTENCES[3:6], [0.25, 1, 4.5], ["neutral", "entailment", 7], strict=True
+        )
+    ]
+    made = ScoreLabelCollator(preprocess_fn=model.preprocess, prompts="query: ")(copy.deepcopy(rows))
+    assert (
+        made["label"]["score"].tolist() == [0.25, 1.0, 4.5] and made["label"]["score"].dtype == torch.float32
+    )
+    assert made["label"]["label"].tolist() == [1, 0, 7] and made["label"]["label"].dtype == torch.int64
+    expected = model.preprocess(SENTENCES[:3], prompt="query: ")["input_ids"]
+    assert torch.equal(made["sentence1_input_ids"], expected)
+    assert not torch.equal(expected, model.preprocess(SENTENCES[:3])["input_ids"])
+    collate = ScoreLabelCollator(preprocess_fn=model.preprocess, label_names={"yes": 0})
+    with pytest.raises(ValueError, match="label 'neutral' is none of yes"):
+        collate(copy.deepcopy(rows))
+    with pytest.raises(ValueError, match="a score must be a number, got None"):
+        collate([{**rows[2], "score": None}])
+    with pytest.raises(ValueError, match="a label must be a whole number"):
+        collate([{**rows[2], "label": 0.5}])
+    # Other datasets as ever: a list of both, or one column of labels.
+    listed = collate([{"a": "x", "b": "y", "label": [1.0, 0.5]}])
+    assert listed["label"].tolist() == [[1.0, 0.5]]
+    assert collate([{"a": "x", "b": "y", "label": 1}])["label"].tolist() == [1]

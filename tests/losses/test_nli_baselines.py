@@ -1,0 +1,192 @@
+"""Losses that RAOE is compared with on NLI: AnglE with neutrals, distillation on the fly, labels that are left out."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from raoe_train import run
+from raoe_train.config import LossConfig
+from raoe_train.data.pairs import read_pairs
+from raoe_train.data.triplets import read_triplets
+from raoe_train.encoders.embed import cosines
+from raoe_train.losses import (
+    AnglEContrastiveLoss,
+    InfoNCELoss,
+    RankDistillationLoss,
+    SimilarityDistillationLoss,
+)
+from raoe_train.losses.collators import TextCollator
+from raoe_train.losses.registry import check_loss
+from tests.tiny import SENTENCES, gradients, tiny_encoder
+
+
+def at(*degrees):
+    radians = torch.tensor(degrees, dtype=torch.float64) * math.pi / 180
+    return torch.stack([radians.cos(), radians.sin()], dim=1)
+
+
+def angle_similarity(first, second):
+    """AnglE's |cos + sin| of the angle between two vectors of the plane."""
+    between = (second - first) * math.pi / 180
+    return abs(math.cos(between) - math.sin(between))
+
+
+@pytest.mark.parametrize("neutral", [False, True])
+def test_contrastive_angle_by_hand(neutral):
+    """One anchor, so contrast is log(1 + sum exp(tau (cos negative - cos positive))), and angles have two or three
+    levels: positive (2), neutral (1), contradiction (0)."""
+    tau, weight = 3.0, 0.5
+    degrees = {"positive": 100, "negative": 20, "neutral": 50}  # all in the wrong order
+    columns = [at(0), *(at(degrees[role]) for role in ("positive", "negative", *(["neutral"] if neutral else [])))]
+    loss = AnglEContrastiveLoss(None, scale=tau, angle_weight=weight)
+    found = float(loss.compute_loss_from_embeddings(columns))
+    cosine = {role: math.cos(angle * math.pi / 180) for role, angle in degrees.items()}
+    angle = {role: angle_similarity(0, degree) for role, degree in degrees.items()}
+    negatives = ("negative", "neutral") if neutral else ("negative",)
+    contrast = math.log(1 + sum(math.exp(tau * (cosine[role] - cosine["positive"])) for role in negatives))
+    order = [("negative", "positive"), *([("negative", "neutral"), ("neutral", "positive")] if neutral else [])]
+    angular = math.log(1 + sum(math.exp(tau * (angle[less] - angle[more])) for less, more in order))
+    assert found == pytest.approx(contrast + weight * angular, abs=1e-9)
+
+
+def test_angles_are_compared_across_anchors():
+    """Two anchors: each of the four pairs (contradiction, positive) is in the sum."""
+    a, p, n = at(0, 40), at(30, 90), at(80, 50)
+    loss = AnglEContrastiveLoss(None, scale=2.0)
+    infonce = float(InfoNCELoss(None, scale=2.0).compute_loss_from_embeddings([a, p, n]))
+    positive, negative = (angle_similarity(0, 30), angle_similarity(40, 90)), (
+        angle_similarity(0, 80), angle_similarity(40, 50)
+    )  # fmt: skip
+    angular = math.log(1 + sum(math.exp(2 * (x - y)) for x in negative for y in positive))
+    assert float(loss.compute_loss_from_embeddings([a, p, n])) == pytest.approx(infonce + angular, abs=1e-9)
+    alone = AnglEContrastiveLoss(None, scale=2.0, angle_weight=0.0)
+    assert float(alone.compute_loss_from_embeddings([a, p, n])) == pytest.approx(infonce, abs=1e-9)
+
+
+def test_contrastive_angle_errors_and_card():
+    with pytest.raises(ValueError, match="takes columns anchor, positive, negative and perhaps neutral, got 2"):
+        AnglEContrastiveLoss(None).compute_loss_from_embeddings([at(0), at(1)])
+    with pytest.raises(ValueError, match="angle_weight must be a number from 0, got -1"):
+        AnglEContrastiveLoss(None, angle_weight=-1)
+    loss = AnglEContrastiveLoss(None, scale=10.0, angle_weight=0.2)
+    assert json.loads(json.dumps(loss.get_config_dict()))["angle_weight"] == 0.2
+    assert "li2024angle" in loss.citation and "oord2018" in loss.citation
+
+
+def plane(texts):
+    """A teacher whose embedding of a text is the unit vector at that many degrees."""
+    return at(*(float(text) for text in texts)).numpy().astype(np.float32) * 3  # its norm does not matter
+
+
+def test_similarity_distillation_by_hand():
+    """Student cosines cos 60 and cos 90, teacher's cos 0 and cos 60: mean of 0.5² and 0.5²; then of 0.5² and 1."""
+    student = [at(0, 0), at(60, 90)]
+    loss = SimilarityDistillationLoss(None, plane)
+    for texts, expected in (((["5", "0"], ["5", "60"]), 0.25), ((["5", "0"], ["5", "0"]), (0.25 + 1) / 2)):
+        found = loss.compute_loss_from_embeddings(student, {"texts": list(texts)})
+        assert float(found) == pytest.approx(expected, abs=1e-6)
+
+
+def test_rank_distillation_by_hand():
+    """ListMLE: -log of the probability of the teacher's order, exp(s) over what is left, mean over the rows."""
+    student, tau = [at(0, 30), at(10, 80)], 4.0
+    loss = RankDistillationLoss(None, plane, scale=tau)
+    cosine = (student[0] @ student[1].T).tolist()
+
+    def expected(orders):
+        rows = []
+        for row, order in zip(cosine, orders, strict=True):
+            ranked = [tau * row[place] for place in order]
+            rows.append(sum(math.log(sum(map(math.exp, ranked[k:]))) - ranked[k] for k in range(len(ranked))))
+        return sum(rows) / len(rows)
+
+    # The teacher has both first sentences near the second pair's second, then each near its own.
+    for texts, orders in (
+        ([["0", "1"], ["90", "2"]], [[1, 0], [1, 0]]),
+        ([["0", "90"], ["1", "80"]], [[0, 1], [1, 0]]),
+        ([["0", "50"], ["10", "20"]], [[0, 1], [1, 0]]),  # whose columns rank otherwise than its rows
+    ):
+        found = loss.compute_loss_from_embeddings(student, {"texts": texts})
+        assert float(found) == pytest.approx(expected(orders), abs=1e-6)
+
+
+def by_length(texts):
+    """A teacher that anybody can be: some numbers of a text."""
+    return np.array([[len(text), text.count("a"), text.count("e") - 2] for text in texts], dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", [SimilarityDistillationLoss, RankDistillationLoss])
+def test_distillation_trains_the_student_alone(kind):
+    """The same gradient in mini-batches; the teacher is no part of the module."""
+    model = tiny_encoder()
+    first, second = SENTENCES[:7], SENTENCES[4:11]
+    made = []
+    for size in (None, 3):
+        loss = kind(model, by_length, scale=5.0, mini_batch_size=size)
+        model.zero_grad()
+        value = loss([model.preprocess(first), model.preprocess(second)], {"texts": [first, second]})
+        value.backward()
+        made.append((value.detach(), gradients(model).clone()))
+    torch.testing.assert_close(made[1][0], made[0][0])
+    torch.testing.assert_close(made[1][1], made[0][1], rtol=1e-3, atol=1e-6)
+    assert made[0][1].abs().max() > 1e-6
+    assert {id(p) for p in loss.parameters()} == {id(p) for p in model.parameters()}
+    assert "rankcse" in loss.citation
+
+
+def test_distillation_errors():
+    loss, pair = SimilarityDistillationLoss(None, by_length), [at(0, 1), at(2, 3)]
+    with pytest.raises(ValueError, match=r"needs the batch's texts: use raoe_train\.TextCollator"):
+        loss.compute_loss_from_embeddings(pair, torch.zeros(2))
+    with pytest.raises(ValueError, match=r"compares 2 columns .* got \[2, 2\] embeddings and \[2, 1\] texts"):
+        loss.compute_loss_from_embeddings(pair, {"texts": [["a", "b"], ["c"]]})
+    with pytest.raises(ValueError, match="leave gather_across_devices false"):
+        RankDistillationLoss(None, by_length, gather_across_devices=True)
+    with pytest.raises(ValueError, match="is measured on scored pairs"):
+        check_loss(LossConfig(name="rank_distillation", scale="auto"))
+
+
+def test_texts_stand_beside_tokens():
+    model = tiny_encoder(double=False)
+    pairs = zip(SENTENCES[:3], SENTENCES[3:6], strict=True)
+    rows = [{"sentence1": a, "sentence2": b, "dataset_name": "x"} for a, b in pairs]
+    batch = TextCollator(preprocess_fn=model.preprocess, prompts="query: ")(rows)
+    assert batch["label"] == {"texts": [SENTENCES[:3], SENTENCES[3:6]]}
+    expected = model.preprocess(SENTENCES[:3], prompt="query: ")["input_ids"]
+    assert torch.equal(batch["sentence1_input_ids"], expected)
+
+
+def test_labels_that_are_left_out(tmp_path):
+    path = tmp_path / "nli.tsv"
+    labels = ["entailment", "neutral", "contradiction", "-"]
+    path.write_text("label\tpremise\thypothesis\n" + "".join(f"{label}\tp\th {label}\n" for label in labels))
+    chosen = {"entailment": 0, "neutral": None, "contradiction": 2}
+    pairs = read_pairs(str(path), labels=chosen)
+    assert pairs.label == [0, 2]
+    assert pairs.counts["dropped"] == {"label left out": 1, "no gold label": 1}
+    triplets = read_triplets(str(path), labels=chosen)
+    assert (triplets.positive, triplets.negative) == (["h entailment"], ["h contradiction"])
+    assert triplets.counts["dropped"] == {"label left out": 1, "no gold label": 1}
+    with pytest.raises(ValueError, match="labels leaves every row out: give a class to one of neutral"):
+        read_pairs(str(path), labels={"neutral": None})
+    with pytest.raises(ValueError, match="or to null, which leaves such rows out; got 'neutral': 'x'"):
+        read_pairs(str(path), labels={"neutral": "x"})
+
+
+def test_a_teacher_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss rank_distillation learns"):
+        run("train", None, **{"loss.name": "rank_distillation", "data.train": ["builtin#train"]}, output=str(tmp_path))
+
+
+def test_no_cosine_is_above_1():
+    """Which float64 makes of many a vector with itself, and which is a score out of range to loss mse."""
+    rows = np.random.default_rng(0).standard_normal((1000, 384)).astype(np.float32)
+    a = rows.astype(np.float64)
+    norms = np.linalg.norm(a, axis=1)
+    assert ((a * a).sum(axis=1) / (norms * norms)).max() > 1, "or this test shows nothing"
+    assert cosines(rows, rows).max() == 1 and cosines(rows, -rows).min() == -1

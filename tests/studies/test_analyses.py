@@ -1,0 +1,394 @@
+"""Degradation, intra-sentence dependency and representative words, against another way to each."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+
+from raoe_train.config import ModelConfig, ScratchConfig
+from raoe_train.data.files import write_rows
+from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
+from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+from raoe_train.encoders.load import load_encoder
+from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
+from raoe_train.studies import plots
+from raoe_train.studies.dependency import default_pivot, dependency, plot_dependency, summary, token_states
+from raoe_train.studies.layers import degradation, first_layers, plot_degradation
+from raoe_train.studies.words import frequent_share, language_head, representative_words, word_report
+from tests.tiny import SENTENCES
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 16,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "sliding_window": 4,
+}
+PROMPT = 'The word for {text} is:"'
+
+
+def encoder(architecture="llama", layers=3, **settings):
+    scratch = ScratchConfig(
+        architecture=architecture,
+        vocab_size=300,
+        hidden_size=16,
+        layers=layers,
+        heads=2,
+        intermediate_size=16,
+        dropout=0.1,
+    )
+    config = ModelConfig(name="scratch", device="cpu", max_seq_length=40, scratch=scratch, **settings)
+    return spread(load_encoder(config, sentences=SENTENCES).double())
+
+
+def spread(model):
+    """Larger weights, so that every layer matters."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.add_(0.3 * noise.to(parameter.dtype))
+    return model
+
+
+class Wrapper:
+    """As much of a SentenceTransformer as first_layers looks at."""
+
+    def __init__(self, model):
+        self.first = nn.Module()
+        self.first.model = model
+
+    def __getitem__(self, place):
+        return [self.first][place]
+
+
+def decoder(architecture, **changes):
+    torch.manual_seed(3)
+    return spread(AutoModel.from_config(CONFIG_MAPPING[architecture](**{**SIZES, **changes})).double()).eval()
+
+
+def shorter(whole, count):
+    """A new model of fewer layers with the weights of the first ones."""
+    config = copy.deepcopy(whole.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    model = type(whole)(config).double().eval()
+    assert not model.load_state_dict(whole.state_dict(), strict=False).missing_keys
+    return model
+
+
+def states(model, **changes):
+    ids = torch.arange(1, 15).reshape(2, 7)
+    mask = torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+    with torch.no_grad():
+        return model(input_ids=ids, attention_mask=mask, **changes).last_hidden_state[mask.bool()]
+
+
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "bert", "distilbert", "modernbert"])
+def test_first_layers_of_every_architecture(architecture):
+    whole = decoder(architecture)
+    before = states(whole)
+    for count in (1, 3, 4):
+        with first_layers(Wrapper(whole), count):
+            torch.testing.assert_close(states(whole), states(shorter(whole, count)))
+    assert torch.equal(states(whole), before)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("mode", ["modify", "sum", "add"])
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_first_layers_that_look_both_ways(architecture, mode, layers):
+    plain = decoder(architecture)
+    whole = BidirectionalModel.around(copy.deepcopy(plain), layers, mode).eval()
+    before = states(whole)
+    for count in (1, 2, 3):
+        expected = BidirectionalModel.around(shorter(plain, count), max(0, layers - (4 - count)), mode).eval()
+        with first_layers(Wrapper(whole), count):
+            torch.testing.assert_close(states(whole), states(expected))
+        assert torch.equal(states(whole), before)
+
+
+def test_first_layers_restores_after_an_error():
+    model = encoder(bidirectional_layers=2, bidirectional_mode="sum")
+    decoder, before = model[0].model.decoder, model.encode(SENTENCES)
+    layers, hooks = decoder.layers, [len(layer._forward_hooks) for layer in decoder.layers]
+    with pytest.raises(RuntimeError), first_layers(model, 2):
+        assert len(decoder.layers) == 2
+        raise RuntimeError
+    assert decoder.layers is layers and [len(layer._forward_hooks) for layer in layers] == hooks
+    assert np.array_equal(model.encode(SENTENCES), before)
+
+
+@pytest.fixture
+def task(tmp_path):
+    rows = [
+        {"sentence1": SENTENCES[i % 11], "sentence2": SENTENCES[(5 * i + 2) % 11], "score": 7 * i % 11 / 2}
+        for i in range(15)
+    ]
+    write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
+    write_rows(tmp_path / "b.jsonl", list(rows[0]), rows[4:])
+    return tmp_path
+
+
+def test_degradation(task):
+    model = encoder().train()
+    result = degradation(model, ["a", "b"], task, batch_size=4)
+    assert model.training and result["layers"] == [1, 2, 3]
+    whole = model[0].model
+    for place, count in enumerate(result["layers"]):
+        model[0].model = shorter(whole, count)
+        expected = evaluate_encoder(model, ["a", "b"], task)
+        for name in "ab":
+            assert result["tasks"][name][place] == pytest.approx(expected["tasks"][name]["spearman"])
+        assert result["average"][place] == pytest.approx(expected["average"])
+    assert len(set(result["average"])) == 3
+    model[0].model = whole
+    again = degradation(model, read_tasks(["a"], task), kept=[3, 0, 1])
+    assert again["layers"] == [0, 1, 3] and again["tasks"]["a"][1:] == [result["tasks"]["a"][i] for i in (0, 2)]
+
+
+@pytest.mark.parametrize("kept", [[], [1, 1], [4], [-1], [True], [1.0]])
+def test_degradation_refuses_numbers_of_layers(kept, task):
+    with pytest.raises(ValueError, match="layers"):
+        degradation(encoder(), ["a"], task, kept=kept)
+
+
+def test_degradation_refuses_unknown_models():
+    albert = AutoModel.from_config(CONFIG_MAPPING["albert"](**SIZES, embedding_size=8))
+    with pytest.raises(ValueError, match="'albert'"), first_layers(Wrapper(albert), 1):
+        pass
+    albert.layers = nn.ModuleList([nn.Identity()])  # not those of its configuration
+    with pytest.raises(ValueError, match="'albert'"), first_layers(Wrapper(albert), 1):
+        pass
+
+
+def by_hand(model, text, pivot):
+    """One sentence, without padding, a pair of tokens at a time."""
+    features = model.preprocess([text], prompt=model.prompts.get("default"))
+    with torch.no_grad():
+        hidden = model[0](features)["token_embeddings"][0].numpy()
+    pivot %= len(hidden)
+    return np.mean([stats.spearmanr(hidden[pivot], row).statistic for i, row in enumerate(hidden) if i != pivot])
+
+
+@pytest.mark.parametrize(
+    "settings, pivot, place",
+    [
+        ({"architecture": "llama"}, None, -1),
+        ({"architecture": "llama", "prompt": PROMPT, "pooling": "last"}, None, -1),
+        ({"architecture": "llama", "bidirectional_layers": 2, "pooling": "mean"}, None, -1),
+        ({"architecture": "llama"}, "first", 0),
+        ({"architecture": "bert"}, None, 0),
+        ({"architecture": "bert"}, "last", -1),
+    ],
+)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_dependency(settings, pivot, place, side):
+    if side == "left" and settings["architecture"] == "bert":
+        pytest.skip("its positions count the padding before a text")
+    model = encoder(**settings).train()
+    expected = [by_hand(model.eval(), text, place) for text in SENTENCES]
+    model.train().tokenizer.padding_side = side
+    found = [dependency(model, SENTENCES, pivot=pivot, batch_size=size) for size in (1, 4, 64)]
+    assert model.training and found[0].dtype == np.float64
+    for values in found:
+        np.testing.assert_allclose(values, expected, atol=1e-9)
+    assert np.ptp(expected) > 0.01
+
+
+def test_dependency_has_mean_ranks_and_nan_where_undefined(monkeypatch):
+    rows = {
+        "ties": [[1.0, 1, 2, 3], [4, 4, 4, 9], [3, 2, 2, 1]],
+        "one token": [[1, 2, 3, 4]],
+        "constant": [[1, 1, 1, 1], [1, 2, 3, 4]],
+    }
+    monkeypatch.setattr(
+        "raoe_train.studies.dependency.token_states",
+        lambda *_: iter([(list(rows), [torch.tensor(value, dtype=torch.float32) for value in rows.values()])]),
+    )
+    ties, *undefined = dependency(None, ["ties", "one token", "constant"], pivot="last")
+    # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
+    first, second = -3.75 / np.sqrt(4.5 * 4.5), -3 / np.sqrt(4.5 * 3)
+    assert ties == pytest.approx((first + second) / 2)
+    assert np.isnan(undefined).all()
+
+
+def test_default_pivot():
+    assert default_pivot(encoder("llama", pooling="cls")) == "last"
+    assert default_pivot(encoder("llama", bidirectional_layers="all")) == "last"
+    assert default_pivot(encoder("bert", pooling="last")) == "first"
+
+
+def test_token_states():
+    model = encoder()
+    text = "two dogs"
+    sizes = [len(texts) for texts, _ in token_states(model, [*SENTENCES, text, text], 5)]
+    assert sizes == [5, 5, 2]
+    with pytest.raises(ValueError, match="at least one"):
+        next(token_states(model, []))
+    with pytest.raises(ValueError, match="at least one"):
+        next(token_states(model, text))
+    with torch.no_grad():
+        model[0].model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        next(token_states(model, [text]))
+    with pytest.raises(ValueError, match="pivot must be"):
+        dependency(model, [text], pivot="cls")
+
+
+def test_summary():
+    assert summary(np.array([0.1, np.nan, 0.2, 0.3, 0.8, 0.4])) == {
+        "sentences": 6,
+        "undefined": 1,
+        "mean": pytest.approx(0.36),
+        "lower_quartile": pytest.approx(0.2),
+        "median": pytest.approx(0.3),
+        "upper_quartile": pytest.approx(0.4),
+    }
+    assert summary([np.nan])["mean"] is None
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A causal language model whose head is not its embedding, with its tokenizer; and it without a head."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    model = encoder(layers=2)
+    config = copy.deepcopy(model[0].model.config)
+    config.tie_word_embeddings = False
+    whole = spread(AutoModelForCausalLM.from_config(config).double()).eval()
+    for name, part in (("whole", whole), ("headless", whole.model)):
+        part.save_pretrained(folder / name)
+        model.tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def written(whole, tokenizer, text):
+    """What the language model itself would write after a text."""
+    features = tokenizer([text], return_tensors="pt", truncation=True)
+    with torch.no_grad():
+        logits = whole(**features).logits[0, -1]
+    return tokenizer.decode([int(logits.argmax())]).strip()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_words_of_tied_embeddings(side):
+    model = encoder(pooling="last", prompt=PROMPT)
+    whole = AutoModelForCausalLM.from_config(model[0].model.config).double().eval()
+    whole.model.load_state_dict(model[0].model.state_dict())
+    prefix = model.prompts["default"]
+    expected = [written(whole, model.tokenizer, prefix + text) for text in SENTENCES]
+    model.tokenizer.padding_side = side
+    for size in (1, 4, 64):
+        assert representative_words(model, SENTENCES, batch_size=size) == expected
+    assert len(set(expected)) > 2
+
+
+@pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 0}, {"lora": {"r": 2}}])
+def test_words_of_a_saved_head(checkpoint, settings):
+    config = ModelConfig(name=str(checkpoint / "whole"), pooling="last", device="cpu", **settings)
+    model = load_encoder(config, train=True)
+    if settings:  # the base model's name is known then, whatever the decoder says of its own
+        model[0].model.decoder.config._name_or_path = "elsewhere"
+    whole = AutoModelForCausalLM.from_pretrained(checkpoint / "whole").eval()
+    expected = [written(whole, model.tokenizer, text) for text in SENTENCES]
+    assert representative_words(model, SENTENCES) == expected
+    assert len(set(expected)) > 2
+    assert representative_words(model, SENTENCES, head=whole.lm_head) == expected
+    assert representative_words(model, SENTENCES, head=str(checkpoint / "whole")) == expected
+    other = representative_words(model, SENTENCES, head=lambda states: -whole.lm_head(states))
+    assert other != expected
+
+
+def test_a_named_head_comes_before_tied_embeddings(checkpoint):
+    model, whole = encoder(), AutoModelForCausalLM.from_pretrained(checkpoint / "whole")
+    expected = representative_words(model, SENTENCES, head=whole.lm_head)
+    assert representative_words(model, SENTENCES, head=str(checkpoint / "whole")) == expected
+    assert representative_words(model, SENTENCES) != expected
+
+
+def test_no_head(checkpoint):
+    model = load_encoder(ModelConfig(name=str(checkpoint / "headless"), device="cpu"))
+    with pytest.raises(ValueError, match="has no head"):
+        language_head(model)
+    with pytest.raises(ValueError, match="head=NAME"):
+        language_head(model, str(checkpoint / "none"))
+    model[0].model.config._name_or_path = ""
+    with pytest.raises(ValueError, match="head=NAME"):
+        language_head(model)
+    with pytest.raises(ValueError, match="'bert' is no decoder"):
+        representative_words(encoder("bert"), SENTENCES)
+
+
+def test_frequent_share():
+    corpus = ["The cat, the dog.", "the CAT isn't there", "a dog"]  # the 3, cat 2, dog 2, a isn't there
+    assert frequent_share(["The", "dog", "cat", "."], corpus, top=2) == 0.5
+    assert frequent_share(["The", "dog", "cat", "."], corpus, top=3) == 0.75
+    assert frequent_share(["isn't", "a", "isn"], corpus) == pytest.approx(2 / 3)
+    for words, sentences, top in (([], corpus, 1), (["a"], ["..."], 1), (["a"], corpus, 0)):
+        with pytest.raises(ValueError):
+            frequent_share(words, sentences, top)
+
+
+def test_word_report():
+    model = encoder()
+    words = iter(["Dog", "the", "the", "."])
+    ids = {text: model.tokenizer(text)["input_ids"] for text in SENTENCES[:3]}
+    model.tokenizer.decode = lambda _: next(words)
+    sentences = sorted(ids, key=len, reverse=True)
+    report = word_report(model, [*sentences, sentences[0]], corpus=["the the dog"], top=1, examples=2)
+    assert report == {
+        "sentences": 4,
+        "top": 1,
+        "frequent_share": 0.5,
+        "rare_share": 0.5,
+        "wordless_share": 0.0,
+        "most_common": [["Dog", 2], ["the", 2]],
+        "examples": [[sentences[0], "Dog"], [sentences[1], "the"]],
+    }
+    words = iter(["."] * 3)
+    assert word_report(model, sentences)["wordless_share"] == 1
+    with pytest.raises(ValueError, match="top"):
+        word_report(None, sentences, top=0)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    figures = []
+    real = plots._save
+    monkeypatch.setattr(plots, "_save", lambda figure, path: (figures.append(figure), real(figure, path)))
+    return figures
+
+
+def test_plot_degradation(drawn, tmp_path):
+    results = {
+        "one": {"layers": [0, 1, 2], "average": [None, 40.0, 30.0]},
+        "two": {"layers": [1], "average": [None]},
+    }
+    plot_degradation(results, tmp_path / "curve.png")
+    (axes,) = drawn[0].axes
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one (best 40.00, 1 layers)", "two"]
+    star, curve, _ = axes.lines
+    assert (star.get_xdata(), star.get_ydata()) == ([1], [40.0])
+    np.testing.assert_array_equal(curve.get_ydata(), [np.nan, 40, 30])
+    with pytest.raises(ValueError, match="empty"):
+        plot_degradation({}, tmp_path / "no.png")
+
+
+def test_plot_dependency(drawn, tmp_path):
+    groups = {"causal": np.array([0.1, np.nan, 0.3]), "none": np.array([np.nan]), "both": np.array([0.5])}
+    plot_dependency(groups, tmp_path / "box.png")
+    (axes,) = drawn[0].axes
+    names = [text.get_text() for text in axes.get_xticklabels()]
+    assert names == ["causal\n(2 sentences, mean 0.200)", "both\n(1 sentences, mean 0.500)"]
+    with pytest.raises(ValueError, match="empty"):
+        plot_dependency({"none": groups["none"]}, tmp_path / "no.png")

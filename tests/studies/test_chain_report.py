@@ -1,0 +1,192 @@
+"""The report of chains: measures by hand, the page, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+from sentence_transformers import util
+
+from raoe_train.cli import main
+from raoe_train.job_table import run
+from raoe_train.studies.drift import drift, unrelated
+from tests.tiny import SENTENCES, tiny_encoder
+
+
+def at(*degrees):
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def cos(degrees):
+    return np.cos(np.radians(degrees))
+
+
+def test_drift_by_hand():
+    found = drift([at(0, 10, 20, 15, 40), at(0, 30, 30)], length=6)
+    # 10 > 20 does, 20 > 15 does not, 15 > 40 does; 30 > 30 does not; the sources' own pairs do not count
+    assert (found["chains"], found["neighbours"], found["descending"]) == (2, 4, 0.5)
+    # Of two chains drawn from two: the first twice (2 of 3), the second twice (0 of 1) or each once (2 of 4).
+    assert found["interval"] == [0, pytest.approx(2 / 3)]
+    np.testing.assert_allclose(
+        found["to_source"], [1, (cos(10) + cos(30)) / 2, (cos(20) + cos(30)) / 2, cos(15), cos(40), np.nan]
+    )
+    assert found["similarity"][2][1] == pytest.approx((cos(10) + 1) / 2)
+    assert found["similarity"][4][2] == pytest.approx(cos(20)) and np.isnan(found["similarity"][5]).all()
+    two_apart = [cos(20), cos(5), cos(20), cos(30)]
+    assert found["by_distance"][2] == pytest.approx(np.mean(two_apart))
+    assert found["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(found["by_distance"][5])
+
+
+def test_what_is_beyond_the_length_is_not_read():
+    found = drift([at(0, 10, 20, 15, 40)], length=3)
+    assert (found["neighbours"], found["descending"]) == (1, 1.0)
+    np.testing.assert_allclose(found["to_source"], [1, cos(10), cos(20)])
+    found = drift([at(0, 10)], length=3)
+    assert found["neighbours"] == 0 and found["descending"] is None and found["interval"] is None
+
+
+def test_chains_are_resampled_whole():
+    """Whole chains that descend or rise: the interval is as wide as for their number, not that of their pairs."""
+    down, up = at(*range(0, 80, 4)), at(0, *range(76, 0, -4))
+    found = drift([down, up] * 8, length=20)
+    assert found["descending"] == 0.5
+    # a binomial count of 16 at 1/2: 0.5 -+ 1.96 x 0.125
+    assert found["interval"] == pytest.approx([0.255, 0.745], abs=0.01)
+
+
+def test_unrelated_by_hand():
+    assert unrelated(at(0, 60, 120)) == pytest.approx((0.5 + 0.5 - 0.5) / 3)
+    assert unrelated(at(0)) is None
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("encoder") / "model"
+    tiny_encoder(double=False).eval().save_pretrained(str(path))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Chains of two methods from the same sources, in another order."""
+
+    def write(name, method, chains):
+        path = tmp_path / name
+        rows = [{"id": key, "sentences": sentences, "method": method} for key, sentences in chains]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    s = SENTENCES
+    first = write("a.jsonl", "guided", [(1, [s[0], s[1], "a | b", s[3], s[4]]), (2, [s[5], s[6], s[7], s[8], s[9]])])
+    second = write("b.jsonl", "iterative", [(2, [s[5], s[2], s[7], s[1]]), (1, [s[0], s[9], s[9], s[10]])])
+    (tmp_path / "b.jsonl.json").write_text(json.dumps({"failed_chains": {"repeated": 3, "empty": 1}}))
+    return first, second, write
+
+
+def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
+    first, second, _ = files
+    words = ["report", str(first), str(second), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
+    assert main([*words, "--length", "4"]) == 0
+    assert "of neighbours in descending order" in capsys.readouterr().out
+    found = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert list(found["chains"]) == ["guided", "iterative"] and found["sources"] == 2
+    assert found["given_up"] == {"iterative": {"repeated": 3, "empty": 1}}
+
+    model = tiny_encoder(double=False).eval()
+
+    def cosines(*texts):
+        return util.cos_sim(*(model.encode([text], convert_to_tensor=True) for text in texts)).item()
+
+    s = SENTENCES
+    mine = [cosines(s[0], text) for text in (s[1], "a | b", s[3])], [cosines(s[5], text) for text in s[6:9]]
+    falls = [a > b for chain in mine for a, b in itertools.pairwise(chain)]
+    assert found["chains"]["guided"]["descending"] == np.mean(falls)
+    np.testing.assert_allclose(found["chains"]["guided"]["to_source"], [1, *np.mean(mine, axis=0)], atol=1e-5)
+    assert found["unrelated"] == pytest.approx(cosines(s[0], s[5]), abs=1e-5)
+
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert "| iterative | 2 | 4 |" in page and "| guided | 2 | - |" in page
+    assert "Given up, iterative: 3 repeated, 1 empty" in page and "a \\| b" in page
+    # the case study shows what does not descend: of the repeated sentence the second
+    row = next(line for line in page.splitlines() if line.startswith("| 2 | a "))
+    assert row.endswith(f"**{s[9]} [{cosines(s[0], s[9]):.4f}]** |")
+    assert row.count("**") == 2 + 2 * (mine[0][1] >= mine[0][0])
+    assert f"## {s[5]}" in page and s[4] not in page  # beyond the length
+    assert (tmp_path / "page" / "similarity.png").read_bytes().startswith(b"\x89PNG")
+    assert not re.search(r"\bnan\b", page, re.IGNORECASE)
+
+    before = (tmp_path / "page" / "report.json").read_bytes()
+    assert main([*words, "--length", "4"]) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert (tmp_path / "page" / "report.json").read_bytes() == before
+    assert main([*words, "--length", "3"]) == 2
+    assert "overwrite" in capsys.readouterr().err
+    assert main([*words, "--length", "3", "--overwrite"]) == 0
+
+
+def test_places_that_no_chain_has_are_null(files, encoder, tmp_path):
+    found = run("report", results=[str(files[1])], model={"name": str(encoder)}, output=str(tmp_path / "page"))
+    assert found["chains"]["iterative"]["to_source"][4:] == [None] * 12
+    assert "NaN" not in (tmp_path / "page" / "report.json").read_text()
+
+
+def test_two_files_of_one_method(files, encoder, tmp_path):
+    first, _, write = files
+    more = write("c.jsonl", "guided", [(1, SENTENCES[3:7])])
+    config = {"model": {"name": str(encoder)}, "output": str(tmp_path / "page")}
+    found = run("report", results=[str(first), str(more)], **config)
+    assert list(found["chains"]) == ["guided (a)", "guided (c)"]
+    # no source has a chain of both: those of the first file are shown
+    assert [case["source"] for case in found["cases"]] == [SENTENCES[0], SENTENCES[5]]
+    assert list(found["cases"][0]["chains"]) == ["guided (a)"]
+    with pytest.raises(ValueError, match="same method and name"):
+        run("report", results=[str(first), str(first)], **config)
+
+
+def test_chains_are_drawn(files, encoder, tmp_path):
+    many = files[2]("many.jsonl", "guided", [(n, [f"a {n}", "b", "c", "d"]) for n in range(20)])
+    config = {"model": {"name": str(encoder)}, "max_chains": 5, "examples": 9}
+
+    def drawn(seed, name):
+        found = run("report", results=[str(many)], seed=seed, output=str(tmp_path / name), **config)
+        return [case["source"] for case in found["cases"]]
+
+    first = drawn(1, "x")
+    assert len(first) == 5 and first == drawn(1, "y") and first != drawn(2, "z")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"results": []}, "name what to report"),
+        ({"output": None}, "output is missing"),
+        ({"length": 2}, "length must be at least 3"),
+        ({"max_chains": 0}, "max_chains must be at least 1"),
+        ({"resamples": 0}, "resamples must be at least 1"),
+        ({"results": ["no.jsonl"]}, "no such file"),
+    ],
+)
+def test_what_cannot_be(files, encoder, tmp_path, changes, message):
+    good = {"results": [str(files[0])], "model": {"name": str(encoder)}, "output": str(tmp_path / "page")}
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("report", **{**good, **changes})
+    assert not (tmp_path / "page").exists()
+
+
+def test_a_hole_is_an_error_or_a_counted_skip(files, encoder, tmp_path, capsys):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
+    words = ["report", str(broken), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
+    assert main(words) == 2
+    assert "line 3" in capsys.readouterr().err
+    assert main([*words, "--on_error", "skip"]) == 0
+    assert "| guided | 2 |" in (tmp_path / "page" / "report.md").read_text()
+
+
+def test_a_file_is_no_folder(files, encoder, tmp_path):
+    with pytest.raises(ValueError, match="is a file"):
+        run("report", results=[str(files[0])], model={"name": str(encoder)}, output=str(files[0]))

@@ -1,0 +1,291 @@
+"""The margins losses: their values, training on what is mined for them, and the sweep over margins."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from raoe_train import run
+from raoe_train.config import LossConfig
+from raoe_train.losses.registry import LOSSES, check_loss, library_loss
+from raoe_train.recipe import load
+from raoe_train.studies.plots import pareto
+from raoe_train.studies.polarity_report import best_variants
+from raoe_train.studies.sweep import expand, preparations
+from raoe_train.studies.sweep_scores import columns, score
+from raoe_train.training.run_directory import finished_metrics
+from tests.tiny import SENTENCES, tiny_encoder
+
+# Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
+ANCHOR, AT60, AT90 = ([[1.0, 0.0]], [[0.5, math.sqrt(0.75)]], [[0.0, 1.0]])
+
+
+def value(name, embeddings, labels=None, **settings):
+    loss = library_loss(LossConfig(name=name, **settings), None)
+    labels = None if labels is None else torch.tensor(labels)
+    return float(loss.compute_loss_from_embeddings([torch.tensor(rows) for rows in embeddings], labels))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"margin": 0.1, "distance": "cosine"}, 0.0),
+        ({"margin": 0.7, "distance": "cosine"}, 0.5 - 1 + 0.7),
+        ({"margin": 0.7, "distance": "euclidean"}, 1 - math.sqrt(2) + 0.7),
+        ({}, 1 - math.sqrt(2) + 5),  # sentence-transformers' own
+    ],
+)
+def test_triplet_by_hand(settings, expected):
+    assert value("triplet", [ANCHOR, AT60, AT90], **settings) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "similar", "different"),
+    [
+        # half of d² and of (margin - d)², of a distance of 0.5 (cosine) or 1
+        ({"margin": 0.75}, 0.125, 0.03125),
+        ({"margin": 0.25}, 0.125, 0.0),
+        ({"margin": 1.5, "distance": "euclidean"}, 0.5, 0.125),
+        ({}, 0.125, 0.0),
+    ],
+)
+def test_contrastive_by_hand(settings, similar, different):
+    assert value("contrastive", [ANCHOR, AT60], [1], **settings) == pytest.approx(similar, abs=1e-5)
+    assert value("contrastive", [ANCHOR, AT60], [0], **settings) == pytest.approx(different, abs=1e-5)
+
+
+def test_online_contrastive_by_hand():
+    """Of pairs at distances 0.5 (different) and 1 (similar) both are hard: 1² + (0.75 - 0.5)², a sum."""
+    pairs = [ANCHOR * 2, AT60 + AT90]
+    assert value("online_contrastive", pairs, [0, 1], margin=0.75) == pytest.approx(1.0625, abs=1e-5)
+    # the other way round none is
+    assert value("online_contrastive", pairs, [1, 0], margin=0.75) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_multiple_negatives_by_hand():
+    """Anchors at 0 and 90 degrees, their positives at 60 each: cosines 0.5, 0.5 and sin 60, sin 60 times 2."""
+    found = value("multiple_negatives", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
+    assert found == pytest.approx(math.log(2), abs=1e-5)
+    sharp = value("multiple_negatives", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
+    assert sharp == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
+    """No difference of distances reaches 2 or -2, so nothing is ever cut: the paper's 5, 7.5 and 10 train alike."""
+    generator = torch.Generator().manual_seed(0)
+    gradients = []
+    for margin in (2.0, 5.0, 7.5, 10.0, 1.0):
+        rows = torch.randn(3, 200, 4, generator=generator.manual_seed(0), dtype=torch.float64, requires_grad=True)
+        unit = torch.nn.functional.normalize(rows, dim=-1)
+        loss = library_loss(LossConfig(name="triplet", margin=margin, distance=distance), None)
+        (gradient,) = torch.autograd.grad(loss.compute_loss_from_embeddings(list(unit), None), rows)
+        gradients.append(gradient)
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:4])
+    assert not torch.allclose(gradients[0], gradients[4])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "triplet", "distance": "manhattan"}, "loss.distance must be one of cosine, euclidean"),
+        ({"name": "contrastive", "margin": -0.1}, "loss.margin must be a number from 0"),
+        ({"name": "triplet", "margin": math.nan}, "loss.margin must be a number from 0"),
+        ({"name": "triplet", "mini_batch_size": 8}, "loss triplet has no loss.mini_batch_size .* on their own"),
+        ({"name": "multiple_negatives", "gather_across_devices": True}, "infonce has them"),
+        ({"name": "contrastive", "scale": "auto"}, "is measured on scored pairs"),
+    ],
+)
+def test_what_a_loss_cannot_have(settings, message):
+    with pytest.raises(ValueError, match=message):
+        check_loss(LossConfig(**settings))
+
+
+def test_what_a_loss_does_not_have_is_said(capsys):
+    check_loss(LossConfig(name="multiple_negatives", margin=0.5))
+    assert "loss multiple_negatives has no margin: ignored" in capsys.readouterr().out
+    assert "distance" not in LOSSES["mse"].keys
+
+
+def labelled(path):
+    """Sentences of two classes, with test and train, each train sentence in three variants."""
+    rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:6])]
+    rows += [("train", n % 2, f"{text}{word}") for n, text in enumerate(SENTENCES) for word in ("", " now", " then")]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("split\tlabel\ttext\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("encoder")
+    tiny_encoder(double=False).save(str(folder))
+    return str(folder)
+
+
+@pytest.mark.parametrize("loss", ["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"])
+def test_trains_on_what_is_mined(tmp_path, encoder, loss):
+    """And learns: what was mined for a loss has a lower one afterwards."""
+    source, mined = labelled(tmp_path / "polarity" / "set.tsv"), str(tmp_path / "mined.jsonl")
+    options = {"mining.threshold": 0.0, "mining.k": 3, "mining.count": 60}
+    options |= {"data.input": f"{source}#train", "model.name": encoder, "loss": loss, "output": mined}
+    run("mine", None, **options)
+    settings = {
+        "model.name": encoder,
+        "model.device": "cpu",
+        "data.train": [mined],
+        "data.dir": str(tmp_path),
+        "loss": {"name": loss} if loss in ("multiple_negatives", "mse") else {"name": loss, "margin": 0.5},
+        "training": {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "logging_steps": 1, "seed": 1},
+        "evaluation.tasks": ["polarity:set"],
+        "polarity": {"k": 4, "sources": 4},
+        "output": str(tmp_path / "out"),
+    }
+    metrics = run("train", None, **settings)
+    log = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert sum(losses[-4:]) < sum(losses[:4])
+    before, after = (metrics[when]["tasks"]["polarity:set"] for when in ("before", "after"))
+    assert before != after and after["sentences"] == 6 and after["sources"] == 24
+    assert metrics["pairs"] == {"mined": 60}
+
+
+def test_labels_that_are_not_0_or_1(tmp_path, encoder):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("sentence1\tsentence2\tlabel\na\tb\t1\nc\td\t2\n")
+    settings = {"model.name": encoder, "loss.name": "contrastive", "data.train": [str(path)]}
+    with pytest.raises(ValueError, match="line 3: label is '2'; known are 0, 1"):
+        run("train", None, **settings, output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="labels are 1 for similar and 0 for not, got 2"):
+        run("train", None, **settings, output=str(tmp_path / "other"), **{"data.labels": {"1": 1, "2": 2}})
+    with pytest.raises(ValueError, match="loss triplet has one negative"):
+        settings = {**settings, "loss.name": "triplet", "data.neutral": True}
+        run("train", None, **settings, output=str(tmp_path / "third"))
+
+
+def table(folder, encoder, **changes):
+    """A sweep like the shipped one, in small."""
+    labelled(folder / "polarity" / "set.tsv")
+    mined = "{output}/mined/triplet.jsonl"
+    made = {
+        "base": "margins",
+        "model": encoder,
+        "data_dir": str(folder),
+        "tasks": ["polarity:set"],
+        "prepare": {
+            "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
+            "triplet": {
+                "job": "mine",
+                "data": {"input": "{data_dir}/polarity/set.tsv#train"},
+                "model": {"name": "{model}"},
+                "mining": {"threshold": 0.0, "k": 3, "count": 40, "cache": "{output}/mined/cache"},
+                "output": mined,
+            },
+        },
+        "settings": {
+            "data": {"train": [mined]},
+            "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2, "save_strategy": "no"},
+            "evaluation": {"tasks": ["polarity:set"]},
+            "polarity": {"k": 4, "sources": 4, "curve": [1, 4, 8], "cache": "{output}/reference"},
+        },
+        "variants": {
+            "triplet": {"grid": {"loss.margin": [0.1, 5, 10]}},
+            "broken": {"loss": {"name": "contrastive"}},
+        },
+        "output": str(folder / "sweep"),
+    }
+    return {**made, **changes}
+
+
+def test_a_small_sweep(tmp_path, encoder):
+    """From labelled texts to the report, in one call; a run that fails does not stop the rest; nothing is redone."""
+    made = table(tmp_path, encoder)
+    result = run("sweep", **made)
+    assert result["failed"] == ["broken-seed42"]  # triplets have no labels
+    rows = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in result["results"]}
+    assert list(rows) == ["triplet-margin-0.1", "triplet-margin-5", "triplet-margin-10"]
+    five, ten = rows["triplet-margin-5"], rows["triplet-margin-10"]
+    assert five == ten != rows["triplet-margin-0.1"]  # unit vectors: see above
+    folder = tmp_path / "sweep"
+    report = (folder / "report.md").read_text()
+    assert "| variant | seeds | P set | S set | steps | minutes |" in report
+    assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
+    (start,) = (json.loads(path.read_text())["scores"] for path in (folder / "start").glob("*.json"))
+    before = start["tasks"]["polarity:set"]
+    assert f"| {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
+    assert set(before["curve"]) == {"1", "4", "8"}
+    for name in ("polarity-margin", "polarity-against-similarity", "polarity-k"):
+        assert (folder / f"{name}.png").stat().st_size > 1000 and f"({name}.png)" in report
+    assert not (folder / "demo").exists(), "nothing speaks of it"
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
+    del times[folder / "results.jsonl"]
+    run("sweep", **made)
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items() if "broken" not in str(path))
+    assert finished_metrics(expand(load("sweep", None, made))[0].config) is not None
+
+
+def test_what_is_prepared(tmp_path, encoder):
+    config = load("sweep", None, table(tmp_path, encoder))
+    runs = expand(config)
+    assert list(preparations(config, runs)) == ["triplet"]
+    job, recipe, values = preparations(config, runs)["triplet"]
+    assert (job, recipe, values["data"]["input"]) == ("mine", None, f"{tmp_path}/polarity/set.tsv#train")
+    # what a preparation speaks of is prepared, too, and before it
+    config.prepare["triplet"]["model"] = {"name": "{output}/demo"}
+    assert list(preparations(config, runs)) == ["unused", "triplet"]
+    config.prepare["triplet"]["mining"] = {"kk": 1}
+    with pytest.raises(ValueError, match=r"unknown key mining.kk \(did you mean mining.k\?\)"):
+        preparations(config, runs)
+    config.prepare["triplet"] = {"job": "mine"}
+    with pytest.raises(ValueError, match=r"prepare\.triplet must say a job and its output"):
+        preparations(config, runs)
+
+
+def test_the_shipped_sweep(tmp_path):
+    """The margins of Table 2, on both sets; what it prepares is what it trains on."""
+    config = load("sweep", "margins", {"model": "M", "data_dir": "D", "output": str(tmp_path)})
+    runs = expand(config)
+    margins = {}
+    for made in runs:
+        margins.setdefault(made.family, []).append(made.config.loss.margin)
+    assert margins["sst2-minilm-triplet"] == [0.01, 0.1, 1, 5, 7.5, 10]
+    assert margins["headlines-demo-contrastive"] == margins["sst2-minilm-online"] == [0.1, 0.25, 0.5, 0.75, 1]
+    needed = preparations(config, runs)
+    assert set(needed) == set(config.prepare)
+    outputs = {values["output"]: values for _, _, values in needed.values()}
+    for made in runs:
+        wanted = outputs[made.config.data.train[0]]
+        assert wanted["loss"].removeprefix("online_") == made.config.loss.name.removeprefix("online_")
+        set_of = made.config.evaluation.tasks[0].removeprefix("polarity:")
+        assert f"/{set_of}.tsv.gz#train" in wanted["data"]["input"]
+
+
+def result(family, margin, p, s, seed=1, name="set"):
+    after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
+    names = {"variant": f"{family}-{margin}", "family": family}
+    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after}
+
+
+def test_the_best_of_each_family():
+    rows = [result("a", 1, 60, 50), result("a", 1, 70, 50, seed=2), result("a", 5, 80, 39), result("b", 1, 50, 10)]
+    rows.append(result("c", 1, 99, 99, name="other"))
+    assert list(best_variants(rows, "polarity:set")) == ["a-5", "b-1"]  # 119 against 115
+    rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
+    assert list(best_variants(rows, "polarity:set")) == ["a-1", "b-1"]
+    assert score(rows[0], "P set") == 60 and score(rows[0], "S set") == 50 and score(rows[0], "P other") is None
+    assert columns(["polarity:set"], rows) == ["P set", "S set"]
+    assert columns(["sick", "polarity:set"], rows) == ["dev", "sick", "average", "P set", "S set"]
+
+
+def test_the_front():
+    assert pareto([(1, 5), (2, 4), (2, 3), (0, 5), (3, 1), (1, 5)]) == [True, True, False, False, True, True]
+
+
+def test_margins_recipe_is_the_papers_training():
+    config = load("train", "margins")
+    assert (config.loss.name, config.loss.margin, config.loss.distance) == ("triplet", 0.1, "cosine")
+    training = config.training
+    assert (training["epochs"], training["batch_size"], training["learning_rate"]) == (5, 64, 3e-5)

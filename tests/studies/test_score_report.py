@@ -1,0 +1,261 @@
+"""The report of results: intervals by hand and beside scipy's, the page, the papers' rows, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+from raoe_train.cli import main
+from raoe_train.data.files import write_rows
+from raoe_train.evaluation.tasks import Examples
+from raoe_train.job_table import run
+from raoe_train.studies.bootstrap import _metric, bootstrap, interval, read_examples, write_examples
+from raoe_train.studies.score_report import PUBLISHED
+from tests.tiny import SENTENCES, tiny_encoder
+
+
+def test_bootstrap_by_hand():
+    first, second = Examples(np.array([0.0, 100.0])), Examples(np.array([100.0, 100.0]))
+    drawn = bootstrap(first, second, 4000, seed=1)
+    # of two draws of two: the first example twice, once, never
+    values, counts = np.unique(drawn, return_counts=True)
+    assert values.tolist() == [0, 50, 100]
+    np.testing.assert_allclose(counts / 4000, [0.25, 0.5, 0.25], atol=0.03)
+    assert interval(drawn) == (0, 100)
+    np.testing.assert_array_equal(bootstrap(second, first, 50, seed=1), -drawn[:50])
+    assert not np.array_equal(bootstrap(first, second, 50, seed=2), drawn[:50])
+
+
+def test_the_middle_95_percent():
+    assert interval(np.arange(1001.0)) == (25, 975)
+    assert interval(np.append(np.arange(1001.0), np.nan)) == (25, 975)
+
+
+def correlated(noise, seed, gold):
+    return Examples(gold + np.random.default_rng(seed).normal(scale=noise, size=len(gold)), gold)
+
+
+def test_correlations_are_scipys():
+    gold = np.round(np.random.default_rng(0).uniform(0, 5, 60), 0)
+    first, second = correlated(2, 1, gold), correlated(0.5, 2, gold)
+    everything = np.arange(60)
+    assert _metric(first, everything) == pytest.approx(100 * stats.spearmanr(first.values, gold).statistic)
+
+    def difference(a, b, c):
+        return 100 * (stats.spearmanr(b, c).statistic - stats.spearmanr(a, c).statistic)
+
+    theirs = stats.bootstrap(
+        (first.values, second.values, gold), difference,
+        paired=True, vectorized=False, n_resamples=1500, method="percentile",
+    )  # fmt: skip
+    ours = interval(bootstrap(first, second, 1500, seed=3))
+    np.testing.assert_allclose(ours, theirs.confidence_interval, atol=3)
+    assert ours[0] > 10
+
+
+def test_nothing_to_correlate_is_no_number():
+    same = Examples(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
+    assert np.isnan(_metric(same, np.array([0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("values", "gold"), [([1.0, 2.0, 3.0], None), ([1.0, 2.0], [1.0, 2.0])], ids=["count", "gold"]
+)
+def test_examples_of_other_data_are_refused(values, gold):
+    with pytest.raises(ValueError, match="not of the same data"):
+        bootstrap(Examples(np.array([1.0, 2.0])), Examples(np.array(values), gold and np.array(gold)), 10, 0)
+
+
+def test_examples_belong_to_their_result(tmp_path):
+    examples = {"a:b/c.tsv": Examples(np.array([1.0, 2.0]), np.array([3.0, 4.0])), "d": Examples(np.array([5.0]))}
+    write_examples(tmp_path / "x.json", examples, {"model": "m"})
+    found = read_examples(tmp_path / "x.json", {"model": "m"})
+    assert found["a:b/c.tsv"].gold.tolist() == [3, 4] and found["a:b/c.tsv"].values.tolist() == [1, 2]
+    assert found["d"].values.tolist() == [5] and found["d"].gold is None and len(found) == 2
+    assert read_examples(tmp_path / "x.json", {"model": "another"}) == {}
+    assert read_examples(tmp_path / "y.json", {"model": "m"}) == {}
+    (tmp_path / "x.json.examples.npz").write_text("no")
+    with pytest.raises(ValueError, match=r"x\.json\.examples\.npz cannot be read"):
+        read_examples(tmp_path / "x.json", {"model": "m"})
+
+
+def test_published_rows_average_to_what_the_papers_print():
+    """A number that was misread would not."""
+    known = yaml.safe_load(PUBLISHED.read_text())
+    printed = [81.57, 82.43, 85.11, 88.17, 86.06, 88.90, 86.35, 88.31, 88.18, 89.37]
+    printed += [85.24, 85.96, 86.26, 81.17, 81.33, 47.53, 48.19, 47.22, 48.04]
+    rows = [
+        (values, known[kind]["tasks"])
+        for kind in ("sts", "rerank")
+        for models in known[kind]["papers"].values()
+        for values in models.values()
+    ]
+    assert all(len(values) == len(tasks) for values, tasks in rows)
+    np.testing.assert_allclose([np.mean(values) for values, _ in rows], printed, atol=0.0061)
+
+
+def result(folder, name, tasks, **more):
+    found = {"tasks": tasks, "average": None, "model": name, "versions": {"torch": "2.x"}, "commit": "abc", **more}
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(found))
+    return str(path)
+
+
+def sts(spearman, pairs=1379):
+    return {"kind": "sts", "main": "spearman", "spearman": spearman, "pearson": 1.0, "pairs": pairs}
+
+
+def accuracy(value):
+    return {"kind": "transfer", "main": "accuracy", "accuracy": value, "examples": 5}
+
+
+def lines(folder):
+    return (folder / "report.md").read_text().splitlines()
+
+
+def test_page(tmp_path):
+    names = [
+        result(tmp_path, "one", {"stsb": sts(80.001), "sick": sts(None, 4927), "cr": accuracy(70.0)}),
+        result(tmp_path, "two", {"stsb": sts(80.002), "sick": sts(70.0, 4927), "cr": accuracy(60.0)}),
+        result(tmp_path, "three", {"stsb": sts(70.0), "sick": sts(75.0, 4927)}),
+        result(tmp_path, "four", {"stsb": sts(60.0), "sick": sts(60.0, 4927)}),
+    ]
+    found = run("report", results=names, output=str(tmp_path / "page"))
+    page = lines(tmp_path / "page")
+    # equal as they are shown: both the best; an average over something undefined is none
+    assert "| one | **80.00** | - | - |" in page and "| two | **80.00** | <u>70.00</u> | **75.00** |" in page
+    assert "| three | <u>70.00</u> | **75.00** | <u>72.50</u> |" in page and "| four | 60.00 | 60.00 | 60.00 |" in page
+    assert "| one | **70.00** |" in page and "| two | <u>60.00</u> |" in page
+    # of the paper's columns those that are here, and their average
+    assert "| *RAOE-S1, BERT base (RAOE, Table 1)* | 87.59 | 84.00 | 85.80 |" in page
+    assert not any("**" in line for line in page if line.startswith("| *")), "papers' numbers are not ranked"
+    assert "- two: model two, commit abc, torch 2.x" in page
+    assert found["scores"]["transfer"] == {"one": {"cr": 70.0}, "two": {"cr": 60.0}}
+    assert found["differences"] == {} and "## Differences" not in page
+    assert (tmp_path / "page" / "scores.png").stat().st_size > 1000
+    assert json.loads((tmp_path / "page" / "report.json").read_text())["scores"] == found["scores"]
+
+
+def test_papers_rows_are_of_the_same_sets(tmp_path):
+    """Not of a part of it, another split, or another kind."""
+    for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
+        found = run("report", results=[result(tmp_path, "x", tasks)], output=str(tmp_path / str(number)))
+        assert not found["published"]
+    found = run("report", results=[result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})],
+                output=str(tmp_path / "y"))  # fmt: skip
+    assert found["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
+        "sts:stsb": 89.04, "my.tsv": None, "average": None
+    }
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """Two encoders on three sets, with examples."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    write_rows(folder / "pairs.tsv", ["sentence1", "sentence2", "score"], [
+        {"sentence1": SENTENCES[i], "sentence2": SENTENCES[j], "score": (i * j) % 5}
+        for i in range(8) for j in range(i)
+    ])  # fmt: skip
+    write_rows(folder / "transfer.tsv", ["text", "label"], [
+        {"text": f"{SENTENCES[i % 11]} {SENTENCES[i % 5]} {i}", "label": i % 2} for i in range(60)
+    ])  # fmt: skip
+    (folder / "queries.jsonl").write_text("".join(
+        json.dumps({"query": SENTENCES[i], "positive": SENTENCES[i + 1], "negative": SENTENCES[i + 2]}) + "\n"
+        for i in range(6)
+    ))  # fmt: skip
+    tasks = [f"sts:{folder}/pairs.tsv", f"transfer:{folder}/transfer.tsv", f"rerank:{folder}/queries.jsonl"]
+    for name in ("a", "b"):
+        encoder = folder / name
+        model = tiny_encoder(double=False)
+        if name == "b":
+            for parameter in model.parameters():
+                parameter.data *= 1.5
+        model.save_pretrained(str(encoder), create_model_card=False)
+        run("evaluate", model={"name": str(encoder)}, tasks=tasks, output=str(folder / f"{name}.json"))
+    return folder, tasks
+
+
+def test_differences_of_what_evaluate_wrote(evaluated, tmp_path, capsys):
+    folder, tasks = evaluated
+    words = ["report", str(folder / "a.json"), str(folder / "b.json"), "--output", str(tmp_path), "--resamples", "50"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "report.json").read_text())
+    results = [json.loads((folder / f"{name}.json").read_text())["tasks"] for name in ("a", "b")]
+    rows = found["differences"]["b"]
+    assert list(rows) == tasks, "of several kinds there is no average"
+    for word, metric, examples in zip(tasks, ("spearman", "accuracy", "map"), (28, 60, 6), strict=True):
+        row = rows[word]
+        assert row["difference"] == pytest.approx(results[1][word][metric] - results[0][word][metric])
+        assert row["low"] <= row["difference"] <= row["high"] and row["examples"] == examples
+        assert f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})" in printed
+    assert len({(row["low"], row["high"]) for row in rows.values()}) == 3
+    assert (tmp_path / "differences.png").stat().st_size > 1000
+    # again: there already; other resamples: in the way
+    assert main(words) == 0 and "there already" in capsys.readouterr().out
+    assert main([*words[:-1], "60"]) == 2 and "overwrite" in capsys.readouterr().err
+    assert main([*words[:-1], "60", "--overwrite"]) == 0
+
+
+def test_the_average_resamples_each_task(tmp_path):
+    """Two tasks of one kind, whose differences are 10 and 30 with every draw."""
+    paths = []
+    for name, first, second in (("one", 1.0, 2.0), ("two", 11.0, 32.0)):
+        settings = {"tasks": {"cr": "x", "mr": "y"}, "model": {}}
+        paths.append(result(tmp_path, name, {"cr": accuracy(first), "mr": accuracy(second)}, settings=settings))
+        examples = {"cr": Examples(np.full(3, first)), "mr": Examples(np.full(4, second))}
+        write_examples(tmp_path / f"{name}.json", examples, settings)
+    found = run("report", results=paths, output=str(tmp_path / "page"), resamples=20)
+    assert found["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
+    assert "| average | 7 | **+20.00 (+20.00 to +20.00)** |" in lines(tmp_path / "page")
+
+
+def test_a_directory_of_train_is_a_result(tmp_path):
+    directory = tmp_path / "trained"
+    directory.mkdir()
+    metrics = {"before": {}, "after": {"tasks": {"stsb": sts(81.0)}, "average": 81.0}, "versions": {"torch": "2.x"}}
+    (directory / "metrics.json").write_text(json.dumps({**metrics, "commit": None}))
+    found = run("report", results=[str(directory)], output=str(tmp_path / "page"))
+    assert found["scores"]["sts"] == {"trained": {"stsb": 81.0}}
+    assert "| trained | 81.00 |" in lines(tmp_path / "page"), "one alone is not marked"
+
+
+def test_results_of_one_name_are_told_apart(tmp_path):
+    paths = []
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        paths.append(result(tmp_path / folder, "same", {"stsb": sts(50.0)}))
+    found = run("report", results=paths, output=str(tmp_path / "page"))
+    assert list(found["scores"]["sts"]) == paths
+    with pytest.raises(ValueError, match="twice"):
+        run("report", results=[paths[0]] * 2, output=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json", "is no result of"),
+        ("[]", "is no result of"),
+        ('{"tasks": {}}', "is no result of"),
+        ('{"after": {"spearman": 3}}', "is no result of"),
+    ],
+)
+def test_what_is_no_result(tmp_path, content, message):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        run("report", results=[str(tmp_path / "x.json")], output=str(tmp_path / "page"))
+
+
+def test_what_does_not_go_together(tmp_path):
+    one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": {"stsb": "a"}})
+    two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": {"stsb": "b"}})
+    with pytest.raises(ValueError, match="'stsb' is of different data"):
+        run("report", results=[one, two], output=str(tmp_path / "page"))
+    with pytest.raises(ValueError, match="are two reports"):
+        run("report", results=[one, str(tmp_path / "chains.jsonl")], output=str(tmp_path / "page"))
+    with pytest.raises(FileNotFoundError, match="no such result"):
+        run("report", results=[str(tmp_path / "none.json")], output=str(tmp_path / "page"))

@@ -1,0 +1,56 @@
+"""A real encoder, made from scratch in a fraction of a second, for tests of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from raoe_train.config import ModelConfig, ScratchConfig
+from raoe_train.encoders.load import load_encoder
+
+SENTENCES = [
+    "a man plays a guitar on the stage",
+    "someone is playing music",
+    "two dogs run through the snow",
+    "the dog sleeps",
+    "a child reads a long and interesting book about birds",
+    "nobody reads",
+    "the train arrives late in the evening",
+    "a train is on time",
+    "people walk",
+    "a woman cooks dinner for her family and friends",
+    "dinner is being cooked",
+]
+
+
+def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:
+    """A SentenceTransformer of one layer on the CPU."""
+    scratch = ScratchConfig(
+        vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16, dropout=dropout
+    )
+    config = ModelConfig(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
+    model = load_encoder(config, sentences=SENTENCES)
+    return (model.double() if double else model).train()
+
+
+def batch(model: Any, rows: int = 9) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Two tokenised columns of `rows` sentences, with scores (one tie) and labels of three classes."""
+    first = [SENTENCES[row % len(SENTENCES)] for row in range(rows)]
+    second = [SENTENCES[(3 * row + 1) % len(SENTENCES)] for row in range(rows)]
+    generator = torch.Generator().manual_seed(5)
+    score = torch.rand(rows, generator=generator, dtype=torch.float64)
+    if rows > 4:
+        score[1] = score[4]
+    label = torch.arange(rows) % 3
+    return [model.preprocess(first), model.preprocess(second)], {"score": score, "label": label}
+
+
+def gradients(model: Any) -> torch.Tensor:
+    """All gradients in one vector."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def total(loss: Any) -> torch.Tensor:
+    """The loss a trainer makes of what a loss module returns."""
+    return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss

@@ -1,0 +1,127 @@
+"""Conditional STS from (made-up) rows to the organisers' file: training by a rank loss, evaluation, submission."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raoe_train import run
+from raoe_train.config import ModelConfig
+from raoe_train.data.conditional import split_conditional
+from raoe_train.encoders.load import load_encoder
+from tests.decoders import saved_decoder
+
+PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'
+SCENES = ("a dog runs", "two men play chess", "a child reads", "the train is late")
+CONDITIONS = ("The number of people", "The animal", "The place")
+
+
+def write_rows(path: Path, rows: int = 24, *, hidden: bool = False) -> str:
+    lines = ["sentence1,sentence2,condition,label"]
+    for row in range(rows):
+        first, second = SCENES[row % 4], SCENES[row * 3 % 4]
+        label = -1 if hidden else 1 + row % 5
+        lines.append(f"{first},{second} {row},{CONDITIONS[row % 3]},{label}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("csts")
+    metrics = run(
+        "train",
+        None,
+        **{
+            "model.name": saved_decoder(folder),
+            "model.device": "cpu",
+            "model.bidirectional_layers": 1,
+            "model.max_seq_length": 40,
+            "model.prompt": PROMPT,
+            "data.train": [write_rows(folder / "train.csv")],
+            "data.dev": write_rows(folder / "dev.csv", rows=12),
+            "loss.name": "rank_margin",
+            "training": {"epochs": 2, "batch_size": 12, "learning_rate": 1e-3},
+            "evaluation.tasks": [str(folder / "dev.csv")],
+            "output": str(folder / "out"),
+        },
+    )
+    return folder, metrics
+
+
+def test_trains_and_evaluates(trained):
+    folder, metrics = trained
+    assert metrics["pairs"] == {"train": 24} and metrics["steps"] == 4
+    assert metrics["after"]["tasks"][str(folder / "dev.csv")]["pairs"] == 12
+    assert -100 <= metrics["after"]["spearman"] <= 100
+
+
+def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
+    folder, metrics = trained
+    # given again, or as saved with the model
+    tasks = [str(folder / "dev.csv")]
+    found = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
+    assert found["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
+    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
+    whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
+    assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
+
+
+def test_the_condition_counts(trained):
+    folder, _ = trained
+    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    before, _ = split_conditional(PROMPT)
+    one, two = (before.format(condition=condition) + SCENES[0] for condition in CONDITIONS[:2])
+    first, second = model.encode([one, two])
+    assert np.abs(first - second).max() > 1e-3
+
+
+def test_submission(trained):
+    folder, _ = trained
+    source, path = write_rows(folder / "test.csv", rows=7, hidden=True), folder / "predictions.json"
+    asked = {"model.name": str(folder / "out"), "model.device": "cpu", "data.input": source, "submission": str(path)}
+    assert run("evaluate", **asked)["predictions"] == 7
+    written = json.loads(path.read_text())
+    assert list(written) == [str(row) for row in range(7)]
+    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    before, _ = split_conditional(PROMPT)
+    texts = [before.format(condition=CONDITIONS[2]) + text for text in (SCENES[2], f"{SCENES[2]} 2")]
+    a, b = model.encode(texts)
+    assert written["2"] == pytest.approx(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss.name": "raoe"}, "no NLI labels: use loss rank_margin or cosent, or loss.gate score"),
+        ({"model.prompt": "{text} given {condition}"}, "{condition} must come before {text}"),
+        ({"data.train": ["hidden.csv"]}, "labels are hidden"),
+    ],
+)
+def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
+    folder, _ = trained
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "hidden.csv", hidden=True)
+    settings = {
+        "model.name": str(folder / "llama"),
+        "model.prompt": PROMPT,
+        "data.train": [str(folder / "train.csv")],
+        "loss.name": "cosent",
+        "output": str(tmp_path / "out"),
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message.replace("{", r"\{").replace("}", r"\}")):
+        run("train", **settings)
+
+
+def test_what_a_submission_needs(trained, tmp_path):
+    folder, _ = trained
+    asked = {"model.name": str(folder / "llama"), "submission": str(tmp_path / "out.json")}
+    with pytest.raises(ValueError, match="input is missing: the C-STS rows"):
+        run("evaluate", **asked)
+    with pytest.raises(ValueError, match="needs a prompt with"):
+        run("evaluate", **asked, **{"data.input": str(folder / "dev.csv")})

@@ -1,0 +1,208 @@
+"""Training decoders: pretraining one from scratch, triplets, the tiny recipe, analyses in `evaluate`, the sweep."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from raoe_train import run
+from raoe_train.config import ModelConfig
+from raoe_train.encoders.load import load_encoder
+from raoe_train.jobs.check import check_encoder
+from raoe_train.recipe import load
+from raoe_train.training.training_data import read_training_data
+from tests.decoders import saved_decoder
+from tests.tiny import SENTENCES
+
+SCRATCH = {
+    "architecture": "llama",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "layers": 2,
+    "heads": 2,
+    "intermediate_size": 32,
+}
+
+
+def nli_file(path, premises=12):
+    lines = ["premise\thypothesis\tlabel"]
+    for n in range(premises):
+        for label, word in enumerate(("surely", "maybe", "never")):
+            lines.append(f"{SENTENCES[n % len(SENTENCES)]} {n}\t{word} {SENTENCES[(n + 1) % len(SENTENCES)]}\t{label}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    training = {"epochs": 30, "batch_size": 8, "learning_rate": 5e-3, "bf16": False, "logging_steps": 10}
+    metrics = run(
+        "train",
+        "decoder-tiny",
+        **{
+            "model.scratch": SCRATCH,
+            "model.max_seq_length": 32,
+            "model.device": "cpu",
+            "data.train": [nli_file(folder / "nli.tsv")],
+            "training": training,
+            "output": str(folder / "out"),
+        },
+    )
+    return folder, metrics
+
+
+def test_pretraining_predicts_the_next_token(pretrained):
+    folder, metrics = pretrained
+    log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert losses[-1] < 0.3 * losses[0]
+    assert metrics["perplexity"] > 1 and metrics["tokens"] > 100
+    # what is saved is the decoder that was trained, with its head: a known sentence is likely, a shuffled one is not
+    model = AutoModelForCausalLM.from_pretrained(str(folder / "out")).eval()
+    encoder = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    assert torch.equal(model.model.embed_tokens.weight, encoder[0].model.embed_tokens.weight)
+    ids = encoder.tokenizer([f"{SENTENCES[1]} 1"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        likely = model(input_ids=ids, labels=ids).loss
+        shuffled = ids[:, [0, *reversed(range(1, ids.shape[1]))]]
+        assert likely < 0.5 * model(input_ids=shuffled, labels=shuffled).loss
+
+
+def test_pretraining_wants_a_decoder(tmp_path):
+    settings = {"model.scratch.architecture": "bert", "data.train": [nli_file(tmp_path / "nli.tsv")]}
+    with pytest.raises(ValueError, match="trains a decoder with tied embeddings, not a 'bert'"):
+        run("train", "decoder-tiny", **settings, output=str(tmp_path / "out"))
+
+
+def test_triplets_of_a_pair_file(tmp_path, capsys):
+    source = nli_file(tmp_path / "nli.tsv")
+    config = load("train", "bellm-tiny", {"data.train": [source]})
+    datasets, texts = read_training_data(config, 1)
+    assert datasets["nli"].column_names == ["anchor", "positive", "negative"] and len(datasets["nli"]) == 12
+    assert datasets["nli"][0]["positive"].startswith("surely") and datasets["nli"][0]["negative"].startswith("never")
+    assert len(list(texts)) == 36
+    assert "12 triplets, 12 rows dropped (neutral)" in capsys.readouterr().out
+    datasets, _ = read_training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}), 1)
+    assert datasets["nli"].column_names == ["anchor", "positive", "negative", "neutral"]
+    (tmp_path / "none.tsv").write_text("premise\thypothesis\tlabel\na b\tc\t0\n")
+    with pytest.raises(ValueError, match="contradict"):
+        read_training_data(load("train", "bellm-tiny", {"data.train": [str(tmp_path / "none.tsv")]}), 1)
+
+
+def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
+    folder, _ = pretrained
+    prompt = 'Summarize sentence {text} in one word:"'
+    results = {}
+    for mini in (None, 4):
+        out = tmp_path / f"out{mini}"
+        made = {
+            "model.name": str(folder / "out"),
+            "model.device": "cpu",
+            "model.prompt": prompt,
+            "model.bidirectional_layers": "all",
+            "data.train": [str(folder / "nli.tsv")],
+            "data.dev": None,
+            "loss.mini_batch_size": mini,
+            "evaluation.tasks": [],
+            "training": {"epochs": 3, "batch_size": 12, "learning_rate": 1e-3, "logging_steps": 1},
+            "output": str(out),
+        }
+        metrics = run("train", "bellm-tiny", **made)
+        assert metrics["steps"] == 3 and metrics["scale"] == {"nli": 20}
+        results[mini] = load_encoder(ModelConfig(name=str(out), device="cpu"))
+        assert check_encoder(results[mini])["failed"] == []
+    # gradient caching is the same training
+    plain, cached = (torch.tensor(results[mini].encode(SENTENCES)) for mini in (None, 4))
+    torch.testing.assert_close(cached, plain, atol=1e-3, rtol=1e-2)
+
+
+def test_evaluate_with_analyses(pretrained, tmp_path):
+    folder, _ = pretrained
+    lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
+    (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
+    asked = {
+        "model.name": str(folder / "out"),
+        "model.device": "cpu",
+        "model.prompt": 'Summarize sentence {text} in one word:"',
+        "tasks": [str(tmp_path / "pairs.tsv")],
+        "analyses": ["degradation", "dependency", "words"],
+        "output": str(tmp_path / "found.json"),
+    }
+    found = run("evaluate", **asked)["analyses"]
+    assert found["degradation"]["layers"] == [1, 2]
+    score = json.loads((tmp_path / "found.json").read_text())["tasks"][asked["tasks"][0]]["spearman"]
+    assert found["degradation"]["average"][-1] == pytest.approx(score)
+    assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
+    assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
+    assert {path.name for path in tmp_path.glob("*.png")} == {"found-degradation.png", "found-dependency.png"}
+    with pytest.raises(ValueError, match="analyses must be of degradation, dependency, words, got 'layers'"):
+        run("evaluate", **{**asked, "analyses": ["layers"]})
+
+
+def test_the_study_in_miniature(tmp_path):
+    """Its sweep as it ships, on a few sentences: a decoder is pretrained once, and every variant goes on from it."""
+    (tmp_path / "nli").mkdir()
+    for name, splits in (("snli", ("dev", "test")), ("mnli", ("train",))):
+        rows = ["split\tlabel\tpremise\thypothesis"]
+        for split in splits:
+            for row in nli_rows(8, split):
+                rows.append(f"{split}\t{row}")
+        (tmp_path / "nli" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    lines = ["split\tscore\tsentence1\tsentence2"]
+    lines += [f"{split}\t{n % 6}\t{a}\t{SENTENCES[0]}" for split in ("dev", "test") for n, a in enumerate(SENTENCES)]
+    for name in ("stsb", "sick"):
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    recipe = load("sweep", "bellm-study").variants
+    variants = {name: dict(recipe[name]) for name in ("pretrained", "causal", "last", "sum", "add")}
+    sources = [str(tmp_path / "nli" / "snli.tsv"), str(tmp_path / "nli" / "mnli.tsv")]
+    small = {"epochs": 1, "batch_size": 8, "bf16": False}
+    variants["pretrained"] |= {"data": {"train": sources}, "training": small,
+                               "model": {"device": "cpu", "scratch": SCRATCH, "max_seq_length": 40}}  # fmt: skip
+    for name in ("causal", "last", "sum", "add"):
+        variants[name] |= {
+            "seeds": [1, 2],
+            "data": {"train": [f"{sources[0]}#dev", f"{sources[0]}#test"], "dev": None},
+            "training": {**small, "learning_rate": 1e-3},
+            "model": {**variants[name]["model"], "device": "cpu", "max_seq_length": 40},
+        }
+    found = run(
+        "sweep",
+        "bellm-study",
+        data_dir=str(tmp_path),
+        output=str(tmp_path / "out"),
+        variants={**{name: None for name in recipe}, **variants},
+        compare=[["last", "causal"]],
+        only=["pretrained", "causal", "last", "sum", "add"],
+    )
+    assert found["failed"] == [] and len(found["results"]) == 9
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| last - causal | 2 |" in report and "paired t-test" in report
+    scores = {row["run"]: row["after"]["average"] for row in found["results"]}
+    assert scores["last-seed1"] != scores["causal-seed1"] != scores["sum-seed1"]
+
+
+def nli_rows(premises, split):
+    for n in range(premises):
+        for label, word in (("entailment", "surely"), ("contradiction", "never")):
+            yield f"{label}\t{SENTENCES[n]} {split}\t{word} {SENTENCES[n + 1]}"
+
+
+@pytest.mark.slow
+def test_the_tiny_recipe_learns(tmp_path):
+    metrics = run("train", "bellm-tiny", output=str(tmp_path / "out"))
+    assert metrics["before"]["tasks"]["builtin#test"]["spearman"] < 45
+    assert metrics["after"]["tasks"]["builtin#test"]["spearman"] > 75
+    model = load_encoder(ModelConfig(name=str(tmp_path / "out"), device="cpu"))
+    assert check_encoder(model)["failed"] == []
+
+
+def test_the_last_token_is_warned_of_in_training(tmp_path, caplog):
+    settings = {"name": saved_decoder(tmp_path), "device": "cpu", "pooling": "last", "bidirectional_layers": 1}
+    with caplog.at_level(logging.WARNING, logger="raoe_train"):
+        load_encoder(ModelConfig(**settings), train=True)
+    assert "pool the mean" in caplog.text

@@ -1,0 +1,383 @@
+"""Post-training on ranking sentences: the teacher and what is kept of it, ablations, training end to end, its study."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+import raoe_train.training.list_targets as teaching
+from raoe_kernels import refine_similarity
+from raoe_train import run
+from raoe_train.config import TeacherConfig
+from raoe_train.recipe import load
+from raoe_train.training.run_directory import finished_metrics
+from raoe_train.training.training_data import read_training_data
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.test_training import KILLED, write_pairs
+
+CHAINS = [SENTENCES[first : first + length] for first, length in ((0, 5), (2, 3), (4, 6), (1, 5), (5, 4), (3, 7))]
+
+
+def write_chains(path, lists=CHAINS):
+    path.write_text("".join(json.dumps({"id": n, "sentences": texts}) + "\n" for n, texts in enumerate(lists)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory):
+    """(student, teacher): folders of two small encoders with different weights."""
+    folders = []
+    for name in ("student", "teacher"):
+        folders.append(str(tmp_path_factory.mktemp(name)))
+        model = tiny_encoder(double=False, dropout=0.1)
+        if name == "teacher":
+            torch.manual_seed(7)  # with words that are far apart
+            torch.nn.init.normal_(model[0].model.embeddings.word_embeddings.weight, std=2)
+        model.save_pretrained(folders[-1])
+    return tuple(folders)
+
+
+def settings(folder, encoders, **changes):
+    made = {
+        "model.name": encoders[0],
+        "model.device": "cpu",
+        "teacher.name": encoders[1],
+        "teacher.device": "cpu",
+        "data.train": [write_chains(folder / "chains.jsonl")],
+        "data.dev": write_pairs(folder / "dev.tsv", rows=24),
+        "training": {"epochs": 2, "batch_size": 2, "learning_rate": 1e-3, "logging_steps": 1, "eval_steps": 2},
+        "output": str(folder / "out"),
+    }
+    return {**made, **changes}
+
+
+def targets(made, seed=42):
+    """(lists, their teachers) that a recipe trains on."""
+    datasets, texts = read_training_data(load("train", "ranking-post", made), seed)
+    (dataset,) = datasets.values()
+    lists = list(dataset["sentences"])
+    assert list(texts) == [text for sentences in lists for text in sentences]
+    if "label" not in dataset.column_names:
+        return lists, None
+    return lists, [
+        torch.tensor(label).reshape(len(texts), -1) for texts, label in zip(lists, dataset["label"], strict=True)
+    ]
+
+
+def cosines(folder, texts):
+    vectors = SentenceTransformer(folder, device="cpu").encode(texts, convert_to_tensor=True).double()
+    return torch.nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1).float()
+
+
+def test_the_teacher_is_refined_raw_cosines(tmp_path, encoders):
+    for information, omega, expected in (("both", 0.7, 0.7), ("semantic", 0.7, 0.0), ("both", 0.0, 0.0)):
+        made = settings(tmp_path, encoders, **{"teacher.information": information, "teacher.omega": omega})
+        lists, squares = targets(made)
+        assert lists == CHAINS
+        moved = []
+        for texts, square in zip(lists, squares, strict=True):
+            phi = cosines(encoders[1], texts)
+            torch.testing.assert_close(square, refine_similarity(phi, expected), atol=1e-5, rtol=0)
+            assert torch.equal(square, square.T)
+            moved.append((square - phi).abs().max())
+        assert max(moved) > 0.1 if expected else max(moved) < 1e-5
+
+
+def test_ranking_only_asks_no_teacher(tmp_path, encoders, monkeypatch):
+    monkeypatch.setattr(teaching, "embedder", None)
+    made = settings(tmp_path, encoders, **{"teacher.information": "ranking", "teacher.name": None})
+    assert targets(made) == (CHAINS, None)
+
+
+def test_shuffled_lists(tmp_path, encoders, monkeypatch):
+    """Seeded, from one cache, each sentence with its own similarities, and refined by the places that it now has."""
+    made = settings(tmp_path, encoders, **{"data.shuffle_lists": True, "teacher.cache": str(tmp_path / "cache")})
+    lists, squares = targets(made, seed=1)
+    assert lists != CHAINS and [sorted(texts) for texts in lists] == [sorted(texts) for texts in CHAINS]
+    for texts, square in zip(lists, squares, strict=True):
+        expected = refine_similarity(cosines(encoders[1], texts), 0.5)
+        torch.testing.assert_close(square, expected, atol=1e-5, rtol=0)
+    monkeypatch.setattr("raoe_train.evaluation.encode_sentences", None)  # all is there already
+    assert targets(made, seed=1)[0] == lists != targets(made, seed=2)[0]
+    assert targets({**made, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
+
+
+def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
+    made = settings(tmp_path, encoders, **{"data.max_rows": 2, "teacher.cache": str(tmp_path / "cache")})
+    lists, squares = targets(made)
+    assert len(lists) == 2 and all(texts in CHAINS for texts in lists)
+    (shard,) = (tmp_path / "cache").glob("*/*.npy")
+    assert np.load(shard).size == sum(len(texts) ** 2 for texts in lists) == sum(square.numel() for square in squares)
+
+
+def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders, monkeypatch):
+    monkeypatch.setattr(teaching, "SHARD", 2)
+    teacher, asked, killed = TeacherConfig(name=encoders[1], device="cpu"), [], []
+    embedder = teaching.embedder
+
+    def watched(config):
+        embed = embedder(config)
+
+        def counting(sentences):
+            asked.append(list(sentences))
+            if len(asked) == 2 and not killed:
+                killed.append(True)
+                raise KeyboardInterrupt
+            return embed(sentences)
+
+        return counting
+
+    monkeypatch.setattr(teaching, "embedder", watched)
+    with pytest.raises(KeyboardInterrupt):
+        teaching.similarities(CHAINS, teacher, tmp_path)
+    assert len(list(tmp_path.glob("*/*.npy"))) == 1
+    found = teaching.similarities(CHAINS, teacher, tmp_path)
+    assert [len(sentences) for sentences in asked] == [8, 11, 11, 11]
+    for phi, texts in zip(found, CHAINS, strict=True):
+        torch.testing.assert_close(torch.from_numpy(phi), cosines(encoders[1], texts), atol=1e-5, rtol=0)
+    asked.clear()
+    again = teaching.similarities(CHAINS, teacher, tmp_path)
+    assert asked == [] and all(map(np.array_equal, again, found))
+    # Other lists, or another teacher, are not what is kept.
+    teaching.similarities(CHAINS[:1], teacher, tmp_path)
+    teaching.similarities(CHAINS[:1], TeacherConfig(name=encoders[0], device="cpu"), tmp_path)
+    assert len(asked) == 2 and len(list(tmp_path.glob("*/made_from.json"))) == 3
+
+
+def test_each_process_makes_its_share(tmp_path):
+    """Two processes as torchrun starts them: shards 0 and 2 from the first, shard 1 from the second."""
+    code = (
+        "import os, pathlib, sys, numpy as np\n"
+        "from raoe_train.encoders.frozen import in_shards\n"
+        "def make(items):\n"
+        "    (pathlib.Path(sys.argv[1]) / f'made-{items[0]}-by-{os.environ[\"RANK\"]}').touch()\n"
+        "    return np.array(items)\n"
+        "print(np.concatenate(in_shards(pathlib.Path(sys.argv[1], 'kept'), range(5), 2, make, 'x')).tolist())\n"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [process.communicate(timeout=120)[0] for process in started] == ["[0, 1, 2, 3, 4]\n"] * 2
+    assert {path.name for path in tmp_path.glob("made-*")} == {"made-0-by-0", "made-2-by-1", "made-4-by-0"}
+
+
+def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
+    model = SentenceTransformer(encoders[1], device="cpu")
+    # A token of SENTENCES[9] alone, and among those that are not cut off.
+    ids = [set(model.preprocess([text])["input_ids"][0].tolist()) for text in SENTENCES[:10]]
+    word = min(ids[9].difference(*ids[:9]))
+    with torch.no_grad():
+        model[0].model.embeddings.word_embeddings.weight[word] = float("nan")
+    broken = str(tmp_path / "broken")
+    model.save_pretrained(broken)
+    made = settings(tmp_path, (encoders[0], broken))
+    with pytest.raises(ValueError, match=r"teacher .*broken: .* NaN or infinity for 1 sentences, the first 'a woman"):
+        run("train", "ranking-post", **made)
+    # What was found before stays, and nothing of the broken shard.
+    assert not list((tmp_path / "out" / "teacher").glob("*/*.npy"))
+
+
+def test_the_default_teachers_pooling(encoders):
+    diffcse = load("train", "ranking-post").teacher
+    assert diffcse.pooling is None and teaching.identity(diffcse)["pooling"] == "cls"
+    assert teaching.identity(TeacherConfig(name=encoders[1]))["pooling"] is None
+    assert teaching.identity(TeacherConfig(name=diffcse.name, pooling="mean"))["pooling"] == "mean"
+
+
+def test_the_recipe():
+    made = load("train", "ranking-post")
+    assert (made.loss.name, made.loss.scale, made.loss.ties, made.teacher.omega) == ("listmle", 20, "random", 0.5)
+    assert made.model.max_seq_length is None and made.model.pooling is None  # any encoder goes out as it came
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, encoders):
+    folder = tmp_path_factory.mktemp("finished")
+    made = settings(folder, encoders, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
+    made["training"] = {**made["training"], "epochs": 12}
+    return folder, made, run("train", "ranking-post", **made)
+
+
+def test_trains_and_keeps_the_best(finished, encoders):
+    folder, made, metrics = finished
+    out = folder / "out"
+    assert metrics["steps"] == 36 and metrics["pairs"] == {"chains": 6} and metrics["scale"] == {"chains": 20}
+    assert not (out / "teacher").exists() and not (out / "checkpoints").exists()
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    losses = [entry["loss"] for entry in log if "loss" in entry]
+    assert sum(losses[-6:]) < 0.95 * sum(losses[:6])
+    scores = {entry["step"]: entry["eval_dev_spearman_cosine"] for entry in log if "eval_dev_spearman_cosine" in entry}
+    assert sorted(scores) == list(range(2, 37, 2))
+    assert scores[metrics["best_step"]] == max(scores.values())
+    assert metrics["after"]["spearman"] == pytest.approx(100 * max(scores.values()), abs=1e-6)
+    model = SentenceTransformer(str(out), device="cpu")
+    assert model.max_seq_length == 16
+    card = (out / "README.md").read_text()
+    assert "ListMLELoss" in card and "xia2008listwise" in card and len(card) < 40_000
+    assert run("train", "ranking-post", **made) == metrics
+    # Where its similarities are kept makes it no other run.
+    cache = load("train", "ranking-post", {**made, "teacher.cache": "elsewhere"})
+    assert finished_metrics(cache) == metrics
+
+
+def test_it_learns_the_teachers_order(tmp_path, encoders):
+    """Without a dev set to choose by, on lists small enough to be learned."""
+
+    def agreement(folder):
+        student, teacher = (
+            torch.cat([cosines(name, texts).flatten() for texts in CHAINS]) for name in (folder, encoders[1])
+        )
+        return torch.corrcoef(torch.stack([student, teacher]).argsort().argsort().double())[0, 1].item()
+
+    made = settings(tmp_path, encoders, **{"teacher.information": "semantic", "data.dev": None})
+    made["training"] = {"epochs": 25, "batch_size": 3, "learning_rate": 3e-3, "eval_strategy": "no"}
+    run("train", "ranking-post", **made)
+    assert agreement(made["output"]) > agreement(encoders[0]) + 0.15
+
+
+@pytest.mark.parametrize("changes", [
+    {"loss.mini_batch_size": 3},
+    {"teacher.information": "ranking"},
+    {"data.shuffle_lists": True},
+    {"loss.matryoshka_dims": [16, 8]},
+    {"model.prompt": "query: {text}"},
+    {"training": {"max_steps": 1, "batch_size": 3, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
+])  # fmt: skip
+def test_every_option_trains(tmp_path, encoders, changes, caplog):
+    made = settings(tmp_path, encoders, **{"data.dev": None})
+    made["training"] = {"max_steps": 2, "batch_size": 3, "eval_strategy": "no"}
+    assert run("train", "ranking-post", **{**made, **changes})["steps"] in (1, 2)
+    assert "accumulation" not in caplog.text  # which is the same as larger batches here
+
+
+def test_a_malformed_file(tmp_path, encoders, capsys):
+    made = settings(tmp_path, encoders, **{"data.dev": None, "training": {"max_steps": 1, "eval_strategy": "no"}})
+    path = Path(made["data.train"][0])
+    path.write_text(path.read_text() + '{"id": 9, "sentences": ["a", null, "c"]}\n{"id": 8, "sente')
+    with pytest.raises(ValueError, match=r"line 7: sentence 1 is None"):
+        run("train", "ranking-post", **made)
+    run("train", "ranking-post", **made, **{"data.on_error": "skip", "overwrite": True})
+    assert "chains.jsonl: 6 lists, 1 rows dropped (hole), 1 rows dropped (cut off)" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3, "data.shuffle_lists": True}])
+def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
+    """Killed after a checkpoint, with dropout and random ties."""
+    results = {}
+    for name, kill_at in (("whole", 0), ("killed", 5)):
+        made = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
+        made["training"] = {**made["training"], "epochs": 3}
+        # Equals, whose order is drawn anew at each step.
+        made["data.train"] = [write_chains(tmp_path / "chains.jsonl", [[*texts, texts[0]] for texts in CHAINS])]
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(yaml.safe_dump({"extends": "ranking-post", **made}))
+        if kill_at:
+            words = [sys.executable, "-c", KILLED, str(recipe), str(kill_at)]
+            done = subprocess.run(
+                words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 9, done.stderr
+            assert (tmp_path / name / "checkpoints" / "checkpoint-4").is_dir()
+            assert list((tmp_path / name / "teacher").glob("*/*.npy"))
+        results[name] = run("train", recipe)
+        assert ("checkpoint-4" in capsys.readouterr().out) == bool(kill_at)
+    assert results["killed"]["steps"] == results["whole"]["steps"] == 9
+    assert results["killed"]["after"] == results["whole"]["after"]
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher.name": None}, "--teacher.name is missing"),
+        ({"teacher.information": "all"}, "teacher.information must be one of both, ranking, semantic, got 'all'"),
+        ({"teacher.omega": -1}, "teacher.omega must be a number from 0, got -1"),
+        ({"teacher.name": "./nowhere"}, "no such model directory"),
+        ({"loss.scale": "auto"}, "is measured on scored pairs; for loss listmle give a number"),
+        ({"loss.ties": "average"}, "loss.ties must be ordinal or random for loss listmle, got 'average'"),
+        ({"data.dev": None}, "training.eval_strategy steps needs data.dev"),
+        ({"data.train": "nowhere.jsonl"}, "no such file"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, encoders, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
+
+
+def test_the_study_in_miniature(tmp_path, encoders):
+    """Its sweep as it ships, with fewer seeds, on a few sentences."""
+    (tmp_path / "sts").mkdir()
+    for name in ("stsb", "sts12", "sts14", "sts15", "sick"):
+        rows = Path(write_pairs(tmp_path / "pairs.tsv", labels=False)).read_text().splitlines()
+        splits = ["split", *("dev" if n % 2 else "test" for n in range(len(rows) - 1))]
+        lines = [f"{split}\t{row}" for split, row in zip(splits, rows, strict=True)]
+        (tmp_path / "sts" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    write_chains(out / "lists.jsonl")
+    SentenceTransformer(encoders[1], device="cpu").save_pretrained(str(out / "weak"))
+    recipe = load("sweep", "ranking-study")
+    variants = {name: {**variant, "seeds": [1]} for name, variant in recipe.variants.items()}
+    # The shipped settings name .tsv.gz; SweepConfig fills {data_dir} in anything.
+    data = {**recipe.settings["data"], "dev": "{data_dir}/sts/stsb.tsv#dev"}
+    found = run(
+        "sweep",
+        "ranking-study",
+        model=encoders[0],
+        data_dir=str(tmp_path),
+        output=str(out),
+        settings={
+            "data": data,
+            "model": {"device": "cpu"},
+            "teacher": {"device": "cpu"},
+            "training": {"bf16": False, "batch_size": 3, "learning_rate": 1e-3},
+        },
+        variants=variants,
+        only=["minilm", "minilm-semantic", "minilm-ranking", "minilm-shuffled", "weak", "minilm-lists-max_rows-50"],
+    )
+    assert found["failed"] == [] and len(found["results"]) == 6
+    scores = {row["variant"]: row["after"]["average"] for row in found["results"]}
+    assert len(set(scores.values())) >= 5  # 50 lists are all six of them, drawn in another order at most
+    # All runs share one teacher's similarities.
+    assert len(list((out / "teacher").glob("*/made_from.json"))) == 1
+    report = (out / "report.md").read_text()
+    assert "before: weak" in report and "| minilm-shuffled |" in report
+
+
+def test_the_weak_encoder(tmp_path):
+    """encoder-tiny as it ships, smaller, on NLI pairs."""
+    rows = ["premise\thypothesis\tlabel"]
+    for n, premise in enumerate(SENTENCES[:-2]):
+        rows += [f"{premise}\tsurely {SENTENCES[n + 1]}\t0", f"{premise}\tnever {SENTENCES[n + 2]}\t2"]
+    (tmp_path / "nli.tsv").write_text("\n".join(rows) + "\n")
+    small = {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16}
+    made = {"data.train": str(tmp_path / "nli.tsv"), "model.device": "cpu", "model.scratch": small}
+    metrics = run("train", "encoder-tiny", **made, output=str(tmp_path / "out"))
+    assert metrics["steps"] == 5 and metrics["pairs"] == {"nli": 9}
+
+
+def test_a_teacher_that_no_loss_asks_is_said(tmp_path, encoders, capsys):
+    made = settings(tmp_path, encoders, **{"loss.name": "cosent", "data.dev": None})
+    made["data.train"] = [write_pairs(tmp_path / "train.tsv")]
+    made["training"] = {"max_steps": 1, "eval_strategy": "no"}
+    run("train", "raoe-s1", **made)
+    assert "loss cosent has no teacher and no lists: teacher and data.shuffle_lists ignored" in capsys.readouterr().out

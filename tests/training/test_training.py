@@ -1,0 +1,328 @@
+"""``raoe-train train`` end to end on small real encoders: what it writes, resuming, sources, losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+from raoe_train import run
+from raoe_train.config import ModelConfig
+from raoe_train.encoders.load import load_encoder
+from raoe_train.jobs.check import check_encoder
+from raoe_train.recipe import load
+from tests.tiny import SENTENCES
+
+SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
+
+
+def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float = 5.0) -> str:
+    """Pairs whose score falls with the distance of their sentences in the list."""
+    count = len(SENTENCES)
+    lines = ["sentence1\tsentence2\tscore" + ("\tlabel" if labels else "")]
+    for row in range(rows):
+        first, step = row % count, (row * 7 // count) % count
+        score = scale * (1 - step / count)
+        label = ("entailment", "neutral", "contradiction")[3 * step // count]
+        cells = [
+            SENTENCES[first],
+            SENTENCES[(first + step) % count],
+            f"{score:.3f}",
+            *([label] if labels else []),
+        ]
+        lines.append("\t".join(cells))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def settings(folder: Path, **changes):
+    made = {
+        "model.name": "scratch",
+        "model.device": "cpu",
+        "model.scratch": SCRATCH,
+        "model.max_seq_length": 16,
+        "data.train": [write_pairs(folder / "train.tsv")],
+        "data.dev": write_pairs(folder / "dev.tsv", rows=24),
+        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
+        "output": str(folder / "out"),
+    }
+    return {**made, **changes}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
+    return folder, made, run("train", "raoe-s1", **made)
+
+
+def test_writes_a_model_and_what_goes_with_it(finished):
+    folder, _, metrics = finished
+    out = folder / "out"
+    assert {"recipe.yaml", "metrics.json", "log.jsonl", "run.png", "modules.json"} <= {p.name for p in out.iterdir()}
+    assert not (out / "checkpoints").exists()
+    assert json.loads((out / "metrics.json").read_text()) == metrics
+    assert metrics["steps"] == 10
+    assert metrics["pairs"] == {"train": 40}
+    recipe = yaml.safe_load((out / "recipe.yaml").read_text())
+    assert (recipe["loss"]["name"], recipe["training"]["batch_size"]) == ("raoe", 8)
+    log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    steps = [entry for entry in log if "loss" in entry]
+    assert len(steps) == 5
+    for entry in steps:  # both parts are logged, and are what is trained
+        assert entry["rank"] + entry["angle"] == pytest.approx(entry["loss"], abs=2e-3)
+    assert [entry["epoch"] for entry in log if "eval_dev_spearman_cosine" in entry] == [1.0, 2.0]
+
+
+def test_the_model_loads_anywhere_with_its_prompt(finished):
+    folder, _, metrics = finished
+    model = SentenceTransformer(str(folder / "out"), device="cpu")
+    assert model.default_prompt_name == "default" and model.prompts["default"] == "query: "
+    assert model.max_seq_length == 16
+    assert check_encoder(model)["failed"] == []
+    task = metrics["after"]["tasks"][str(folder / "dev.tsv")]
+    # dev and the task are the same pairs: the evaluator's and ours agree, and so does the loaded model, but
+    # for the order of pairs of equal sentences, whose cosines are 1 up to rounding.
+    assert task["spearman"] == pytest.approx(metrics["after"]["spearman"], abs=0.2)
+    again = run("evaluate", **{"model.name": str(folder / "out"), "tasks": [str(folder / "dev.tsv")]})
+    assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
+
+
+def test_a_finished_run_is_returned_and_another_refused(finished):
+    folder, made, metrics = finished
+    weights = folder / "out" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert run("train", "raoe-s1", **made) == metrics
+    with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
+        run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        run("train", "raoe-s1", **{**made, "output": str(folder)})
+    assert weights.stat().st_mtime_ns == before
+
+
+KILLED = """
+import os, sys
+import raoe_train.jobs.train as training
+from raoe_train.recipe import load
+
+log_writer = training.log_writer
+
+def killer(path):
+    callback = log_writer(path)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == int(sys.argv[2]):
+            os._exit(9)
+
+    type(callback).on_step_end = on_step_end
+    return callback
+
+training.log_writer = killer
+training.train(load("train", sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}])
+def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
+    """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
+    results = {}
+    for name, kill_at in (("whole", 0), ("killed", 13)):
+        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
+        made["training"] = {**made["training"], "epochs": 4}
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
+        if kill_at:
+            words = [sys.executable, "-c", KILLED, str(recipe), str(kill_at)]
+            done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+            assert done.returncode == 9, done.stderr
+            checkpoints = tmp_path / name / "checkpoints"
+            assert (checkpoints / "checkpoint-10").is_dir()
+            (checkpoints / "checkpoint-15").mkdir()
+            (checkpoints / "checkpoint-15" / "trainer_state.json").write_text('{"epoch":')
+            assert not (tmp_path / name / "metrics.json").exists()
+        results[name] = run("train", recipe)
+        resumed = "checkpoint-10" in capsys.readouterr().out  # not begun again from the start
+        assert resumed == bool(kill_at)
+    assert results["killed"]["steps"] == results["whole"]["steps"] == 20
+    assert results["killed"]["after"] == results["whole"]["after"]
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+    logs = []
+    for name in ("whole", "killed"):
+        entries = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        logs.append([entry["loss"] for entry in entries if "loss" in entry])
+    assert logs[0] == logs[1] and len(logs[0]) == 10
+
+
+@pytest.mark.parametrize("name", ["rank_margin", "gated_angular", "cosent", "angle", "mse"])
+def test_every_loss_trains(tmp_path, name):
+    made = settings(tmp_path, **{"loss.name": name, "data.dev": None, "data.score_scale": [0, 5]})
+    made["training"] = {**made["training"], "max_steps": 2}
+    metrics = run("train", "raoe-s1", **made)
+    assert metrics["steps"] == 2 and metrics["before"] == {}
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
+    with pytest.raises(ValueError, match=r"run from 0\.455 to 5\.0; declare data\.score_scale"):
+        run("train", "raoe-s1", **settings(tmp_path, **{"loss.name": "mse"}))
+
+
+def test_a_batch_never_mixes_sources(tmp_path):
+    """Scores of different sources are not comparable: here one's are a hundred times as large."""
+    other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
+    made = settings(tmp_path, **{"data.dev": None})
+    made["data.train"] = [*made["data.train"], other]
+    made["training"] = {**made["training"], "epochs": 1}
+    from raoe_train.losses import collators as collator
+
+    seen = []
+    collate = collator.ScoreLabelCollator.__call__
+
+    class Watched(collator.ScoreLabelCollator):
+        def __call__(self, features):
+            seen.append([row["score"] for row in features])
+            return collate(self, features)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collator, "ScoreLabelCollator", Watched)
+        metrics = run("train", "raoe-s1", **made)
+    assert metrics["pairs"] == {"train": 40, "other": 20}
+    assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
+    assert all(max(scores) <= 5 or min(scores) > 5 for scores in seen)
+
+
+def test_max_rows_draws_with_the_seed(tmp_path):
+    from raoe_train.training.training_data import read_training_data
+
+    made = settings(tmp_path, **{"data.max_rows": 7})
+    drawn = []
+    for seed in (1, 1, 2):
+        datasets, texts = read_training_data(load("train", None, made), seed)
+        texts = list(texts)
+        assert len(datasets["train"]) == 7 and len(texts) == 14
+        drawn.append(texts)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_patience_stops_a_run_that_gets_no_better(tmp_path):
+    made = settings(tmp_path)
+    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 0.0, "patience": 2}
+    metrics = run("train", "raoe-s1", **made)
+    assert metrics["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
+        ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
+        ({"training.output_dir": "x"}, "set output"),
+        ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),
+        ({"model.name": "./nowhere"}, "no such model directory"),
+        ({"data.train": "nowhere.tsv"}, "no such file"),
+        (
+            {"training.dataloader_drop_last": True, "training.batch_size": 50},
+            "train has 40 rows, less than a batch of 50",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run("train", "raoe-s1", **{**settings(tmp_path), **changes})
+
+
+def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
+    unlabelled = write_pairs(tmp_path / "unlabelled.tsv", labels=False)
+    made = {**settings(tmp_path), "data.train": unlabelled, "training.max_steps": 1}
+    with pytest.raises(ValueError, match="label"):
+        run("train", "raoe-s1", **made)
+    assert run("train", "raoe-s1", **{**made, "loss.gate": "score", "overwrite": True})["steps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("pooling", "saved"),
+    [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
+)
+def test_pooling_is_saved(tmp_path, pooling, saved):
+    model = load_encoder(
+        ModelConfig(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES
+    )
+    model.save_pretrained(str(tmp_path / "m"))
+    again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
+    assert again[1].pooling_mode == saved
+    assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
+    # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
+    assert load_encoder(ModelConfig(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
+    changed = load_encoder(ModelConfig(name=str(tmp_path / "m"), pooling="max", device="cpu"))
+    assert changed[1].pooling_mode == "max"
+
+
+def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
+    from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
+
+    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
+    tokenizer = BertTokenizer.from_pretrained(str(tmp_path / "st"))
+    bare = SentenceTransformer(str(tmp_path / "st"), device="cpu")[0].model
+    bare.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    assert load_encoder(ModelConfig(name=str(tmp_path / "bert"), device="cpu"))[1].pooling_mode == "mean"
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    ModernBertModel(config).save_pretrained(tmp_path / "modern")
+    tokenizer.save_pretrained(tmp_path / "modern")
+    assert load_encoder(ModelConfig(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
+
+
+def test_random_weights_and_dropout(tmp_path):
+    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
+    saved = ModelConfig(name=str(tmp_path / "m"), device="cpu")
+    new = ModelConfig(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
+    old, first, second, other = (
+        load_encoder(config, seed=seed) for config, seed in ((saved, 1), (new, 1), (new, 1), (new, 2))
+    )
+    weights = [model[0].model.embeddings.word_embeddings.weight for model in (old, first, second, other)]
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[3])
+    assert first[0].model.config.hidden_dropout_prob == 0.25
+    assert first[0].model.embeddings.dropout.p == 0.25
+
+
+def test_the_tokenizer_is_the_same_in_every_process():
+    """Hash tables are in a random order; a vocabulary must not depend on it."""
+    code = (
+        "from raoe_train.encoders.scratch import _train_word_pieces as t\n"
+        "from tests.tiny import SENTENCES\n"
+        "print(t(SENTENCES * 3, 90))"
+    )
+    root = Path(__file__).parents[2]
+    made = {
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True).stdout
+        for _ in range(3)
+    }
+    assert len(made) == 1
+
+
+@pytest.mark.slow
+def test_the_demo_learns(tmp_path):
+    """What ``make demo`` does, with a third of the data."""
+    done = subprocess.run(
+        [sys.executable, "-m", "raoe_train", "train", "demo", "--output", str(tmp_path / "demo"),
+         "--data.max_rows", "2000"],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((tmp_path / "demo" / "metrics.json").read_text())
+    assert metrics["after"]["average"] > metrics["before"]["average"] + 20
+    assert "builtin#test" in done.stdout and "raoe_kernels backends for cpu: " in done.stdout
