@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raoe_train.job_table import run
+    from raoe_train.cli import run
     from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
 
 __all__ = ["ListCollator", "ScoreLabelCollator", "TextCollator", "run"]
@@ -17,7 +17,7 @@ _HOME = {
     "ListCollator": "raoe_train.losses.collators",
     "ScoreLabelCollator": "raoe_train.losses.collators",
     "TextCollator": "raoe_train.losses.collators",
-    "run": "raoe_train.job_table",
+    "run": "raoe_train.cli",
 }
 
 

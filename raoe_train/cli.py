@@ -1,16 +1,75 @@
-"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``."""
+"""The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python: ``run``."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from raoe_train.config import JOBS
-from raoe_train.job_table import run
-from raoe_train.recipe import keys, shipped
+from raoe_train import recipe as recipes
+from raoe_train.recipe import keys, nearest, shipped
+
+# The module of each job, whose function has the job's name. Imported when asked for.
+JOBS = {
+    "train": "raoe_train.jobs.train",
+    "score": "raoe_train.jobs.score",
+    "lists": "raoe_train.jobs.lists",
+    "mine": "raoe_train.jobs.mine",
+    "evaluate": "raoe_train.jobs.evaluate",
+    "encode": "raoe_train.jobs.encode",
+    "generate": "raoe_train.jobs.generate",
+    "sweep": "raoe_train.studies.sweep",
+    "report": "raoe_train.studies.report",
+    "export": "raoe_train.jobs.export",
+    "check": "raoe_train.jobs.check",
+}
+WORDS = {"report": "results"}  # the key that words before the first --key go to, where that is no recipe
+
+
+def job_of(name: str) -> Callable[..., Any]:
+    """The function of a job; ValueError for an unknown one."""
+    if name not in JOBS:
+        raise ValueError(f"unknown job {name!r}{nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
+    return getattr(importlib.import_module(JOBS[name]), name)
+
+
+def load(job: str, recipe: str | Path | None = None, overrides: Any = None) -> Any:
+    """The arguments of a job, see raoe_train.recipe.load."""
+    function = job_of(job)
+    if hasattr(function, "__wrapped__"):
+        return recipes.load(function, recipe, overrides)
+    from raoe_train import old_recipe  # TRANSITION: jobs that are not yet functions of their settings
+
+    return old_recipe.load(job, recipe, overrides or {})
+
+
+def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
+    """Do a job and return what it wrote.
+
+    Args:
+        job: train, score, lists, mine, evaluate, encode, generate, sweep, report, export or check.
+        recipe: a YAML path or the name of a shipped recipe.
+        overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted (``**{"training.epochs": 1}``).
+
+    Raises:
+        ValueError: an unknown job, recipe or key, a value that cannot be, or several processes for a job of one.
+        FileNotFoundError: a file that is not there.
+        OSError: an output that cannot be written, or a full disk; the message says what to do.
+    """
+    function, config = job_of(job), load(job, recipe, overrides)
+    if hasattr(function, "__wrapped__"):
+        return function(**vars(config))
+    from raoe_train.artifacts.disk_errors import explained  # TRANSITION
+    from raoe_train.artifacts.processes import rank_and_world
+
+    if job not in ("train", "score", "generate") and rank_and_world()[1] > 1:
+        raise ValueError(f"{job} is for one process: start it without torchrun (for several: train, score, generate)")
+    with explained(config.output if isinstance(getattr(config, "output", None), str) else None):
+        return function(config)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _hide_bars()
     recipe = None
     if rest and not rest[0].startswith("--"):
-        if field := getattr(JOBS.get(job), "WORDS", None):
-            rest.insert(0, f"--{field}")
+        if job in WORDS:
+            rest.insert(0, f"--{WORDS[job]}")
         else:
             recipe = rest.pop(0)
     try:
@@ -91,7 +150,7 @@ def _help() -> str:
         "usage: raoe-train JOB [RECIPE] [--section.key value …]",
         "",
         "JOB is one of:",
-        *(f"  {job:<9} {config.__doc__}" for job, config in JOBS.items()),
+        *(f"  {job:<9} {_summary(job)}" for job in JOBS),
         "",
         f"RECIPE is a YAML file, or one of: {names}",
         f"of a sweep: {sweeps}",
@@ -102,9 +161,19 @@ def _help() -> str:
 
 
 def _job_help(job: str) -> str:
-    words = getattr(JOBS[job], "WORDS", "")
-    first = f"{words.upper()}…" if words else "[RECIPE]"
-    lines = [f"usage: raoe-train {job} {first} [--section.key value …]", "", str(JOBS[job].__doc__), ""]
-    for key, _, default, text in keys(JOBS[job]):
+    first = f"{WORDS[job].upper()}…" if job in WORDS else "[RECIPE]"
+    lines = [f"usage: raoe-train {job} {first} [--section.key value …]", "", _summary(job), ""]
+    function = job_of(job)
+    if not hasattr(function, "__wrapped__"):  # TRANSITION
+        from raoe_train import config, old_recipe
+
+        listed = [(key, default, text) for key, _, default, text in old_recipe.keys(config.JOBS[job])]
+    else:
+        listed = list(keys(function))
+    for key, default, text in listed:
         lines.append(f"  --{key:<28} {text} [{default if default not in ([], {}) else '-'}]")
     return "\n".join(lines)
+
+
+def _summary(job: str) -> str:
+    return str(job_of(job).__doc__).partition("\n")[0]

@@ -1,40 +1,115 @@
-"""How a recipe becomes a job's configuration, and back.
+"""How a recipe becomes the arguments of a job.
+
+A job is a function: its parameters are the keys of its recipe. A parameter's type is `Annotated[T, "help"]`, or
+`Annotated[T, Option(…)]`; one whose T is a dataclass is a section, whose fields are declared in the same way.
 
 A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes`` (those of the job `sweep`, tables
-of recipes, in ``raoe_train/studies/recipes``). It may say ``extends: NAME``.
-On top of it come overrides (from the command line or from Python), as nested mappings or as dotted keys. Unknown keys
-are errors that suggest the nearest known one, and every value is brought to the type that its dataclass declares, so
-that ``5e-5``, which YAML reads as a string, is a number.
+of recipes, in ``raoe_train/studies/recipes``). It may say ``extends: NAME``. On top of it come overrides (from the
+command line or from Python), as nested mappings or as dotted keys. Unknown keys are errors that suggest the nearest
+known one, and every value is brought to the type that is declared, so that ``5e-5``, which YAML reads as a string, is a
+number.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from raoe_train.config import JOBS, TRAINING_NAMES
-
 RECIPES = Path(__file__).with_name("recipes")
-TABLES = Path(__file__).parent / "studies" / "recipes"
+TABLES = Path(__file__).parent / "studies" / "recipes"  # of the job sweep
+UNDER = "under another name"  # in a section whose name a later layer changed: what the layers before it said
 
 
-def load(job: str, recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
-    """The configuration of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What is said of a parameter, beside its type.
+
+    Attributes:
+        help: a line for the command line's help.
+        word: of a section, the key that a bare word in its place stands for.
+        convert: (value, key) -> argument, in place of bringing it to the type.
+        keys: what `keys` lists for it, (dotted key, default, help) each, in place of itself.
+        live: whether an object that is no mapping is taken as it is.
+    """
+
+    help: str = ""
+    word: str | None = None
+    convert: Callable[[Any, str], Any] | None = None
+    keys: Callable[[str], Iterator[tuple[str, Any, str]]] | None = None
+    live: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """A parameter of a job, or a field of a section."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option
+
+
+def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
+    """The parameters of a job, or the fields of a section, by name."""
+    hints = typing.get_type_hints(of, include_extras=True)
+    if dataclasses.is_dataclass(of):
+        defaults = {field.name: _default(field) for field in dataclasses.fields(of)}
+    else:
+        defaults = {name: given.default for name, given in inspect.signature(of).parameters.items()}
+    found = {}
+    for name, default in defaults.items():
+        kind, option = hints[name], Option()
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, said = typing.get_args(kind)[:2]
+            option = Option(said) if isinstance(said, str) else said
+        found[name] = Parameter(name, kind, default, option)
+    return found
+
+
+def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNamespace:
+    """All arguments of a job, from a mapping of values, each brought to the declared type.
 
     Raises:
-        ValueError: unknown job, key or recipe, or a value of the wrong type.
+        ValueError: an unknown key, or a value of the wrong type.
+    """
+    return SimpleNamespace(**_build(job, values, ""))
+
+
+def load(job: Callable[..., Any], recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
+    """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
+
+    Raises:
+        ValueError: an unknown key or recipe, or a value of the wrong type.
         FileNotFoundError: a recipe given as a path that is not there.
     """
-    if job not in JOBS:
-        raise ValueError(f"unknown job {job!r}{_nearest(job, JOBS)}; jobs: {', '.join(JOBS)}")
-    values = read_recipe(recipe, job) if recipe is not None else {}
-    return build(JOBS[job], merge(values, nest(overrides or {})))
+    values = read_recipe(recipe, job.__name__) if recipe is not None else {}
+    return arguments(job, merge(values, nest(overrides or {})))
+
+
+def to_dict(values: Any) -> Any:
+    """Arguments, or a section of them, as plain values: a recipe."""
+    if isinstance(values, SimpleNamespace):
+        return {name: to_dict(value) for name, value in vars(values).items()}
+    return dataclasses.asdict(values) if dataclasses.is_dataclass(values) else values  # type: ignore[arg-type]
+
+
+def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, help) of every key of a job's recipe."""
+    for name, parameter in parameters(of).items():
+        if parameter.option.keys is not None:
+            yield from parameter.option.keys(f"{where}{name}.")
+        elif dataclasses.is_dataclass(parameter.type):
+            yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
+        else:
+            yield where + name, parameter.default, parameter.option.help
 
 
 def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -71,7 +146,7 @@ def recipe_path(recipe: str | Path, job: str, beside: Path | None = None) -> Pat
             if path.is_file():
                 return path.resolve()
         raise FileNotFoundError(f"no such file: {name}")
-    raise ValueError(f"no recipe is called {name!r}{_nearest(name, known)}; shipped: {', '.join(known)}")
+    raise ValueError(f"no recipe is called {name!r}{nearest(name, known)}; shipped: {', '.join(known)}")
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,72 +163,45 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with `changes` on top, mappings merged key by key."""
+    """`values` with `changes` on top, mappings merged key by key.
+
+    Where `changes` names another loss, what `values` said of theirs goes under UNDER: it holds as far as that loss has
+    it, and is no error where not.
+    """
     merged = dict(values)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        if not (isinstance(old, Mapping) and isinstance(value, Mapping)):
+            merged[key] = value
+        elif key == "loss" and value.get("name", old.get("name")) != old.get("name"):
+            under = {**old.get(UNDER, {}), **old, **value.get(UNDER, {})}
+            merged[key] = {**value, UNDER: {name: under[name] for name in under if name not in ("name", UNDER)}}
+        else:
+            merged[key] = merge(old, value)
     return merged
 
 
-def build(cls: type, values: Any, where: str = "") -> Any:
-    """A `cls` from a mapping of values, each brought to the declared type."""
-    if dataclasses.is_dataclass(values) and isinstance(values, cls):
-        return values
-    if not isinstance(values, Mapping):
-        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
-    types_of = typing.get_type_hints(cls)  # those of class variables, too
-    hints = {field.name: types_of[field.name] for field in dataclasses.fields(cls)}
-    arguments: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in hints:
-            if hasattr(cls, "REST"):
-                others[str(key)] = _plain(value)
-                continue
-            known = [name for name, *_ in keys(cls, where)]
-            raise ValueError(f"unknown key {where}{key}{_nearest(where + str(key), known)}")
-        arguments[key] = _convert(hints[key], value, where + key)
-    if others:
-        rest = cls.REST  # type: ignore[attr-defined]
-        arguments[rest] = {**arguments.get(rest, {}), **others}
-    config = cls(**arguments)
-    if "training" in hints:
-        config.training = {TRAINING_NAMES.get(k, k): _plain(v) for k, v in config.training.items()}
-    return config
+def nearest(word: str, known: Iterable[Any]) -> str:
+    """ " (did you mean WORD?)" for the nearest of the known words, or nothing."""
+    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
-def keys(cls: type, where: str = "") -> Iterator[tuple[str, Any, Any, str]]:
-    """(dotted key, type, default, help) of every key of a configuration."""
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from keys(hints[field.name], f"{where}{field.name}.")
-        else:
-            made = field.default_factory
-            default = field.default if made is dataclasses.MISSING else made()
-            yield where + field.name, hints[field.name], default, field.metadata["help"]
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """The resolved configuration as plain values, as written to ``recipe.yaml``."""
-    return dataclasses.asdict(config)
-
-
-def _convert(hint: Any, value: Any, key: str) -> Any:
+def convert(hint: Any, value: Any, key: str) -> Any:
+    """A value brought to a type. ValueError, with the key, for one that cannot be."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
             return None
-        return _convert(options[0], value, key)
+        return convert(options[0], value, key) if len(options) == 1 else plain(value)
     if hint is Any:
-        return _plain(value)
+        return plain(value)
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), {} if value is None else value, key + ".")
-    origin, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+        return hint(**_build(hint, value, key + "."))  # type: ignore[operator, arg-type]
+    origin, of = typing.get_origin(hint) or hint, typing.get_args(hint)
     if origin is list:
         items = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        return [_convert(arguments[0], item, key) for item in items]
+        return [convert(of[0], item, key) for item in items]
     if origin is dict:
         if isinstance(value, (list, str)):  # from the command line: name=value ...
             pairs = [value] if isinstance(value, str) else value
@@ -162,14 +210,70 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             value = dict(pair.split("=", 1) for pair in pairs)
         if value is not None and not isinstance(value, Mapping):
             raise ValueError(f"{key} must be a mapping, got {value!r}")
-        return {str(k): _convert(arguments[1], v, f"{key}.{k}") for k, v in (value or {}).items()}
+        return {str(k): convert(of[1], v, f"{key}.{k}") for k, v in (value or {}).items()}
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return _scalar(origin, value, key)
 
 
+def plain(value: Any) -> Any:
+    """An untyped value: words for numbers, truth and nothing become those; lists of one stay lists."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false", "none", "null"):
+        return {"true": True, "false": False}.get(value.lower())
+    for pattern, kind in ((r"[-+]?\d+", int), (r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", float)):
+        if re.fullmatch(pattern, value):
+            return kind(value)
+    return value
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
+    """The arguments of a function or a dataclass."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
+    known, rest = parameters(of), getattr(of, "REST", "")
+    made: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in known:
+            made[key] = _argument(known[key], value, where + key)
+        elif rest:
+            others[str(key)] = plain(value)
+        else:
+            listed = [name for name, *_ in keys(of, where)]
+            raise ValueError(f"unknown key {where}{key}{nearest(where + str(key), listed)}")
+    if others:
+        made[rest] = {**made.get(rest, {}), **others}
+    for name, parameter in known.items():
+        if name not in made:
+            given = {} if dataclasses.is_dataclass(parameter.type) else parameter.default
+            made[name] = _argument(parameter, given, where + name) if given is not None else None
+    return made
+
+
+def _argument(parameter: Parameter, value: Any, key: str) -> Any:
+    option, kind = parameter.option, parameter.type
+    if option.convert is not None:
+        return option.convert(value, key)
+    if dataclasses.is_dataclass(kind):
+        if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, type(None)))):  # type: ignore[arg-type]
+            return value
+        value = {option.word: value} if option.word and isinstance(value, str) else {} if value is None else value
+    return convert(kind, value, key)
+
+
 def _scalar(kind: type, value: Any, key: str) -> Any:
-    problem = ValueError(f"{key} must be {_article(kind)}, got {value!r}")
+    names = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
+    problem = ValueError(f"{key} must be {names[kind]}, got {value!r}")
     if kind is str:
         if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             return str(value)
@@ -190,28 +294,3 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
             raise problem
         return int(value) if not isinstance(value, str) or re.fullmatch(r"[-+]?\d+", value) else int(number)
     return number
-
-
-def _plain(value: Any) -> Any:
-    """An untyped value: words for numbers, truth and nothing become those; lists of one stay lists."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false", "none", "null"):
-        return {"true": True, "false": False}.get(value.lower())
-    for pattern, kind in ((r"[-+]?\d+", int), (r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", float)):
-        if re.fullmatch(pattern, value):
-            return kind(value)
-    return value
-
-
-def _article(kind: type) -> str:
-    return {str: "a string", int: "an integer", float: "a number", bool: "true or false"}[kind]
-
-
-def _nearest(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -17,10 +17,10 @@ from typing import Any
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
+from raoe_train.cli import run as run_job
 from raoe_train.config import SweepConfig, TrainConfig
-from raoe_train.job_table import run as run_job
 from raoe_train.jobs.train import polarity_of, train
-from raoe_train.recipe import load, merge, nest, to_dict
+from raoe_train.old_recipe import load, merge, nest, to_dict
 from raoe_train.studies.sweep_report import write_report
 from raoe_train.training.run_directory import clear_unfinished, finished_metrics
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from raoe_train.artifacts.writing import partial, write_text
 from raoe_train.config import TrainConfig
-from raoe_train.recipe import to_dict
+from raoe_train.old_recipe import to_dict
 
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 _NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache", "data.cache_dir")

@@ -149,7 +149,7 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
                                                           "save_steps": 3, "epochs": 1})  # fmt: skip
         if name == "stopped":
             code = (
-                "import os, raoe_train.jobs.train as t; from raoe_train.recipe import load; real = t.log_writer\n"
+                "import os, raoe_train.jobs.train as t; from raoe_train.old_recipe import load; real = t.log_writer\n"
                 "def killer(path):\n"
                 "    made = real(path)\n"
                 "    def end(self, args, state, control, **more):\n"

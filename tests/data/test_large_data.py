@@ -15,7 +15,7 @@ import pytest
 from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.tables import Texts, made_once, to_table
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.training.training_data import read_training_data
 from tests.training.test_training import settings, write_pairs
 
@@ -182,7 +182,7 @@ MEMORY = """
 import gc, sys
 import datasets, pyarrow
 from raoe_train.training.cost_meter import peak_mb, reset_peak
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.training.training_data import read_training_data
 from raoe_train.data.pairs import read_pairs
 

@@ -369,7 +369,7 @@ def test_one_layer_with_last_token_pooling_is_warned_of(tmp_path, caplog, layers
 KILLED = """
 import os, sys
 from raoe_train import run
-from raoe_train.job_table import train as training
+from raoe_train.jobs import train as training
 
 def killer(path):
     writer = made(path)

@@ -16,7 +16,7 @@ from raoe_train.evaluation.sts import correlate
 from raoe_train.evaluation.tasks import evaluate_encoder
 from raoe_train.jobs.encode import encode
 from raoe_train.jobs.evaluate import evaluate
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from tests.tiny import SENTENCES, tiny_encoder
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

@@ -133,9 +133,9 @@ def _do(
     name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
 ) -> None:
     """In the child: do the job, count its file operations, end at the moment."""
+    from raoe_train.cli import run
     from raoe_train.encoders import frozen
-    from raoe_train.job_table import run
-    from raoe_train.job_table import score as scoring
+    from raoe_train.jobs import score as scoring
     from raoe_train.jobs.train import list_targets as teaching
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

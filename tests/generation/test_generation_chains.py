@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from raoe_train import run
 from raoe_train.generation import chains as job
 from raoe_train.jobs.generate import Chain
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES
 

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from raoe_train.config import JOBS, TrainConfig
-from raoe_train.recipe import load, merge, nest, shipped, to_dict
+from raoe_train.old_recipe import load, merge, nest, shipped, to_dict
 
 
 def test_every_shipped_recipe_loads():

@@ -16,7 +16,7 @@ from raoe_train.cli import main
 from raoe_train.data.labelled import read_labelled
 from raoe_train.data.mined_examples import Neighbours, _triangle, random_pairs, thinned, triplets
 from raoe_train.encoders import frozen
-from raoe_train.job_table import mine as mining
+from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Texts at angles on a circle: cosines are those of differences. Above 0.5 is nearer than 60 degrees.

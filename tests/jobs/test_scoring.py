@@ -12,8 +12,8 @@ import pytest
 
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
-from raoe_train.job_table import score as scoring
-from raoe_train.recipe import load
+from raoe_train.jobs import score as scoring
+from raoe_train.old_recipe import load
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -143,7 +143,7 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
     code = (
-        "import sys, raoe_train.jobs.score as s; from raoe_train.recipe import load; s.SHARD = 16\n"
+        "import sys, raoe_train.jobs.score as s; from raoe_train.old_recipe import load; s.SHARD = 16\n"
         "s.score(load('score', None, {'data.input': sys.argv[1], 'teachers': sys.argv[2:4], "
         "'output': sys.argv[4], 'device': 'cpu'}))"
     )

@@ -12,7 +12,7 @@ from raoe_train.config import ModelConfig, ScratchConfig, TrainConfig
 from raoe_train.data.corpus import builtin_rows, nli_rows
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.load import load_encoder
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.studies.sweep import expand, own_process, preparations
 from raoe_train.studies.sweep_scores import COSTS
 from raoe_train.training.cost_meter import CLEAR, CostMeter, peak_mb, reset_peak

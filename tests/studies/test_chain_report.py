@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from sentence_transformers import util
 
-from raoe_train.cli import main
-from raoe_train.job_table import run
+from raoe_train.cli import main, run
 from raoe_train.studies.drift import drift, unrelated
 from tests.tiny import SENTENCES, tiny_encoder
 

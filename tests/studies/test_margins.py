@@ -11,7 +11,7 @@ import torch
 from raoe_train import run
 from raoe_train.config import LossConfig
 from raoe_train.losses.registry import LOSSES, check_loss, library_loss
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.studies.plots import pareto
 from raoe_train.studies.polarity_report import best_variants
 from raoe_train.studies.sweep import expand, preparations

@@ -9,10 +9,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from raoe_train.cli import main
+from raoe_train.cli import main, run
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation.tasks import Examples
-from raoe_train.job_table import run
 from raoe_train.studies.bootstrap import _metric, bootstrap, interval, read_examples, write_examples
 from raoe_train.studies.score_report import PUBLISHED
 from tests.tiny import SENTENCES, tiny_encoder

@@ -8,7 +8,7 @@ import pytest
 
 from raoe_train import run
 from raoe_train.cli import main
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.studies.sweep import _chosen, expand
 from raoe_train.studies.sweep_scores import curves, mean
 from raoe_train.training.run_directory import finished_metrics

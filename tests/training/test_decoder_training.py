@@ -13,7 +13,7 @@ from raoe_train import run
 from raoe_train.config import ModelConfig
 from raoe_train.encoders.load import load_encoder
 from raoe_train.jobs.check import check_encoder
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.training.training_data import read_training_data
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES

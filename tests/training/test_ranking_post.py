@@ -19,7 +19,7 @@ import raoe_train.training.list_targets as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.config import TeacherConfig
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from raoe_train.training.run_directory import finished_metrics
 from raoe_train.training.training_data import read_training_data
 from tests.tiny import SENTENCES, tiny_encoder

@@ -18,7 +18,7 @@ from raoe_train import run
 from raoe_train.config import ModelConfig
 from raoe_train.encoders.load import load_encoder
 from raoe_train.jobs.check import check_encoder
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 from tests.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -111,7 +111,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
 KILLED = """
 import os, sys
 import raoe_train.jobs.train as training
-from raoe_train.recipe import load
+from raoe_train.old_recipe import load
 
 log_writer = training.log_writer
 

@@ -1,0 +1,39 @@
+"""Where rows come from and how they are read: the section `data` of recipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+
+@dataclass
+class Data:
+    """Where sentences come from."""
+
+    train: Annotated[
+        list[str],
+        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name); no batch mixes them",
+    ] = field(default_factory=list)
+    dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
+    input: Annotated[str | None, "source to score, to encode or to begin chains with"] = None
+    dir: Annotated[
+        str | None, "directory where tasks are looked up as NAME.*, KIND/NAME.* or */NAME.*, or in SentEval's folders"
+    ] = None
+    columns: Annotated[dict[str, Any], "our column name: its name in the file"] = field(default_factory=dict)
+    labels: Annotated[
+        dict[str, Any] | None,
+        "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}",
+    ] = None
+    score_scale: Annotated[list[float], "lowest and highest score in data.train; two numbers, or two a source"] = field(
+        default_factory=list
+    )
+    on_error: Annotated[str, "a malformed row: raise, or skip (and count)"] = "raise"
+    pairing: Annotated[str, "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"] = (
+        "one"
+    )
+    neutral: Annotated[bool, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)"] = False
+    shuffle_lists: Annotated[bool, "shuffle each list's sentences with training.seed, an ablation (listmle)"] = False
+    max_rows: Annotated[int | None, "at most so many rows of each training source, drawn with training.seed"] = None
+    cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
+        None
+    )

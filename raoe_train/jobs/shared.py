@@ -1,0 +1,41 @@
+"""What jobs share: how they are called, and what becomes of their output."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from raoe_train.artifacts.disk_errors import explained
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.recipe import arguments
+
+
+def job(function: Callable[..., Any] | None = None, *, together: bool = False) -> Any:
+    """A job: a function that takes what its recipe may say, from a recipe or from Python alike.
+
+    Every argument is brought to the type that it is declared with, so that a section may be a mapping, or a word where
+    its Option says so, and a wrong key is an error that suggests the right one.
+
+    Args:
+        function: its parameters are declared as raoe_train.recipe says.
+        together: whether several processes (torchrun's) do it together; others are for one process.
+
+    Raises (of the job):
+        ValueError: an argument that cannot be, or several processes for a job of one.
+        OSError: an output that cannot be written, or a full disk; the message says what to do.
+    """
+    if function is None:
+        return functools.partial(job, together=together)
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        if not together and rank_and_world()[1] > 1:
+            raise ValueError(f"{function.__name__} is for one process: start it without torchrun")
+        values = arguments(function, inspect.signature(function).bind_partial(*given, **named).arguments)
+        output = getattr(values, "output", None)
+        with explained(output if isinstance(output, str) else None):
+            return function(**vars(values))
+
+    return call
