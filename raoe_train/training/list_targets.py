@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, fingerprint
 from raoe_train.artifacts.writing import write_json
@@ -23,7 +24,6 @@ from raoe_train.encoders import frozen
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.training.run_directory import TEACHER
 
-SHARD = 256  # lists; what a kill can cost
 # Of encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first token as it
 # is, without BERT's own pooler.
 POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
@@ -93,7 +93,8 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
         teacher: the encoder.
         cache: folder of what was made before. Each teacher and each set of lists has a folder of its own there.
     """
-    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": SHARD}
+    size = max(1, once.SHARD // 16)  # lists, of some 16 sentences each
+    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     folder = cache / digest(made_from)[:16]
     if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
         write_json(folder / "made_from.json", made_from)
@@ -105,7 +106,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
-    flat = np.concatenate(frozen.in_shards(folder, lists, SHARD, cosines, f"teacher {teacher.name}"))
+    flat = np.concatenate(once.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
