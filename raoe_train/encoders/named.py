@@ -82,7 +82,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     Raises:
         ValueError: an unknown key, or a value of the wrong type.
     """
-    said = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
+    said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
     if isinstance(encoder, FrozenEncoder):
         said["pooling"] = encoder.pooling or POOLING.get(str(encoder.name))
     shared = {key: said[key] for key in parameters(Model) if key in said}
