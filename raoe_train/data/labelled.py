@@ -32,8 +32,8 @@ def read_labelled(
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
 
     Returns:
-        text (the sentence, or the first of a pair), of pairs also second, label (as the file writes it), split ("" where
-        a file has no such column): strings, in file order.
+        text (the sentence, or the first of a pair), of pairs also second, label (as the file writes it) and split (""
+        where a file has no such column): strings, in file order.
 
     Raises:
         FileNotFoundError: no such file.
