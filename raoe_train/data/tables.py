@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.processes import locked
+from raoe_train.artifacts.once import made_once
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.writing import partial, write_json
+from raoe_train.artifacts.writing import write_json
 
 BATCH = 4096  # rows that are Python objects at a time
 READING = 1  # to be raised where rows are read by other rules: what was kept is then made anew
@@ -72,24 +71,6 @@ def kept(
     key = digest({**made_from, "reading": READING})
     entry = made_once(Path(cache).expanduser() / f"rows-{key[:32]}", write)
     return Dataset.from_file(str(entry / ROWS)), json.loads((entry / COUNTS).read_text(encoding="utf-8"))
-
-
-def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
-    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
-    there. Of several processes one writes, and the others wait."""
-    work = partial(entry)
-    try:
-        while not entry.is_dir():
-            with locked(work, concluded=lambda: True):
-                if not entry.is_dir():
-                    unfinished = work / "unfinished"
-                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
-                    unfinished.mkdir()
-                    write(unfinished)
-                    unfinished.rename(entry)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
-    return entry
 
 
 class Texts:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import ModelConfig, PolarityConfig
+from raoe_train.config import PolarityConfig
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.encoders.frozen import embeddings as embeddings_of
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 
@@ -50,9 +50,8 @@ class PolarityTask(EmbeddingTask):
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
-        cache = Path(options.cache).expanduser() if options.cache else None
-        encoder = ModelConfig(name=str(options.reference))
-        reference = embeddings_of(encoder, self.sentences(), cache, self.batch_size, "reference")
+        encoder = FrozenEncoder(options.reference, cache=options.cache, batch_size=self.batch_size)
+        reference = embeddings_of(encoder, self.sentences(), "reference")
         evaluator = PolarityEvaluator(
             self.test.text,
             self.test.label,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
 
-from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Encoder, FrozenEncoder, Model
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.embed import unit_rows
+from raoe_train.encoders.frozen import embeddings
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.recipe import Option
 
 
@@ -22,17 +23,16 @@ class Seeds:
     clusters: Annotated[int, "k-means clusters"] = 1000
     per_cluster: Annotated[int, "sentences drawn of each"] = 20
     seed: Annotated[int, "of the clusters and the draw"] = 42
-    batch_size: Annotated[int, "sentences at a time"] = 64
-    device: Annotated[str | None, "torch device"] = None
+    batch_size: Annotated[int | None, "sentences at a time [the encoder's]"] = None
+    device: Annotated[str | None, "torch device [the encoder's]"] = None
 
     def effective(self) -> dict[str, Any] | None:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""
         if not self.encoder.name:
             return None
-        plain = asdict(
-            FrozenEncoder(device=self.encoder.device, batch_size=self.encoder.batch_size, cache=self.encoder.cache)
-        )
-        said = {name: value for name, value in asdict(self.encoder).items() if value != plain[name]}
+        said = {name: value for name, value in asdict(self.encoder).items() if value != getattr(FrozenEncoder(), name)}
+        for name in ("batch_size", "device", "cache"):
+            said.pop(name, None)
         # a name alone as it is, as in what was written before there was more to say
         encoder = said if len(said) > 1 else self.encoder.name
         return {**asdict(self), "encoder": encoder, "batch_size": None, "device": None}
@@ -49,11 +49,11 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     if not seeds.encoder.name:
         raise ValueError("seeds.encoder is missing: what embeds the sentences")
     _check(len(sentences), seeds.clusters, seeds.per_cluster)  # before hours of encoding
-    # TRANSITION: until encoders/frozen.py takes a FrozenEncoder
-    said = {field.name: getattr(seeds.encoder, field.name) for field in fields(Encoder)}
-    encoder = load_encoder(Model(**{**said, "device": seeds.encoder.device or seeds.device}))  # type: ignore[arg-type]
-    embeddings = encode_sentences(encoder, sentences, seeds.batch_size)
-    return draw_from_clusters(embeddings, seeds.clusters, seeds.per_cluster, seeds.seed)
+    # of several processes one chooses, alone: the others' shards of a cache would never come
+    cache = seeds.encoder.cache if rank_and_world()[1] == 1 else None
+    encoder = replace(seeds.encoder, device=seeds.encoder.device or seeds.device, cache=cache)
+    embedded = embeddings(encoder, sentences, "seeds.encoder", batch_size=seeds.batch_size)
+    return draw_from_clusters(embedded, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
 def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:

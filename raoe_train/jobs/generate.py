@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.provenance import digest, identity, versions
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.data.settings import Data
+from raoe_train.encoders.named import identity
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer

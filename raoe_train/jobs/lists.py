@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest, earlier_result, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.files import data_kind, write_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.data.ranking_lists import SHORTEST
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import in_shards
-from raoe_train.training.list_targets import embedder, identity
+from raoe_train.encoders.named import identity
+from raoe_train.training.list_targets import as_frozen, embedder
 
 if TYPE_CHECKING:
     from raoe_train.config import ListsConfig
 
-SHARD = 4096  # sentences; what a kill can cost
 COLUMNS = ["id", "sentences", "similarity", "method", "settings", "model", "versions"]
 
 
@@ -53,7 +53,7 @@ def lists(config: ListsConfig) -> dict[str, Any]:
     pairs = read_pairs(str(data.input), columns=columns, on_error=data.on_error)
     premises = _hypotheses(pairs.sentence1, pairs.sentence2)
     settings = {
-        "teacher": identity(config.teacher),
+        "teacher": identity(as_frozen(config.teacher)),
         "input": digest(pairs.columns()),
         "length": config.length,
         "max_lists": config.max_lists,
@@ -66,9 +66,9 @@ def lists(config: ListsConfig) -> dict[str, Any]:
 
     pool = list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))
     parts = output.with_name(output.name + ".parts")
-    folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": SHARD})[:16]
+    folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": once.SHARD})[:16]
     embed = embedder(config.teacher)
-    embeddings = np.concatenate(in_shards(folder, pool, SHARD, embed, f"teacher {config.teacher.name}"))
+    embeddings = np.concatenate(once.in_shards(folder, pool, once.SHARD, embed, f"teacher {config.teacher.name}"))
     chosen = list(premises)
     if config.max_lists is not None and config.max_lists < len(chosen):
         drawn = sorted(random.Random(config.seed).sample(range(len(chosen)), config.max_lists))

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.files import data_kind, write_rows
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.data.mined_examples import Neighbours, pairs, random_pairs, thinned, triplets
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import SHARD, embeddings, in_shards
+from raoe_train.encoders.frozen import embeddings
 from raoe_train.encoders.neighbours import exact_search, faiss_search
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, cache: Path) -> Neighbours:
     """The neighbours of each text above mining.threshold; embeddings and neighbours are kept in `cache`."""
     wish = config.mining
-    unit = unit_rows(embeddings(config.model, texts, cache, wish.batch_size, "reference"))
+    unit = unit_rows(embeddings(config.model, texts, "reference", cache, wish.batch_size))
     search = (faiss_search if wish.search == "faiss" else exact_search)(unit, classes, wish.k)
 
     def found(rows: Sequence[int]) -> np.ndarray:
@@ -128,10 +129,10 @@ def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, ca
         "texts": digest([list(texts), classes.tolist()]),
         "k": wish.k,
         "search": wish.search,
-        "shard": SHARD,
+        "shard": once.SHARD,
     }
     folder = cache / digest(made_from)[:16]
-    table = np.concatenate(in_shards(folder, range(len(texts)), SHARD, found, "neighbours"))
+    table = np.concatenate(once.in_shards(folder, range(len(texts)), once.SHARD, found, "neighbours"))
     counts = (table["cosine"] > wish.threshold).sum(axis=2)
     if not counts.any():
         own, others = table["cosine"].max(axis=(0, 2))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.processes import LOCK, locked, rank_and_world
 from raoe_train.artifacts.provenance import earlier_result, fingerprint, versions
 from raoe_train.artifacts.writing import replacing, write_json
@@ -28,12 +29,10 @@ from raoe_train.data.files import KINDS, cell, data_kind, write_rows
 from raoe_train.data.sources import open_source
 from raoe_train.data.tables import runs
 from raoe_train.encoders.embed import cosines, encode_sentences
-from raoe_train.encoders.frozen import own_missing
 
 if TYPE_CHECKING:
     from raoe_train.config import ScoreConfig
 
-SHARD = 4096  # rows; what a kill can cost
 MANIFEST = "manifest.json"
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
@@ -77,7 +76,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
         "teachers": [{"name": name, **options, "files": fingerprint(name)} for name, options in teachers.items()],
         "input": table.digest,
         "rows": table.rows,
-        "shard": SHARD,
+        "shard": once.SHARD,
     }
     summary, parts = _beside(output, ".json"), _beside(output, ".parts")
 
@@ -173,14 +172,14 @@ class _Table:
         if taken := [name for name in ADDED if name in self.columns]:
             raise ValueError(f"{config.data.input} has {', '.join(taken)} already; rename or remove the column first")
         self.digest = digest.hexdigest()
-        self.shards = -(-self.rows // SHARD)
+        self.shards = -(-self.rows // once.SHARD)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (fields for fields, _ in self._checked())
 
     def pairs(self) -> Iterator[list[tuple[str, str]]]:
         """The sentences, shard by shard."""
-        return runs((pair for _, pair in self._checked()), SHARD)
+        return runs((pair for _, pair in self._checked()), once.SHARD)
 
     def _checked(self) -> Iterator[tuple[dict[str, Any], tuple[str, str]]]:
         source = open_source(str(self.data.input), self.data.columns)
@@ -219,7 +218,8 @@ class _Table:
 
 def _score_with(name: str, options: dict[str, Any], table: _Table, paths: list[Path], config: ScoreConfig) -> int:
     """Make what is missing of this process's share of a teacher's shards; how many these were."""
-    missing = set(own_missing(paths))
+    rank, world = rank_and_world()
+    missing = {number for number, path in enumerate(paths) if number % world == rank and not path.exists()}
     if not missing:
         return 0
     model = _load_teacher(name, options, config.device)
@@ -301,7 +301,7 @@ def _plot(groups: dict[str, np.ndarray], path: Path) -> None:
     if not groups:
         return
     try:
-        from raoe_train.studies.plots import plot_scores_by_label
+        from raoe_train.jobs.score_plot import plot_scores_by_label
 
         plot_scores_by_label(groups, path)
     except ModuleNotFoundError as error:

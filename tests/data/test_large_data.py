@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from raoe_train.artifacts.once import made_once
 from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
-from raoe_train.data.tables import Texts, made_once, to_table
+from raoe_train.data.tables import Texts, to_table
 from raoe_train.old_recipe import load
 from raoe_train.training.training_data import read_training_data
 from tests.training.test_training import settings, write_pairs

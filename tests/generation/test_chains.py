@@ -365,9 +365,14 @@ def test_weights_without_a_head_are_refused(tmp_path, sentences):
 def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
     from tests.tiny import tiny_encoder
 
-    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    output = tmp_path / "chains.jsonl"
-    seeds = {"encoder": str(tmp_path / "encoder"), "clusters": 2, "per_cluster": 2, "device": "cpu"}
-    result = run("generate", **options(writer, sentences, output, seeds=seeds))
-    assert result["chains"] == len(lines(output)) == 4
-    assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
+    name = str(tmp_path / "encoder")
+    tiny_encoder(double=False).save(name)
+    found = []
+    for number, encoder in enumerate((name, {"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
+        output = tmp_path / f"{number}.jsonl"
+        seeds = {"encoder": encoder, "clusters": 2, "per_cluster": 2, "device": "cpu"}
+        result = run("generate", **options(writer, sentences, output, seeds=seeds))
+        assert result["chains"] == len(lines(output)) == 4
+        assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
+        found.append([line["id"] for line in lines(output)])
+    assert found[0] == found[1] != found[2]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from raoe_train import run
+from raoe_train.artifacts import once
 from raoe_train.cli import main
 from raoe_train.data.ranking_lists import ChainData, read_chains
 from raoe_train.jobs.lists import geometric_ranks, lists_from_pairs
@@ -189,7 +190,7 @@ def test_the_job_lists(tmp_path, teacher, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, teacher, monkeypatch):
     import raoe_train.jobs.lists as listing
 
-    monkeypatch.setattr(listing, "SHARD", 3)
+    monkeypatch.setattr(once, "SHARD", 3)
     asked = {"data.input": pairs_file(tmp_path), "teacher.name": teacher, "length": 5}
     whole = run("lists", **asked, output=str(tmp_path / "whole.jsonl"))
     embedder, encoded = listing.embedder, []

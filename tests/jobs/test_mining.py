@@ -12,6 +12,7 @@ import torch
 
 import raoe_train.encoders.neighbours as neighbours
 from raoe_train import run
+from raoe_train.artifacts import once as made_once
 from raoe_train.cli import main
 from raoe_train.data.labelled import read_labelled
 from raoe_train.data.mined_examples import Neighbours, _triangle, random_pairs, thinned, triplets
@@ -150,7 +151,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(mining, "SHARD", 2)
+    monkeypatch.setattr(made_once, "SHARD", 2)
     search, calls = mining.exact_search, []
 
     def dies(*args):

@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from raoe_train.artifacts import once
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
 from raoe_train.jobs import score as scoring
@@ -48,7 +49,7 @@ def config(pairs, teachers, output, **more):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(scoring, "SHARD", 8)
+    monkeypatch.setattr(once, "SHARD", 8)
 
 
 @pytest.fixture
@@ -143,7 +144,8 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
     code = (
-        "import sys, raoe_train.jobs.score as s; from raoe_train.old_recipe import load; s.SHARD = 16\n"
+        "import sys, raoe_train.jobs.score as s; from raoe_train.old_recipe import load\n"
+        "from raoe_train.artifacts import once; once.SHARD = 16\n"
         "s.score(load('score', None, {'data.input': sys.argv[1], 'teachers': sys.argv[2:4], "
         "'output': sys.argv[4], 'device': 'cpu'}))"
     )

@@ -1,0 +1,96 @@
+"""What takes long is made once, survives a kill, and is found again: the one way in which all jobs do so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from raoe_train.artifacts.processes import locked, rank_and_world
+from raoe_train.artifacts.writing import partial, replacing
+
+Item = TypeVar("Item")
+
+SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """OUTPUT + suffix: `OUTPUT.json`, the summary of what OUTPUT was made from, or `OUTPUT.parts`, unfinished work."""
+    return output.with_name(output.name + suffix)
+
+
+def found(
+    output: Path, settings: dict[str, Any], overwrite: bool, summary: Path | None = None
+) -> dict[str, Any] | None:
+    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in the way.
+
+    Args:
+        output: what a job writes.
+        settings: plain values, all that the output depends on; they are the entry "settings" of the summary.
+        overwrite: whether an output of other settings may be replaced.
+        summary: a JSON file, OUTPUT.json by default.
+
+    Raises:
+        ValueError: `output` is there, but not from these settings, and `overwrite` is not set.
+    """
+    if not output.exists():
+        return None
+    try:
+        result = json.loads((summary or beside(output, ".json")).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if isinstance(result, dict) and result.get("settings") == settings:
+        return result
+    if not overwrite:
+        raise ValueError(f"output {output} is there already, not from these settings and inputs; overwrite replaces it")
+    return None
+
+
+def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
+    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
+    there. Of several processes one writes, and the others wait."""
+    work = partial(entry)
+    try:
+        while not entry.is_dir():
+            with locked(work, concluded=lambda: True):
+                if not entry.is_dir():
+                    unfinished = work / "unfinished"
+                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
+                    unfinished.mkdir()
+                    write(unfinished)
+                    unfinished.rename(entry)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
+    return entry
+
+
+def in_shards(
+    folder: Path, items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], np.ndarray], name: str
+) -> list[np.ndarray]:
+    """`make` of each run of `size` items, from `folder` where it was made before.
+
+    Under torchrun each process makes its own share and waits for the others'. What a shard holds does not depend on how
+    many processes there are, so that a rerun may have more or fewer of them.
+
+    Args:
+        folder: of nothing else; its name should say, by a digest, what the shards were made from.
+        items: read by slices.
+        size: items of a shard; SHARD, but for items that are many sentences each.
+        make: items to an array; not called where nothing is missing.
+        name: what the progress bar says.
+    """
+    rank, world = rank_and_world()
+    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
+    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
+    for number in tqdm(missing, desc=name, unit="shard", disable=None):
+        with replacing(paths[number]) as temporary:
+            np.save(temporary, make(items[number * size : (number + 1) * size]))
+    while not all(path.exists() for path in paths):
+        time.sleep(0.2)
+    return [np.load(path) for path in paths]
