@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -14,15 +13,15 @@ from typing import Annotated, Any
 from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
+from raoe_train.config import PolarityConfig as Polarity  # TRANSITION
 from raoe_train.data.settings import Data
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import Model
-from raoe_train.config import PolarityConfig as Polarity  # TRANSITION
 from raoe_train.evaluation.tasks import evaluate_encoder
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict
 from raoe_train.training.arguments import check_training, for_all_processes, join, trainer_settings, training_settings
-from raoe_train.training.list_targets import Teacher, check_teacher, with_targets
+from raoe_train.training.list_targets import Teacher, check_teacher
 from raoe_train.training.measures import dev_evaluator, dev_metrics, summary
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
@@ -114,13 +113,9 @@ def train(
 
     started = time.time()
     set_seed(seed)
-    targets = partial(
-        with_targets,
-        teacher=teacher,
-        cache=Path(teacher.cache or folder / TEACHER),
-        shuffled=seed if data.shuffle_lists else None,
+    datasets, texts = read_training_data(
+        data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
     )
-    datasets, texts = read_training_data(data, blank, seed, prompt=model.prompt, targets=targets)
     encoder = starting_encoder(model, folder / INITIAL, texts, seed)
     evaluator = dev_evaluator(data, model.prompt, evaluation.batch_size)
 

@@ -106,4 +106,3 @@ class RankDistillationLoss(DistillationLoss):
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
     """(B, D), (B, D) -> (B, B)."""
     return nn.functional.normalize(a, dim=1) @ nn.functional.normalize(b, dim=1).T
-

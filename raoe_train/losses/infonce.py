@@ -232,4 +232,3 @@ def _check_columns(rows: list[int]) -> None:
             f"InfoNCELoss needs a text in each row of each column, got columns of {', '.join(map(str, rows))} rows: "
             "leave out incomplete rows, or make a data set of them with a loss of its own"
         )
-

@@ -146,4 +146,3 @@ def _normalised(embeddings: Tensor) -> Tensor:
     """Unit rows, in float32 at least, and 0 where a row is 0."""
     wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
     return nn.functional.normalize(wide, dim=1)
-

@@ -29,8 +29,7 @@ class RankMarginLoss(PairLoss):
     Args:
         model, scale, cached: see CachedLoss.
         margin: least distance of ranks, not itself included. It is counted within the (global) batch.
-        ties: how equal scores rank, a name of ``scipy.stats.rankdata``'s. Equal scores are never compared but under
-            "ordinal".
+        ties: how equal scores rank, in the words of rankdata (scipy.stats); they are never compared but under "ordinal".
     """
 
     name = "rank_margin"
@@ -60,7 +59,7 @@ class GatedAngularLoss(PairLoss):
 
     Args:
         model, scale, cached: see CachedLoss; angles, in radians, are multiplied by scale.
-        gate: which pairs are compared, "label+score" as in the paper, "score" or "label" (its Table 8).
+        gate: "label+score" as in the paper, "score" or "label" (its Table 8).
 
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
@@ -92,10 +91,9 @@ class RAOELoss(PairLoss):
 
     Args:
         model, scale, cached: see CachedLoss.
-        margin, ties: see RankMarginLoss.
+        margin, ties, gate: see RankMarginLoss and GatedAngularLoss.
         rank_weight: weight of the rank part.
         angle_weight: weight of the angular part.
-        gate: see GatedAngularLoss.
     """
 
     name = "raoe"

@@ -9,7 +9,7 @@ from typing import Any
 
 from raoe_train.losses import library
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
-from raoe_train.losses.base import settings_of
+from raoe_train.losses.base import AUTO, settings_of
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.infonce import InfoNCELoss
@@ -83,6 +83,8 @@ def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
         raise ValueError(f"{key}.name must be one of {', '.join(LOSSES)}, got {name!r}")
     chosen: dict[str, Any] = {"name": name}
     for each, (hint, default) in _hints(name).items():
+        if each == "scale" and said.get(each) == AUTO and hint is float:
+            raise ValueError(f"{key}.scale 'auto' is measured on scored pairs; for loss {name} give a number: 20")
         if said.get(each) is not None:
             chosen[each] = convert(hint, said[each], f"{key}.{each}")
         else:
@@ -98,15 +100,15 @@ def loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
     """(dotted key, default, help) of every key that some loss has, for the command line's help."""
     yield f"{where}name", RAOELoss.name, ", ".join(LOSSES)
     for key in _everything():
-        defaults: dict[str, list[str]] = {}
-        for loss in LOSSES:
-            if key in _hints(loss):
-                defaults.setdefault(str(_hints(loss)[key][1]), []).append(loss)
+        defaults = {loss: _hints(loss)[key][1] for loss in LOSSES if key in _hints(loss)}
+        groups: dict[str, list[str]] = {}
+        for loss, default in defaults.items():
+            groups.setdefault(str(default), []).append(loss)
         text = "also train the first so many dimensions" if key == DIMS else _said(key)
-        if len(defaults) == 1:
-            yield where + key, next(iter(defaults)), f"{text} ({', '.join(*defaults.values())})"
+        if len(groups) == 1:
+            yield where + key, next(iter(defaults.values())), f"{text} ({', '.join(defaults)})"
         else:
-            by_loss = "; ".join(f"{', '.join(those)} {default}" for default, those in defaults.items())
+            by_loss = "; ".join(f"{', '.join(losses)} {default}" for default, losses in groups.items())
             yield where + key, "of the loss", f"{text} ({by_loss})"
 
 

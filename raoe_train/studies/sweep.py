@@ -17,10 +17,11 @@ from typing import Any
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
+from raoe_train.cli import load
 from raoe_train.cli import run as run_job
-from raoe_train.config import SweepConfig, TrainConfig
+from raoe_train.config import SweepConfig
 from raoe_train.jobs.train import polarity_of, train
-from raoe_train.old_recipe import load, merge, nest, to_dict
+from raoe_train.recipe import merge, nest, to_dict
 from raoe_train.studies.sweep_report import write_report
 from raoe_train.training.run_directory import clear_unfinished, finished_metrics
 
@@ -45,7 +46,7 @@ class Run:
     variant: str
     family: str
     seed: int
-    config: TrainConfig
+    config: Any
     point: dict[str, Any] = field(default_factory=dict)
     after: Run | None = None
 
@@ -210,17 +211,17 @@ def _matches(run: Run, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (run.family, run.variant, run.name))
 
 
-def own_process(config: TrainConfig) -> dict[str, Any]:
+def own_process(**config: Any) -> dict[str, Any]:
     """``train`` in a new process; its errors are raised here."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
     # spawn: a forked process would begin with all that this one holds
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(train, config).result()
+        return pool.submit(train, **config).result()
 
 
-def _do(run: Run, failed: list[str], train: Callable[[TrainConfig], Any]) -> str | None:
+def _do(run: Run, failed: list[str], train: Callable[..., Any]) -> str | None:
     """Train and evaluate; what went wrong, if anything did."""
     try:
         if run.after is not None:
@@ -228,10 +229,10 @@ def _do(run: Run, failed: list[str], train: Callable[[TrainConfig], Any]) -> str
                 raise RuntimeError(f"{run.after.name}, which it goes on from, failed")
             if not (run.after.directory / "modules.json").is_file():  # its weights were dropped
                 (run.after.directory / "metrics.json").unlink(missing_ok=True)
-                train(run.after.config)
+                train(**vars(run.after.config))
         if _outdated(run):
             (run.directory / "metrics.json").unlink(missing_ok=True)
-        train(run.config)
+        train(**vars(run.config))
         (run.directory / "error.txt").unlink(missing_ok=True)
     except Exception as error:  # one run must not stop the others; what happened is kept and reported
         run.directory.mkdir(parents=True, exist_ok=True)
@@ -287,7 +288,7 @@ def _start_scores(config: SweepConfig, runs: list[Run]) -> dict[str, Any]:
 
         path = Path(str(config.output), "start", re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        polarity = polarity_of(run.config)
+        polarity = polarity_of(run.config.polarity, run.config.model)
         asked = {"model": label, "tasks": config.tasks, "polarity": {**dataclasses.asdict(polarity), "cache": None}}
         if known.get("asked") != asked:
             print(f"before training: {label}", flush=True)

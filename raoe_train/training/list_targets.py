@@ -31,9 +31,9 @@ INFORMATION = ("both", "ranking", "semantic")
 class Teacher(FrozenEncoder):
     """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
 
-    cache: Annotated[
-        str | None, "directory that keeps similarities for other runs [OUTPUT/teacher, until the end]"
-    ] = None
+    cache: Annotated[str | None, "directory that keeps similarities for other runs [OUTPUT/teacher, until the end]"] = (
+        None
+    )
     information: Annotated[
         str, "what a list teaches: both, ranking (its order alone) or semantic (similarities alone)"
     ] = "both"

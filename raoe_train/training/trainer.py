@@ -64,7 +64,9 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             args.prompts = model.prompts.get(model.default_prompt_name)
         several = isinstance(train_dataset, Mapping)
         datasets = train_dataset if several else {} if train_dataset is None else {"train": train_dataset}
-        made = {name: _on(model, each) for name, each in loss.items()} if isinstance(loss, Mapping) else _on(model, loss)
+        made = (
+            {name: _on(model, each) for name, each in loss.items()} if isinstance(loss, Mapping) else _on(model, loss)
+        )
         by_name = made if isinstance(made, Mapping) else dict.fromkeys(datasets, made)
         self.data_collator_class = _collator(made.values() if isinstance(made, Mapping) else [made])
         if data_collator is None and model is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
 from raoe_train.losses.reads import LISTS
+from raoe_train.training.list_targets import Teacher, with_targets
 
 
 def read_training_data(
-    data: Data, loss: Any, seed: int, *, prompt: str | None = None, targets: Callable[[Any], Any] | None = None
+    data: Data, loss: Any, seed: int, *, prompt: str | None = None, teacher: Teacher | None = None, cache: Path = Path()
 ) -> tuple[Any, Texts]:
     """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
 
@@ -23,9 +24,9 @@ def read_training_data(
     Args:
         data: the section of the recipe.
         loss: what make_loss gives, on no model.
-        seed: of data.max_rows.
+        seed: of data.max_rows and data.shuffle_lists.
         prompt: the encoder's; one with a {condition} makes sources of scored pairs C-STS files.
-        targets: of lists, a dataset to the same with what they are ranked by.
+        teacher, cache: what lists are to be ranked by, see with_targets; without a teacher their own order.
 
     Raises:
         ValueError, FileNotFoundError: as the readers in raoe_train.data; or scores that loss mse cannot compare.
@@ -46,8 +47,9 @@ def read_training_data(
             # in memory: a table that is memory-mapped would get files of indices beside it
             drawn = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = drawn.flatten_indices(keep_in_memory=True)
-        if targets is not None and loss.reads is LISTS:
-            dataset = targets(dataset)
+        if loss.reads is LISTS and teacher is not None:
+            shuffled = seed if data.shuffle_lists else None
+            dataset = with_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
         name = _name_of(source)
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         print(f"{source}: {len(dataset)} {loss.reads.name}{_dropped(counts)}")

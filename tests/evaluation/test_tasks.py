@@ -23,9 +23,9 @@ from raoe_train.evaluation.tasks import (
     suite_tasks,
     table,
 )
-from raoe_train.jobs.train import _summary
 from raoe_train.studies.sweep_report import _metrics
 from raoe_train.studies.sweep_scores import score
+from raoe_train.training.measures import summary
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -212,7 +212,7 @@ def test_reports_show_main_metrics():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
     assert score({"after": after}, "mr") == 75.5
     assert _metrics(["mr"], [{"after": after}]) == "Spearman x 100 of cosine; accuracy x 100 of mr"
-    assert _summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
+    assert summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
 
 
 def test_command_line(model, folder, tmp_path, capsys):

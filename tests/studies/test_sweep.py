@@ -7,8 +7,7 @@ import json
 import pytest
 
 from raoe_train import run
-from raoe_train.cli import main
-from raoe_train.old_recipe import load
+from raoe_train.cli import load, main
 from raoe_train.studies.sweep import _chosen, expand
 from raoe_train.studies.sweep_scores import curves, mean
 from raoe_train.training.run_directory import finished_metrics
@@ -39,12 +38,12 @@ def test_expand(tmp_path):
     }))  # fmt: skip
     runs = {made.name: made for made in expand(config)}
     assert list(runs)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"]
-    assert runs["cosent-seed7"].config.loss.name == "cosent"
+    assert runs["cosent-seed7"].config.loss["name"] == "cosent"
     assert runs["cosent-seed7"].config.training["seed"] == 7
     assert runs["later-seed2"].config.model.name == runs["raoe-seed2"].config.output
     assert runs["later-seed2"].config.training["epochs"] == 3
     point = runs["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.config.training["learning_rate"] == 2e-5 and point.config.loss.margin == 0
+    assert point.config.training["learning_rate"] == 2e-5 and point.config.loss["margin"] == 0
     assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
     assert len(runs) == 4 + 1 + 4
     names = [made.name for made in _chosen(list(runs.values()), ["later-seed2", "cos*"])]
