@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import ModelConfig, PolarityConfig
+from raoe_train.artifacts.provenance import identity
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.encoders.frozen import embeddings as embeddings_of
+from raoe_train.encoders.named import Encoder, Model
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples
-
-if TYPE_CHECKING:
-    from raoe_train.evaluation.tasks import Reading
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
 
 
 @dataclass(frozen=True)
@@ -35,23 +33,25 @@ class PolarityTask(EmbeddingTask):
     main = "polarity"
     test: LabelledData
     sources: LabelledData
-    options: PolarityConfig
+    options: Polarity
     batch_size: int
 
     def content(self) -> Any:
-        options = {**asdict(self.options), "cache": None, "files": fingerprint(str(self.options.reference))}
+        reference = {**identity(self.options.reference), "cache": None, "batch_size": None}
+        options = {**asdict(self.options), "cache": None, "reference": reference}
         return [self.sentences(), self.test.label, self.sources.label, options]
 
     def sentences(self) -> list[str]:
         return [*self.test.text, *self.sources.text]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """PolarityEvaluator.report, with the P of each sentence."""
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
         cache = Path(options.cache).expanduser() if options.cache else None
-        encoder = ModelConfig(name=str(options.reference))
+        # TRANSITION until frozen takes a FrozenEncoder
+        encoder: Any = Model(**{field.name: getattr(options.reference, field.name) for field in fields(Encoder)})
         reference = embeddings_of(encoder, self.sentences(), cache, self.batch_size, "reference")
         evaluator = PolarityEvaluator(
             self.test.text,
@@ -63,7 +63,7 @@ class PolarityTask(EmbeddingTask):
             options.discount,
         )
         result, polarity = evaluator.report(embeddings, options.curve)
-        return result, Examples(100 * polarity)
+        return result, Outcomes(100 * polarity)
 
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:
@@ -74,7 +74,7 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
         ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as read_labelled.
     """
     options = reading.polarity
-    if not options.reference:
+    if not options.reference.name:
         raise ValueError(
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples
-
-if TYPE_CHECKING:
-    from raoe_train.evaluation.tasks import Reading
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Reading
 
 SEED = 1111
 FOLDS = 10
@@ -45,7 +43,7 @@ class TransferTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [*self.data.text, *(self.data.second or ())]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """Accuracy, x100, of the classifier.
 
         - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
@@ -82,7 +80,7 @@ class TransferTask(EmbeddingTask):
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
-        return result, Examples(right)
+        return result, Outcomes(right)
 
 
 def read_transfer(name: str, reading: Reading) -> TransferTask:
@@ -162,7 +160,7 @@ def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[f
     return grid[int(np.argmax(scores))], float(scores.max())
 
 
-def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Examples]:
+def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
     right = np.zeros(len(labels))
     accuracies, chosen_by = [], []
     for train, test in tqdm(_folds(features, labels), desc="folds", disable=None):
@@ -177,4 +175,4 @@ def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], E
         "dev_accuracy": float(np.mean(chosen_by)),
         "examples": len(labels),
     }
-    return result, Examples(right)
+    return result, Outcomes(right)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.artifacts.provenance import commit, digest, earlier_result, identity, versions
 from raoe_train.artifacts.writing import write_json
+from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
-from raoe_train.evaluation.tasks import Examples, Task, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, read_tasks, suite_tasks, table
 from raoe_train.studies.analyses import analyse, check_analyses
-from raoe_train.studies.bootstrap import write_examples
 
 if TYPE_CHECKING:
     from raoe_train.config import EvaluateConfig
@@ -66,15 +66,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         from raoe_train.encoders.load import load_encoder
 
         model = load_encoder(config.model)
-        examples: dict[str, Examples] = {}
-        result = evaluate_tasks(model, tasks, config.batch_size, examples)
+        outcomes: dict[str, Outcomes] = {}
+        result = evaluate_tasks(model, tasks, config.batch_size, outcomes)
         if config.analyses:
             result["analyses"] = analyse(config.analyses, model, tasks, output, config.batch_size)
         if rows is not None:
             result["predictions"] = submit(model, rows, str(prompt), str(config.submission), config.batch_size)
         result.update(model=config.model.name, versions=versions(), commit=commit(), settings=settings)
         if output:
-            write_examples(output, examples, settings)
+            write_outcomes(output, outcomes, settings)
             write_json(output, result)
     if tasks:
         print(table(result))

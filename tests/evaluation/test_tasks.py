@@ -9,12 +9,12 @@ import pytest
 from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
+from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.sts import StsTask
 from raoe_train.evaluation.tasks import (
     KINDS,
     SUITES,
     EmbeddingTask,
-    Examples,
     evaluate_encoder,
     evaluate_tasks,
     main_score,
@@ -160,7 +160,7 @@ class LengthTask(EmbeddingTask):
 
     def score(self, embeddings):
         found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
-        return found, Examples(np.array([found["long"]]))
+        return found, Outcomes(np.array([found["long"]]))
 
 
 def read_length(name, reading):
