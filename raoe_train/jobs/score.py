@@ -301,7 +301,7 @@ def _plot(groups: dict[str, np.ndarray], path: Path) -> None:
     if not groups:
         return
     try:
-        from raoe_train.studies.plots import plot_scores_by_label
+        from raoe_train.jobs.score_plot import plot_scores_by_label
 
         plot_scores_by_label(groups, path)
     except ModuleNotFoundError as error:

@@ -383,7 +383,7 @@ def _backends(device: Any) -> list[str]:
 
 def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
     try:
-        from raoe_train.studies.plots import plot_run
+        from raoe_train.training.plot import plot_run
 
         plot_run(log_history, path)
     except ImportError as error:

@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
     ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
      "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
      "raoe_train.generation.decoding", "raoe_train.encoders.load",
-     "raoe_train.losses", "raoe_train.studies.plots", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
+     "raoe_train.losses", "raoe_train.artifacts.figures", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
 )  # fmt: skip
 SHARD = 16  # rows: small, so that there are many
 LONGEST = 300  # delay of the timer, microseconds
