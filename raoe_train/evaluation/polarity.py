@@ -26,7 +26,6 @@ class PolarityTask(EmbeddingTask):
         test: the sentences that are scored.
         sources: those that are retrieved.
         options: how; its reference is asked when the first encoder is scored.
-        batch_size: sentences at a time, for the reference.
     """
 
     kind = "polarity"
@@ -34,7 +33,6 @@ class PolarityTask(EmbeddingTask):
     test: LabelledData
     sources: LabelledData
     options: Polarity
-    batch_size: int
 
     def content(self) -> Any:
         reference = {**identity(self.options.reference), "cache": None, "batch_size": None}
@@ -52,7 +50,7 @@ class PolarityTask(EmbeddingTask):
         cache = Path(options.cache).expanduser() if options.cache else None
         # TRANSITION until frozen takes a FrozenEncoder
         encoder: Any = Model(**{field.name: getattr(options.reference, field.name) for field in fields(Encoder)})
-        reference = embeddings_of(encoder, self.sentences(), cache, self.batch_size, "reference")
+        reference = embeddings_of(encoder, self.sentences(), cache, options.reference.batch_size, "reference")
         evaluator = PolarityEvaluator(
             self.test.text,
             self.test.label,
@@ -91,7 +89,7 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
             f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    return PolarityTask(test, _drawn(train, wanted, options.seed), options, reading.batch_size)
+    return PolarityTask(test, _drawn(train, wanted, options.seed), options)
 
 
 def _drawn(data: LabelledData, most: int | None, seed: int) -> LabelledData:

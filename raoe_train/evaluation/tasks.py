@@ -69,7 +69,6 @@ class Reading:
         prompt: the encoder's; one with a {condition} makes sets of kind sts C-STS files.
         cache: folder for results of tasks that take long, so that they can go on; None keeps none.
         polarity: of tasks of that kind.
-        batch_size: of encoders that a task has of its own.
     """
 
     data_dir: str | Path | None = None
@@ -78,7 +77,6 @@ class Reading:
     prompt: str | None = None
     cache: Path | None = None
     polarity: Polarity = field(default_factory=Polarity)
-    batch_size: int = 64
 
 
 class Task(ABC):
@@ -156,13 +154,12 @@ def read_tasks(
     prompt: str | None = None,
     cache: Path | None = None,
     polarity: Polarity | None = None,
-    batch_size: int = 64,
 ) -> dict[str, Task]:
     """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
 
     Args:
         tasks: see evaluate_encoder.
-        data_dir, columns, on_error, prompt, cache, polarity, batch_size: see Reading.
+        data_dir, columns, on_error, prompt, cache, polarity: see Reading.
 
     Raises:
         ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
@@ -172,7 +169,7 @@ def read_tasks(
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or Polarity(), batch_size)
+    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or Polarity())
     found: dict[str, Task] = {}
     missing: list[str] = []
     for word in tasks:
@@ -221,7 +218,7 @@ def evaluate_encoder(
     Raises:
         ValueError: an unknown or ambiguous task, or data that its kind cannot use; see the kinds' readers.
     """
-    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity, batch_size=batch_size)
+    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity)
     return evaluate_tasks(model, found, batch_size)
 
 

@@ -82,8 +82,8 @@ def test_suites():
 
 def test_all_kinds_together(model, folder, monkeypatch):
     encoded = []
-    real = tasks.encode_sentences
-    monkeypatch.setattr(tasks, "encode_sentences", lambda m, s, b: (encoded.append(list(s)), real(m, s, b))[1])
+    real = model.encode
+    monkeypatch.setattr(model, "encode", lambda texts, **options: (encoded.append(texts), real(texts, **options))[1])
     found = evaluate_encoder(model, WORDS, folder)
     assert sorted(encoded[0]) == sorted(SENTENCES) and len(encoded) == 1  # each sentence once for all of them
     alone = {word: evaluate_encoder(model, [word], folder)["tasks"][word] for word in WORDS}
