@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import identity
 from raoe_train.data.labelled import LabelledData, read_labelled
 from raoe_train.encoders.frozen import embeddings as embeddings_of
-from raoe_train.encoders.named import Encoder, Model
+from raoe_train.encoders.named import identity
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
@@ -35,8 +33,7 @@ class PolarityTask(EmbeddingTask):
     options: Polarity
 
     def content(self) -> Any:
-        reference = {**identity(self.options.reference), "cache": None, "batch_size": None}
-        options = {**asdict(self.options), "cache": None, "reference": reference}
+        options = {**asdict(self.options), "cache": None, "reference": identity(self.options.reference)}
         return [self.sentences(), self.test.label, self.sources.label, options]
 
     def sentences(self) -> list[str]:
@@ -47,10 +44,7 @@ class PolarityTask(EmbeddingTask):
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
-        cache = Path(options.cache).expanduser() if options.cache else None
-        # TRANSITION until frozen takes a FrozenEncoder
-        encoder: Any = Model(**{field.name: getattr(options.reference, field.name) for field in fields(Encoder)})
-        reference = embeddings_of(encoder, self.sentences(), cache, options.reference.batch_size, "reference")
+        reference = embeddings_of(options.reference, self.sentences(), "reference", options.cache)
         evaluator = PolarityEvaluator(
             self.test.text,
             self.test.label,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raoe_train.encoders.embed import encode_sentences, unit_rows
+from raoe_train.encoders.embed import unit_rows
+from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.named import FrozenEncoder
 
 if TYPE_CHECKING:
     from raoe_train.config import SeedsConfig
@@ -21,14 +23,11 @@ def select_seeds(sentences: Sequence[str], config: SeedsConfig) -> list[int]:
     Raises:
         ValueError: no encoder, or numbers that cannot be; see draw_from_clusters.
     """
-    from raoe_train.config import ModelConfig
-    from raoe_train.encoders.load import load_encoder
-
     if not config.encoder:
         raise ValueError("seeds.encoder is missing: what embeds the sentences")
     _check(len(sentences), config.clusters, config.per_cluster)  # before hours of encoding
-    model = load_encoder(ModelConfig(name=config.encoder, device=config.device))
-    embeddings = encode_sentences(model, sentences, config.batch_size)
+    encoder = FrozenEncoder(config.encoder, device=config.device, batch_size=config.batch_size)
+    embeddings = embedder(encoder, "seeds.encoder")(sentences)
     return draw_from_clusters(embeddings, config.clusters, config.per_cluster, config.seed)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from raoe_train.artifacts.once import beside, found
-from raoe_train.artifacts.provenance import commit, digest, identity, versions
+from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.named import Model, identity
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table

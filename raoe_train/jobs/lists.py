@@ -19,7 +19,8 @@ from raoe_train.data.files import data_kind, write_rows
 from raoe_train.data.pairs import read_pairs
 from raoe_train.data.ranking_lists import SHORTEST
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.training.list_targets import embedder, identity
+from raoe_train.encoders.named import identity
+from raoe_train.training.list_targets import as_frozen, embedder
 
 if TYPE_CHECKING:
     from raoe_train.config import ListsConfig
@@ -52,7 +53,7 @@ def lists(config: ListsConfig) -> dict[str, Any]:
     pairs = read_pairs(str(data.input), columns=columns, on_error=data.on_error)
     premises = _hypotheses(pairs.sentence1, pairs.sentence2)
     settings = {
-        "teacher": identity(config.teacher),
+        "teacher": identity(as_frozen(config.teacher)),
         "input": digest(pairs.columns()),
         "length": config.length,
         "max_lists": config.max_lists,

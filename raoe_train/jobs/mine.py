@@ -114,7 +114,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, cache: Path) -> Neighbours:
     """The neighbours of each text above mining.threshold; embeddings and neighbours are kept in `cache`."""
     wish = config.mining
-    unit = unit_rows(embeddings(config.model, texts, cache, wish.batch_size, "reference"))
+    unit = unit_rows(embeddings(config.model, texts, "reference", cache, wish.batch_size))
     search = (faiss_search if wish.search == "faiss" else exact_search)(unit, classes, wish.k)
 
     def found(rows: Sequence[int]) -> np.ndarray:
