@@ -113,8 +113,8 @@ def evaluate(
             result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
         if rows is not None:
             result["predictions"] = submit(encoder, rows, str(prompt), str(submission), batch_size)
-        name = model.name if named else None
-        result.update(model=name, versions=versions(), commit=commit(), settings=settings)
+        made_by = model.name if named else None
+        result.update(model=made_by, versions=versions(), commit=commit(), settings=settings)
         if path:
             write_outcomes(path, outcomes, settings)
             write_json(path, result)
