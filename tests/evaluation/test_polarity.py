@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from raoe_train.cli import main
+from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.polarity import read_polarity
 from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator, weights
@@ -155,15 +156,20 @@ def test_as_a_task(folder):
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
     test, sources = task.test, task.sources
-    assert test.text == SENTENCES[:3] and len(sources) == 15 == found["sources"]
+    assert test["text"][:] == SENTENCES[:3] and len(sources) == 15 == found["sources"]
     from sentence_transformers import SentenceTransformer
 
     reference = SentenceTransformer(str(folder / "reference"), device="cpu")
-    made = PolarityEvaluator(test.text, test.label, sources.text, sources.label, reference, 3)
+    made = PolarityEvaluator(test["text"][:], test["label"][:], sources["text"][:], sources["label"][:], reference, 3)
     expected = made(model)
     assert found["polarity"] == pytest.approx(expected["polarity"])
     assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
     assert len(list((folder / "cache").glob("*/*.npy"))) == 1
+    cached = next((folder / "cache").glob("*/*.npy"))
+    scores, _ = task.score(encode_sentences(model, task.sentences()))
+    cached.unlink()
+    assert task.score(encode_sentences(model, task.sentences()))[0] == scores  # the reference was asked once
+    assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
 
@@ -171,7 +177,7 @@ def test_as_a_task(folder):
 def test_what_is_drawn(folder):
     def drawn(**options):
         task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
-        return task.test.text, task.sources.text
+        return task.test["text"][:], task.sources["text"][:]
 
     assert drawn() == drawn() != drawn(seed=1)
     test, sources = drawn(max_sentences=2, sources=3)
