@@ -46,8 +46,8 @@ class PolarityTask(EmbeddingTask):
 
         options = self.options
         reference = frozen.embeddings(options.reference, self.sentences(), "reference", options.cache)
-        columns = [data[name][:] for data in (self.test, self.sources) for name in ("text", "label")]
-        return PolarityEvaluator(*columns, reference, options.k, options.discount)
+        (test, labels), (sources, theirs) = ((data["text"][:], data["label"][:]) for data in (self.test, self.sources))
+        return PolarityEvaluator(test, labels, sources, theirs, reference, options.k, options.discount)
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """PolarityEvaluator.report, with the P of each sentence."""
