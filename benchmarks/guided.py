@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.case import COPIES, Call, Case, ours
 from raoe_kernels import guided_log_probs
-from raoe_kernels.guidance import reference
+from raoe_kernels.guided import reference
 
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
 VOCABULARY = 128 * 1024

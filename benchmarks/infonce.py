@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from benchmarks.case import Call, Case, ours
 from raoe_kernels import info_nce_loss
-from raoe_kernels.contrastive import scan
-from raoe_kernels.contrastive.problem import Problem
+from raoe_kernels.infonce import scan
+from raoe_kernels.infonce.problem import Problem
 
 SIZES = {"cpu": [256, 2048], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}

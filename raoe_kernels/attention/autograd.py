@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels.attention.padding import Padding, nothing
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
+from .padding import Padding, nothing
 
 OP = Op(
     "attention",
     ("bidirectional_attention", "dual_attention"),
     {
-        "reference": Backend("raoe_kernels.attention.reference"),
-        "scan": Backend("raoe_kernels.attention.scan"),
-        "triton": Backend("raoe_kernels.attention.triton_kernels", triton_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
 )
 

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels._native import missing as native_missing
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
+from .._native import missing as native_missing
 
 OP = Op(
     "cosine",
     ("pairwise_cosine",),
     {
-        "reference": Backend("raoe_kernels.cosine.reference"),
-        "scan": Backend("raoe_kernels.cosine.scan"),
-        "triton": Backend("raoe_kernels.cosine.triton_kernels", triton_missing),
-        "native": Backend("raoe_kernels.cosine.native", native_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 

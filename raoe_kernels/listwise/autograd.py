@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative
-from raoe_kernels._dtypes import wide
+from .._dispatch import Backend, Op, refuse_second_derivative
+from .._dtypes import wide
 
 OP = Op(
     "listwise",
     ("list_mle_loss", "refine_similarity"),
     {
-        "reference": Backend("raoe_kernels.listwise.reference"),
-        "scan": Backend("raoe_kernels.listwise.scan"),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
     },
 )
 

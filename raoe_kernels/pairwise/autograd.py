@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels._native import missing as native_missing
-from raoe_kernels.pairwise.gradient import backward
-from raoe_kernels.pairwise.params import PairwiseParams
+from .._dispatch import Backend, Op, triton_missing
+from .._dtypes import wide
+from .._native import missing as native_missing
+from .gradient import backward
+from .params import PairwiseParams
 
 OP = Op(
     "pairwise",
     ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
     {
-        "reference": Backend("raoe_kernels.pairwise.reference"),
-        "scan": Backend("raoe_kernels.pairwise.scan"),
-        "triton": Backend("raoe_kernels.pairwise.triton_kernels", triton_missing),
-        "native": Backend("raoe_kernels.pairwise.native", native_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels.contrastive.problem import Gradients, Problem
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
+from .problem import Gradients, Problem
 
 OP = Op(
     "infonce",
     ("info_nce_loss",),
     {
-        "reference": Backend("raoe_kernels.contrastive.reference"),
-        "scan": Backend("raoe_kernels.contrastive.scan"),
-        "triton": Backend("raoe_kernels.contrastive.triton_kernels", triton_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
 )
 _TENSORS = 7  # leading fields of a Problem; numbers follow

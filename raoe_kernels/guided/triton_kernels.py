@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.triton_compile import Variant, signature_of
+from .._dtypes import wide
+from ..triton_compile import Variant, signature_of
 
 # By bytes a logit: a step is LANES x WIDTH columns, WIDTH being what a thread loads at once: 16 bytes. Where rows are
 # not aligned every column is a load of its own, and eight of half precision in flight spill (Triton 3.9, sm_90 and

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.guidance.autograd import argmax, log_probs
+from .. import _validate
+from .autograd import argmax, log_probs
 
 
 def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, backend: str = "auto") -> Tensor:

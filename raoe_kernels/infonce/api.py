@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.contrastive.autograd import info_nce
-from raoe_kernels.contrastive.problem import Problem
+from .. import _validate
+from .autograd import info_nce
+from .problem import Problem
 
 
 def info_nce_loss(

@@ -10,8 +10,9 @@ import torch
 import triton
 from torch import Tensor
 
-from raoe_kernels._dtypes import flags, wide
-from raoe_kernels.contrastive.problem import (
+from .._dtypes import flags, wide
+from ..triton_compile import Variant, signature_of
+from .problem import (
     Gradients,
     Problem,
     add_rows,
@@ -20,8 +21,8 @@ from raoe_kernels.contrastive.problem import (
     losses,
     scale,
 )
-from raoe_kernels.contrastive.reference import split
-from raoe_kernels.contrastive.triton_logits import (
+from .reference import split
+from .triton_logits import (
     IDS,
     MASK,
     NONE,
@@ -30,7 +31,6 @@ from raoe_kernels.contrastive.triton_logits import (
     info_nce_forward,
     info_nce_gradient,
 )
-from raoe_kernels.triton_compile import Variant, signature_of
 
 
 class Tiles(NamedTuple):

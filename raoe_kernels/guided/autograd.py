@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
 
 OP = Op(
     "guided",
     ("guided_log_probs", "guided_argmax"),
     {
-        "reference": Backend("raoe_kernels.guidance.reference"),
-        "scan": Backend("raoe_kernels.guidance.scan"),
-        "triton": Backend("raoe_kernels.guidance.triton_kernels", triton_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
 )
 

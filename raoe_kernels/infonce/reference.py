@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.contrastive.problem import (
+from .._dtypes import wide
+from .problem import (
     Gradients,
     Problem,
     columns_of,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
+from .._dtypes import wide
 
 INF = float("inf")
 # Logits of one context in flight: enough for torch's threads, few enough that a second pass finds them in the cache.

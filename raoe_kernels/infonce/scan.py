@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.contrastive.problem import (
+from .._dtypes import wide
+from .problem import (
     Gradients,
     Problem,
     add_rows,
@@ -21,7 +21,7 @@ from raoe_kernels.contrastive.problem import (
     scale,
     through_normalisation,
 )
-from raoe_kernels.contrastive.reference import backward, split
+from .reference import backward, split
 
 __all__ = ["backward", "forward"]
 
