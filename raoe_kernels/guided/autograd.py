@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
+from .._operator import operator, with_backward
 
 OP = Op(
     "guided",
@@ -31,7 +32,7 @@ OP = Op(
 
 def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.guided(current, previous, guidance, backend)[0]
+        return _operator(current, previous, guidance, backend)[0]
     module = OP.select(current.device, backend)
     if torch.is_grad_enabled() and (current.requires_grad or previous.requires_grad):
         return _Guided.apply(current, previous, guidance, module)
@@ -41,7 +42,7 @@ def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) 
 def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
     current, previous = current.detach(), previous.detach()
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.guided_argmax(current, previous, guidance, backend)
+        return _argmax_operator(current, previous, guidance, backend)
     return _argmax(current, previous, guidance, OP.select(current.device, backend))
 
 
@@ -96,65 +97,24 @@ class _Guided(torch.autograd.Function):
         return *_backward(grad, ctx.saved_tensors, ctx.guidance, ctx.needs_input_grad[:2], ctx.module), None, None
 
 
-# The same as opaque operators, for torch.compile.
-torch.library.define(
-    "raoe_kernels::guided",
-    "(Tensor current, Tensor previous, float guidance, str backend) -> (Tensor result, Tensor nc, Tensor np)",
-)
-torch.library.define(
-    "raoe_kernels::guided_backward",
-    "(Tensor grad, Tensor current, Tensor previous, Tensor nc, Tensor np, float guidance, bool[2] needs, str backend)"
-    " -> (Tensor current, Tensor previous)",
-)
-torch.library.define(
-    "raoe_kernels::guided_argmax", "(Tensor current, Tensor previous, float guidance, str backend) -> Tensor"
-)
+_ARGUMENTS = "Tensor current, Tensor previous, float guidance"
 
 
-@torch.library.impl("raoe_kernels::guided", "CompositeExplicitAutograd")
-def _operator(current, previous, guidance, backend):
-    module = OP.select(current.device, backend)
+def _operator_forward(current, previous, guidance, module):
     found = _forward(current, _other(current, previous, guidance), guidance, module)
-    return tuple(e if x is None else x for x, e in zip(found, _empty(current), strict=True))
+    return tuple(empty if x is None else x for x, empty in zip(found, _empty(current), strict=True))
 
 
-@torch.library.register_fake("raoe_kernels::guided")
-def _fake(current, previous, guidance, backend):
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in _empty(current))
+def _operator_backward(grad, current, previous, guidance, of_current, of_previous, needs, module):
+    saved = current, _other(current, previous, guidance), of_current, of_previous
+    return _backward(grad, saved, guidance, tuple(needs), module)
 
 
-@torch.library.impl("raoe_kernels::guided_backward", "CompositeExplicitAutograd")
-def _operator_backward(grad, current, previous, nc, np, guidance, needs, backend):
-    saved = current, _other(current, previous, guidance), nc, np
-    grads = _backward(grad, saved, guidance, tuple(needs), OP.select(current.device, backend))
-    return tuple(current.new_empty(0) if g is None else g for g in grads)
-
-
-@torch.library.register_fake("raoe_kernels::guided_backward")
-def _fake_backward(grad, current, previous, nc, np, guidance, needs, backend):
-    return tuple(torch.empty(x.shape if n else 0, dtype=x.dtype, device=x.device)
-                 for x, n in zip((current, previous), needs, strict=True))  # fmt: skip
-
-
-@torch.library.impl("raoe_kernels::guided_argmax", "CompositeExplicitAutograd")
-def _operator_argmax(current, previous, guidance, backend):
-    return _argmax(current, previous, guidance, OP.select(current.device, backend))
-
-
-@torch.library.register_fake("raoe_kernels::guided_argmax")
-def _fake_argmax(current, previous, guidance, backend):
-    return current.new_empty(current.shape[0], dtype=torch.int64)
-
-
-def _save(ctx, inputs, output):
-    current, previous, ctx.guidance, ctx.backend = inputs
-    ctx.save_for_backward(current, previous, *output[1:])
-
-
-def _differentiate(ctx, grad, _, __):
-    needs = ctx.needs_input_grad[:2]
-    grads = torch.ops.raoe_kernels.guided_backward(grad, *ctx.saved_tensors, ctx.guidance, needs, ctx.backend)
-    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None
-
-
-torch.library.register_autograd("raoe_kernels::guided", _differentiate, setup_context=_save)
+_operator = with_backward(
+    OP, "guided", _ARGUMENTS, 3, _operator_forward, lambda current, *_: _empty(current), _operator_backward,
+    gradients=2, unsaved=1,
+)  # fmt: skip
+_argmax_operator = operator(
+    OP, "guided_argmax", _ARGUMENTS, 1, _argmax,
+    lambda current, *_: current.new_empty(current.shape[0], dtype=torch.int64),
+)  # fmt: skip

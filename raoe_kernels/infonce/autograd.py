@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
+from .._operator import with_gradients
 from .problem import Gradients, Problem
 
 OP = Op(
@@ -32,7 +33,7 @@ _TENSORS = 7  # leading fields of a Problem; numbers follow
 def info_nce(problem: Problem, backend: str) -> Tensor:
     needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows)
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.infonce(*problem, needs, backend)[0]
+        return _operator(*problem, needs, backend)[0]
     module = OP.select(problem.anchors.device, backend)
     if any(needs):
         return _InfoNCE.apply(module, *problem)
@@ -83,51 +84,28 @@ class _InfoNCE(torch.autograd.Function):
         return None, *grads, *[None] * (len(problem) - 3)
 
 
-# The same as an opaque operator, for torch.compile. It makes the gradient in forward, whatever the backend.
-torch.library.define(
-    "raoe_kernels::infonce",
-    "(Tensor anchors, Tensor positives, Tensor? negatives, Tensor targets, Tensor? ignored, Tensor? anchor_ids, "
-    "Tensor? column_ids, float tau, bool symmetric, bool[3] needs, str backend) -> (Tensor loss, Tensor a, Tensor p, "
-    "Tensor n)",
-)
+def _operator_forward(*inputs):
+    """The gradient is made in forward, whatever the backend."""
+    *fields, needs, module = inputs
+    problem, needs = Problem(*fields), tuple(needs)
+    loss, saved = _forward(problem, needs, module)
+    if not any(needs):
+        return loss, None, None, None
+    return loss, *_backward(problem, saved, torch.ones_like(loss), needs, loss.dtype, module)
 
 
-@torch.library.impl("raoe_kernels::infonce", "CompositeExplicitAutograd")
-def _operator(*inputs):
-    *fields, needs, backend = inputs
-    problem, module = Problem(*fields), OP.select(inputs[0].device, backend)
-    loss, saved = _forward(problem, tuple(needs), module)
-    grads: Gradients = (None, None, None)
-    if any(needs):
-        grads = _backward(problem, saved, torch.ones_like(loss), tuple(needs), loss.dtype, module)
-    a, p, n = (loss.new_empty(0) if g is None else g for g in grads)
-    # Positives and negatives may be two parts of one buffer; an operator's results must not share memory.
-    if p.untyped_storage().data_ptr() == n.untyped_storage().data_ptr():
-        n = n.clone()
-    return loss, a, p, n
-
-
-@torch.library.register_fake("raoe_kernels::infonce")
-def _fake(*inputs):
-    *fields, needs, _ = inputs
+def _shapes(*inputs):
+    *fields, needs = inputs
     problem = Problem(*fields)
     loss = _loss_like(problem)
-    return loss, *(
-        loss.new_empty(x.shape) if need and x is not None else loss.new_empty(0)
-        for x, need in zip(problem.rows, needs, strict=True)
-    )
+    rows = zip(problem.rows, needs, strict=True)
+    return loss, *(loss.new_empty(x.shape) if need and x is not None else None for x, need in rows)
 
 
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*output[1:])
-    ctx.needs, ctx.dtype, ctx.count = inputs[-2], inputs[0].dtype, len(inputs)
-
-
-def _differentiate(ctx, upstream, *_):
-    grads = (
-        (g * upstream).to(ctx.dtype) if need else None for g, need in zip(ctx.saved_tensors, ctx.needs, strict=True)
-    )
-    return *grads, *[None] * (ctx.count - 3)
-
-
-torch.library.register_autograd("raoe_kernels::infonce", _differentiate, setup_context=_save)
+_operator = with_gradients(
+    OP,
+    "infonce",
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor targets, Tensor? ignored, Tensor? anchor_ids, "
+    "Tensor? column_ids, float tau, bool symmetric, bool[3] needs",
+    3, _operator_forward, _shapes,
+)  # fmt: skip
