@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "../team.h"
-#include "linear_cpu.h"
+#include "../../team.h"
+#include "linear.h"
 
 namespace raoe {
 

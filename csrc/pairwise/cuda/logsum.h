@@ -6,7 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "formulas.h"
+#include "../formulas.h"
 
 namespace raoe {
 

@@ -3,9 +3,9 @@
 #include <cub/block/block_merge_sort.cuh>
 #include <cub/block/block_scan.cuh>
 
-#include "../cuda_check.h"
-#include "logsum_cuda.h"
-#include "pairwise_cuda.h"
+#include "../../cuda_check.h"
+#include "logsum.h"
+#include "pieces.h"
 
 namespace raoe {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../buffer.h"
-#include "../simd.h"
-#include "../team.h"
+#include "../../buffer.h"
+#include "../../simd.h"
+#include "../../team.h"
 
 namespace raoe {
 

@@ -1,6 +1,6 @@
 // Loss and gradient of the device-wide pairwise losses, from the finished scans.
-#include "../cuda_check.h"
-#include "tiles_cuda.h"
+#include "../../cuda_check.h"
+#include "tiles.h"
 
 namespace raoe {
 namespace {

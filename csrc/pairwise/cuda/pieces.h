@@ -6,16 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pairwise.h"
+#include "../pairwise.h"
 
 namespace raoe {
 
-// pairwise_cuda_block.cu: everything in one launch of one thread block, no workspace. Doubles need twice the registers.
+// block.cu: everything in one launch of one thread block, no workspace. Doubles need twice the registers.
 constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
 inline std::int64_t one_block_pairs(Float type) { return type == Float::f64 ? ONE_BLOCK_PAIRS / 2 : ONE_BLOCK_PAIRS; }
 void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream);
 
-// pairwise_cuda_sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers
+// sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers
 // of n; the sorted ones end up in [0].
 struct SortBuffers {
   void* keys[2];

@@ -1,8 +1,8 @@
 // Around the sort of the device-wide pairwise losses: its keys; and what is found in the order it makes.
 #include <cub/block/block_scan.cuh>
 
-#include "../cuda_check.h"
-#include "tiles_cuda.h"
+#include "../../cuda_check.h"
+#include "tiles.h"
 
 namespace raoe {
 namespace {

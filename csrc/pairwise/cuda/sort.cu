@@ -1,8 +1,8 @@
 // The device-wide radix sort: CUB's, for 32-bit and 64-bit keys.
 #include <cub/device/device_radix_sort.cuh>
 
-#include "../cuda_check.h"
-#include "pairwise_cuda.h"
+#include "../../cuda_check.h"
+#include "pieces.h"
 
 namespace raoe {
 namespace {

@@ -9,8 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "../simd.h"
-#include "formulas.h"
+#include "../../simd.h"
+#include "../formulas.h"
 
 namespace raoe {
 

@@ -1,22 +1,22 @@
 // The pairwise losses on the CPU: one sort by score, then a few passes over the pairs in that order.
 //
 //   sort   (score, index and label)            -> `order`, `tags`, and c in sorted order
-//   terms  exp(x) of both objectives           -> linear_cpu.h
+//   terms  exp(x) of both objectives           -> linear.h
 //   sums   P and Q, prefix and suffix sums
 //   combine  Z, the loss and the gradient, which is scattered back to the caller's order
 //
-// Where sums of exponentials leave the range of double, or labels are many, general_cpu.h takes over those
+// Where sums of exponentials leave the range of double, or labels are many, general.h takes over those
 // steps.
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
 
-#include "general_cpu.h"
-#include "labels_cpu.h"
-#include "linear_cpu.h"
-#include "order_cpu.h"
-#include "pairwise.h"
+#include "../pairwise.h"
+#include "general.h"
+#include "labels.h"
+#include "linear.h"
+#include "order.h"
 
 namespace raoe {
 namespace {

@@ -1,8 +1,8 @@
 // What the device-wide kernels of the pairwise losses share: constants, the arrays in the workspace, how to read them.
 #pragma once
 
-#include "logsum_cuda.h"
-#include "pairwise_cuda.h"
+#include "logsum.h"
+#include "pieces.h"
 
 namespace raoe {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "linear_cpu.h"
+#include "linear.h"
 
 namespace raoe {
 

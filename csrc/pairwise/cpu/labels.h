@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "sort_cpu.h"
+#include "sort.h"
 #include "vector_math.h"
 
 namespace raoe {

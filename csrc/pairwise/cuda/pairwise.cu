@@ -6,8 +6,8 @@
 // label value k, over the labels above it forwards and below it backwards. Without labels there is one such column.
 #include <string>
 
-#include "../cuda_check.h"
-#include "tiles_cuda.h"
+#include "../../cuda_check.h"
+#include "tiles.h"
 
 namespace raoe {
 namespace {

@@ -1,6 +1,6 @@
 // The scans of the device-wide pairwise losses, in three phases over fixed tiles.
-#include "../cuda_check.h"
-#include "tiles_cuda.h"
+#include "../../cuda_check.h"
+#include "tiles.h"
 
 namespace raoe {
 namespace {
