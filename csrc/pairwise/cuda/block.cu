@@ -219,7 +219,9 @@ template <class T, int Block, int Items>
 void launch(const PairwiseArgs& args, cudaStream_t stream) {
   constexpr auto kernel = one_block<T, Block, Items>;
   constexpr int bytes = sizeof(typename OneBlock<T, Block, Items>::Shared);
-  if (bytes + static_cast<int>(sizeof(typename OneBlock<T, Block, Items>::Scratch)) > 48 * 1024) {
+  constexpr int all = bytes + sizeof(typename OneBlock<T, Block, Items>::Scratch);
+  static_assert(all <= 64 * 1024, "more shared memory than a block of sm_75 can have");
+  if (all > 48 * 1024) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "shared memory for the pairwise losses");
   }
