@@ -19,8 +19,9 @@ from raoe_train.data.files import data_kind, write_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import SHORTEST
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.named import identity
-from raoe_train.training.list_targets import as_frozen, embedder
+from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.named import FrozenEncoder, identity
+from raoe_train.recipe import parameters
 
 if TYPE_CHECKING:
     from raoe_train.config import ListsConfig
@@ -54,7 +55,7 @@ def lists(config: ListsConfig) -> dict[str, Any]:
     texts = pairs.to_dict()
     premises = _hypotheses(texts["sentence1"], texts["sentence2"])
     settings = {
-        "teacher": identity(as_frozen(config.teacher)),
+        "teacher": identity(_frozen(config.teacher)),
         "input": digest(texts),
         "length": config.length,
         "max_lists": config.max_lists,
@@ -68,7 +69,7 @@ def lists(config: ListsConfig) -> dict[str, Any]:
     pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
     parts = output.with_name(output.name + ".parts")
     folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": once.SHARD})[:16]
-    embed = embedder(config.teacher)
+    embed = embedder(_frozen(config.teacher), "teacher")
     embeddings = np.concatenate(once.in_shards(folder, pool, once.SHARD, embed, f"teacher {config.teacher.name}"))
     chosen = list(premises)
     if config.max_lists is not None and config.max_lists < len(chosen):
@@ -144,6 +145,10 @@ def geometric_ranks(ranks: int, count: int) -> list[int]:
         # where the factor is below 1 step: the next one
         chosen.append(max(wanted, chosen[-1] + 1 if chosen else 0))
     return chosen
+
+
+def _frozen(teacher: Any) -> FrozenEncoder:  # TRANSITION
+    return FrozenEncoder(**{key: value for key, value in vars(teacher).items() if key in parameters(FrozenEncoder)})
 
 
 def _checked(config: ListsConfig) -> Path:

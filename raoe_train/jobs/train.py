@@ -13,11 +13,10 @@ from typing import Annotated, Any
 from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
-from raoe_train.config import PolarityConfig as Polarity  # TRANSITION
 from raoe_train.data.settings import Data
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import Model
-from raoe_train.evaluation.tasks import evaluate_encoder
+from raoe_train.evaluation.tasks import Polarity, evaluate_encoder
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict
 from raoe_train.training.arguments import check_training, for_all_processes, join, trainer_settings, training_settings
@@ -175,10 +174,9 @@ def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     """polarity, its reference the encoder that training starts from where the recipe names none."""
     from raoe_train.encoders.load import SCRATCH
 
-    reference: Any = polarity.reference
-    if getattr(reference, "name", reference) or model.random_weights or model.name == SCRATCH:
+    if polarity.reference.name or model.random_weights or model.name == SCRATCH:
         return polarity
-    return replace(polarity, reference=model.name if reference is None else replace(reference, name=model.name))
+    return replace(polarity, reference=replace(polarity.reference, name=model.name))
 
 
 def _checked(data: Data, teacher: Teacher, loss: dict[str, Any], training: dict[str, Any], output: str | None) -> Any:

@@ -29,7 +29,7 @@ class RankMarginLoss(PairLoss):
     Args:
         model, scale, cached: see CachedLoss.
         margin: least distance of ranks, not itself included. It is counted within the (global) batch.
-        ties: how equal scores rank, in the words of rankdata (scipy.stats); they are never compared but under "ordinal".
+        ties: how equal scores rank, in the words of scipy's rankdata; they are never compared but under "ordinal".
     """
 
     name = "rank_margin"

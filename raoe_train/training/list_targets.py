@@ -58,8 +58,8 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
 
     By `teacher.information`: "both", the teacher's cosines refined by `teacher.omega`; "semantic", as they are;
     "ranking", no column and no teacher, so that the lists' own order is all there is. Where `shuffled` is a seed each
-    list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the ranking-sentences paper: (d) is "ranking", (e)
-    "semantic", (c) shuffled.)
+    list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the
+    ranking-sentences paper: (d) is "ranking", (e) "semantic", (c) shuffled.)
 
     Raises:
         ValueError: the teacher gives NaN for a sentence, which is named.

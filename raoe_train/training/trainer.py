@@ -91,7 +91,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
                 "loss.mini_batch_size does, at the same memory"
             )
         if several and any(found[name] is not by_name[name] for name in found):
-            made = {**(made if isinstance(made, Mapping) else {}), **found}
+            made = {**(made if by_dataset else {}), **found}
         elif not several:
             made = found.get("train", made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)

@@ -50,12 +50,12 @@ def test_the_cells_of_the_ablation():
             cells = [made for made in runs if made.family == f"{start}-{row}"]
             assert [made.seed for made in cells] == [42, 43, 44]
             for made in cells:
-                expected = {"name": "raoe", "scale": tau, "margin": 2, "gate": None, **loss}
+                expected = {"name": "raoe", "scale": tau, "margin": 2, "gate": "label+score", **loss}
                 assert {key: made.config.loss[key] for key in expected} == expected, made.name
         grids = {made.variant: made.config for made in runs if made.family in (f"{start}-margin", f"{start}-weights")}
-        margins = [made.loss.margin for name, made in grids.items() if name.startswith(f"{start}-margin")]
+        margins = [made.loss["margin"] for name, made in grids.items() if name.startswith(f"{start}-margin")]
         assert margins == [0, 1, 2, 4, 8, 16, 32]
-        weights = [(c.loss.rank_weight, c.loss.angle_weight) for name, c in grids.items() if "-weights-" in name]
+        weights = [(c.loss["rank_weight"], c.loss["angle_weight"]) for name, c in grids.items() if "-weights-" in name]
         assert weights == list(itertools.product([0.5, 1, 2], [0.5, 1, 2]))
         assert all(made.evaluation.tasks == ["stsb#dev", "sick#dev"] for made in grids.values())
     by_name = {made.name: made.config for made in runs}
