@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,9 +23,14 @@ def of_recipes(reads: Reads, compares_batch: bool = False) -> Callable[[Callable
     """
 
     def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name, value in {"name": function.__name__, "reads": reads, "compares_batch": compares_batch}.items():
-            setattr(function, name, value)
-        return function
+        @functools.wraps(function)
+        def made(*arguments: Any, **settings: Any) -> Any:
+            loss = function(*arguments, **settings)
+            loss.reads, loss.compares_batch = reads, compares_batch
+            return loss
+
+        made.name, made.reads = function.__name__, reads  # type: ignore[attr-defined]
+        return made
 
     return entry
 

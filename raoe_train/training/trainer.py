@@ -64,11 +64,10 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             args.prompts = model.prompts.get(model.default_prompt_name)
         several = isinstance(train_dataset, Mapping)
         datasets = train_dataset if several else {} if train_dataset is None else {"train": train_dataset}
-        made = (
-            {name: _on(model, each) for name, each in loss.items()} if isinstance(loss, Mapping) else _on(model, loss)
-        )
-        by_name = made if isinstance(made, Mapping) else dict.fromkeys(datasets, made)
-        self.data_collator_class = _collator(made.values() if isinstance(made, Mapping) else [made])
+        by_dataset = isinstance(loss, Mapping)
+        made = {name: _on(model, each) for name, each in loss.items()} if by_dataset else _on(model, loss)
+        by_name = made if by_dataset else dict.fromkeys(datasets, made)
+        self.data_collator_class = _collator(made.values() if by_dataset else [made])
         if data_collator is None and model is not None:
             data_collator = self.get_data_collator(model, args)
             data_collator.preprocess_fn = with_tokens(model, datasets, cache_dir, args.prompts)

@@ -253,7 +253,7 @@ def test_the_shipped_sweep(tmp_path):
     runs = expand(config)
     margins = {}
     for made in runs:
-        margins.setdefault(made.family, []).append(made.config.loss["margin"])
+        margins.setdefault(made.family, []).append(made.config.loss.get("margin"))
     assert margins["sst2-minilm-triplet"] == [0.01, 0.1, 1, 5, 7.5, 10]
     assert margins["headlines-demo-contrastive"] == margins["sst2-minilm-online"] == [0.1, 0.25, 0.5, 0.75, 1]
     needed = preparations(config, runs)
