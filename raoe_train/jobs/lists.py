@@ -14,7 +14,7 @@ import numpy as np
 from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.data.files import data_kind, write_rows
-from raoe_train.data.pairs import read_pairs
+from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import SHORTEST
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import unit_rows
@@ -54,11 +54,12 @@ def lists(
     """
     path = _checked_output(data.input, output, teacher.name, length, max_lists)
     columns = {**data.columns, "label": "none", "score": "none"}
-    pairs = read_pairs(str(data.input), columns=columns, on_error=data.on_error)
-    premises = _hypotheses(pairs.sentence1, pairs.sentence2)
+    pairs, counts = pair_table(str(data.input), columns=columns, on_error=data.on_error)
+    texts = pairs.to_dict()
+    premises = _hypotheses(texts["sentence1"], texts["sentence2"])
     settings = {
         "teacher": identity(teacher),
-        "input": digest(pairs.columns()),
+        "input": digest(texts),
         "length": length,
         "max_lists": max_lists,
         "seed": seed,
@@ -67,7 +68,7 @@ def lists(
         print(f"{path} is there already, from the same input and teacher")
         return done
 
-    pool = list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))
+    pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
     found = embeddings(teacher, pool, "teacher", cache=teacher.cache or once.parts(path, settings))
     chosen = list(premises)
     if max_lists is not None and max_lists < len(chosen):
@@ -75,14 +76,14 @@ def lists(
         chosen = [chosen[number] for number in drawn]
     made = lists_from_pairs({premise: premises[premise] for premise in chosen}, pool, found, length)
     same = {"method": "pairs", "settings": {"length": length}, "model": teacher.name, "versions": versions()}
-    rows = ({"id": _name(texts[0]), "sentences": texts, "similarity": values, **same} for texts, values in made)
+    rows = ({"id": _name(some[0]), "sentences": some, "similarity": values, **same} for some, values in made)
     write_rows(path, COLUMNS, rows)
     shortest = min(len(values) for _, values in made)
     result = {
         "lists": len(made),
-        "sentences": sum(len(texts) for texts, _ in made),
+        "sentences": sum(len(some) for some, _ in made),
         "similarity": np.mean([values[:shortest] for _, values in made], axis=0).round(4).tolist(),
-        "read": pairs.counts,
+        "read": counts,
     }
     print(f"{result['lists']} lists of {result['sentences']} sentences in all -> {path}")
     return once.finish(path, settings, result)

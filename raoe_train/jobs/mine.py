@@ -12,7 +12,8 @@ import numpy as np
 from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest
 from raoe_train.data.files import data_kind, write_rows
-from raoe_train.data.labelled import LabelledData, read_labelled
+from raoe_train.data.labelled import classes as classes_of
+from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.mined_examples import COLUMNS, Neighbours, as_rows, pairs, random_pairs, thinned, triplets
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import unit_rows
@@ -74,14 +75,15 @@ def mine(
         FileNotFoundError: no such input or encoder.
     """
     path = _checked_output(model.name, data.input, loss, mining, output)
-    texts = read_labelled(str(data.input), columns=data.columns or None, on_error=data.on_error).distinct()
-    if texts.second is not None:
+    texts, counts = distinct(*labelled_table(str(data.input), columns=data.columns or None, on_error=data.on_error))
+    if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
-    _check_classes(texts, str(data.input), mining.k)
+    sentences, labels, sizes = texts["text"][:], texts["label"][:], classes_of(texts)
+    _check_classes(sizes, str(data.input), mining.k)
     columns = COLUMNS[loss]
     settings = {
         "model": None if loss == "mse" else identity(model),
-        "input": digest([texts.text, texts.label]),
+        "input": digest([sentences, labels]),
         "columns": columns,
         "mining": {key: value for key, value in asdict(mining).items() if key not in ("search", "cache")},
     }
@@ -89,13 +91,13 @@ def mine(
         print(f"{path} is there already, from the same texts and settings")
         return done
 
-    classes = np.unique(texts.label, return_inverse=True)[1]
+    classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
     if loss == "mse":
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
         cache = Path(mining.cache).expanduser() if mining.cache else once.parts(path, settings)
-        found = neighbours(model, texts.text, classes, mining, cache)
+        found = neighbours(model, sentences, classes, mining, cache)
         draw = thinned(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(found, draw)
@@ -108,16 +110,15 @@ def mine(
             f"{data.input}: no sentence has the neighbours of a {loss} example above mining.threshold "
             f"{mining.threshold:g}: lower it"
         )
-    write_rows(path, columns, as_rows(columns, examples, texts.text))
-    labelled = columns[-1] in ("label", "score")
-    labels = {str(label): int((examples[:, 2] == label).sum()) for label in (1, 0)} if labelled else {}
+    write_rows(path, columns, as_rows(columns, examples, sentences))
+    kinds = (1, 0) if columns[-1] in ("label", "score") else ()
     result |= {
         "examples": len(examples),
         "available": available,
-        "labels": labels,
+        "labels": {str(label): int((examples[:, 2] == label).sum()) for label in kinds},
         "anchors": len(np.unique(examples[:, 0])),
-        "classes": texts.classes(),
-        "read": texts.counts,
+        "classes": sizes,
+        "read": counts,
     }
     result = once.finish(path, settings, result)
     _print(result, mining.count)
@@ -172,10 +173,10 @@ def _checked_output(model: str | None, source: str | None, loss: str, mining: Mi
     return path
 
 
-def _check_classes(texts: LabelledData, source: str, k: int) -> None:
-    classes = texts.classes()
+def _check_classes(classes: dict[str, int], source: str, k: int) -> None:
     if len(classes) < 2:
-        raise ValueError(f"{source}: all {len(texts)} texts are of one class, {texts.label[0]!r}; it takes two or more")
+        label, size = next(iter(classes.items()))
+        raise ValueError(f"{source}: all {size} texts are of one class, {label!r}; it takes two or more")
     for label, size in classes.items():
         if size == 1:
             print(f"class {label!r} has a single sentence, which has no neighbour of its class")

@@ -105,7 +105,7 @@ def test_scores(pairs, teachers, tmp_path, small_shards):
     assert (tmp_path / "scored.tsv.png").read_bytes()[:4] == b"\x89PNG"
     assert not (tmp_path / "scored.tsv.parts").exists()
     data = read_pairs(output)  # and what it wrote is what training reads
-    assert data.score == pytest.approx(
+    assert data["score"] == pytest.approx(
         [value for value, row in zip(mean, before, strict=True) if row["label"] != "-"]
     )
 
