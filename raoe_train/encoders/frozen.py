@@ -30,7 +30,7 @@ def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Call
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
         prompt, asked["prompt"] = None, prompt
     options = {key: value for key, value in asked.items() if value is not None}
-    size: int = batch_size or getattr(encoder, "batch_size", 64)
+    size: Any = batch_size or getattr(encoder, "batch_size", 64)
     loaded: list[Any] = []
 
     def embed(sentences: Sequence[str]) -> np.ndarray:
