@@ -8,10 +8,11 @@ import pytest
 
 from raoe_train import run
 from raoe_train.cli import main
-from raoe_train.old_recipe import load
-from raoe_train.studies.sweep import _chosen, expand
-from raoe_train.studies.sweep_scores import curves, mean
+from raoe_train.studies.runs import chosen
+from raoe_train.studies.sweep_metrics import curves, mean, metric
+from raoe_train.studies.sweep_report import what_numbers_are
 from raoe_train.training.run_directory import finished_metrics
+from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
 
 
@@ -31,23 +32,23 @@ def table(folder, **changes):
 
 
 def test_expand(tmp_path):
-    config = load("sweep", None, table(tmp_path, variants={
+    asked = table(tmp_path, variants={
         "later": {"after": "raoe", "training.epochs": 3},
         "raoe": {},
         "cosent": {"loss.name": "cosent", "seeds": [7]},
         "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
-    }))  # fmt: skip
-    runs = {made.name: made for made in expand(config)}
+    })  # fmt: skip
+    runs = {made.name: made for made in runs_of(None, asked)}
     assert list(runs)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"]
-    assert runs["cosent-seed7"].config.loss.name == "cosent"
-    assert runs["cosent-seed7"].config.training["seed"] == 7
-    assert runs["later-seed2"].config.model.name == runs["raoe-seed2"].config.output
-    assert runs["later-seed2"].config.training["epochs"] == 3
+    assert runs["cosent-seed7"].arguments.loss.name == "cosent"
+    assert runs["cosent-seed7"].arguments.training["seed"] == 7
+    assert runs["later-seed2"].arguments.model.name == runs["raoe-seed2"].arguments.output
+    assert runs["later-seed2"].arguments.training["epochs"] == 3
     point = runs["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.config.training["learning_rate"] == 2e-5 and point.config.loss.margin == 0
+    assert point.arguments.training["learning_rate"] == 2e-5 and point.arguments.loss.margin == 0
     assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
     assert len(runs) == 4 + 1 + 4
-    names = [made.name for made in _chosen(list(runs.values()), ["later-seed2", "cos*"])]
+    names = [made.name for made in chosen(list(runs.values()), ["later-seed2", "cos*"])]
     assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
 
 
@@ -56,7 +57,7 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
         "small": {"loss.margin": 2},
         "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]},
     }
-    made = {run.name: run.directory.name for run in expand(load("sweep", None, table(tmp_path, variants=variants)))}
+    made = {run.name: run.directory.name for run in runs_of(None, table(tmp_path, variants=variants))}
     assert made == {
         "small-seed1": "small-seed1",
         "small-seed2": "small-seed2",
@@ -89,15 +90,22 @@ def test_placeholders(tmp_path):
         "data_dir": "/data",
         "variants": {"a": {"data.train": ["{data_dir}/x.tsv#train", "{output}/y.tsv"]}},
     }
-    (first, _) = expand(load("sweep", None, table(tmp_path, **changes)))
-    assert first.config.data.train == ["/data/x.tsv#train", f"{tmp_path}/sweep/y.tsv"]
-    assert first.config.data.dir == "/data"
+    (first, _) = runs_of(None, table(tmp_path, **changes))
+    assert first.arguments.data.train == ["/data/x.tsv#train", f"{tmp_path}/sweep/y.tsv"]
+    assert first.arguments.data.dir == "/data"
 
 
 def test_mean_and_deviation():
     assert mean([1.0, 2.0, 4.0]) == "2.33 ± 1.53"
     assert mean([1.234]) == "1.23"
     assert mean([1.0, None]) == mean([]) == "-"
+
+
+def test_main_metrics_of_each_kind():
+    after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
+    assert metric(after, "mr") == metric(after, "average") == 75.5
+    assert metric({"tasks": {"stsb": {"spearman": 82.0}}}, "stsb") == 82.0  # of an old version
+    assert what_numbers_are(["mr"], [{"after": after}]) == "Spearman x 100 of cosine; accuracy x 100 of mr"
 
 
 def test_curves_are_of_numbers():
@@ -158,4 +166,4 @@ def test_the_exit_status_tells(tmp_path):
     recipe.write_text(yaml.safe_dump(made, sort_keys=False))
     assert main(["sweep", str(recipe), "--only", "raoe"]) == 0
     assert main(["sweep", str(recipe)]) == 1
-    assert finished_metrics(expand(load("sweep", recipe))[0].config) is not None
+    assert finished_metrics(runs_of(recipe)[0].arguments) is not None
