@@ -13,16 +13,23 @@ import numpy as np
 from tqdm import tqdm
 
 from raoe_train.artifacts.processes import locked, rank_and_world
-from raoe_train.artifacts.writing import partial, replacing
+from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import partial, replacing, write_json
 
 Item = TypeVar("Item")
 
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+POLL = 0.2  # seconds
 
 
 def beside(output: Path, suffix: str) -> Path:
     """OUTPUT + suffix: `OUTPUT.json`, the summary of what OUTPUT was made from, or `OUTPUT.parts`, unfinished work."""
     return output.with_name(output.name + suffix)
+
+
+def parts(output: Path, settings: dict[str, Any]) -> Path:
+    """The folder of unfinished work for an output of these settings: work for others never mixes with it."""
+    return beside(output, ".parts") / digest(settings)[:16]
 
 
 def found(
@@ -33,7 +40,8 @@ def found(
     Args:
         output: what a job writes.
         settings: plain values, all that the output depends on; they are the entry "settings" of the summary.
-        overwrite: whether an output of other settings may be replaced.
+        overwrite: whether an output of other settings may be replaced. Where there is unfinished work of these
+            settings it was said before, or the output is theirs and a kill kept it from being summed up.
         summary: a JSON file, OUTPUT.json by default.
 
     Raises:
@@ -46,10 +54,27 @@ def found(
     except (OSError, ValueError):
         result = None
     if isinstance(result, dict) and result.get("settings") == settings:
+        shutil.rmtree(beside(output, ".parts"), ignore_errors=True)  # what a kill left
         return result
-    if not overwrite:
+    if not overwrite and not parts(output, settings).exists():
         raise ValueError(f"output {output} is there already, not from these settings and inputs; overwrite replaces it")
     return None
+
+
+def finish(output: Path, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Write OUTPUT.json beside an output that is whole: `result`, the settings and versions, which are returned. Then
+    all unfinished work for it goes."""
+    result = {"output": str(output), **result, "settings": settings, "versions": versions()}
+    write_json(beside(output, ".json"), result)
+    shutil.rmtree(beside(output, ".parts"), ignore_errors=True)
+    return result
+
+
+def awaited(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The result that another process, the first, is about to finish."""
+    while not (result := found(output, settings, overwrite=True)):
+        time.sleep(POLL)
+    return result
 
 
 def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
@@ -71,7 +96,7 @@ def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
 
 
 def in_shards(
-    folder: Path, items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], np.ndarray], name: str
+    folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str
 ) -> list[np.ndarray]:
     """`make` of each run of `size` items, from `folder` where it was made before.
 
@@ -82,15 +107,25 @@ def in_shards(
         folder: of nothing else; its name should say, by a digest, what the shards were made from.
         items: read by slices.
         size: items of a shard; SHARD, but for items that are many sentences each.
-        make: items to an array; not called where nothing is missing.
+        make: a slice of the items to an array; not called where nothing is missing.
         name: what the progress bar says.
     """
+    return gathered(share(folder, items, size, make, name))
+
+
+def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
+    """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
     for number in tqdm(missing, desc=name, unit="shard", disable=None):
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
+    return paths
+
+
+def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
+    """The shards of all processes, which are waited for."""
     while not all(path.exists() for path in paths):
-        time.sleep(0.2)
+        time.sleep(POLL)
     return [np.load(path) for path in paths]

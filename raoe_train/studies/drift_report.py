@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,9 +14,13 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.once import found as found_already
 from raoe_train.artifacts.provenance import digest, identity, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.data.ranking_lists import ChainData, read_chains
+from raoe_train.data.ranking_lists import read_lists
+from raoe_train.data.tables import drawn
 from raoe_train.encoders.named import Model
 from raoe_train.studies.markdown import cell, made_with, number, table
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
 
@@ -51,10 +55,10 @@ def report_drift(
             overwrite not set.
         FileNotFoundError: no such file.
     """
-    read = {label: of.drawn(max_lists, seed) for label, of in _labelled(names, on_error).items()}
+    read = {label: drawn(of, max_lists, seed)["sentences"][:] for label, of in _labelled(names, on_error).items()}
     settings = {
         "model": identity(model),
-        "chains": {label: digest(of.sentences) for label, of in read.items()},
+        "chains": {label: digest(some) for label, some in read.items()},
         "length": length,
         "examples": examples,
         "seed": seed,
@@ -68,7 +72,7 @@ def report_drift(
     from raoe_train.studies.drift import drift, unrelated
     from raoe_train.studies.plots import plot_drift
 
-    lists = {label: [sentences[:length] for sentences in of.sentences] for label, of in read.items()}
+    lists = {label: [sentences[:length] for sentences in some] for label, some in read.items()}
     texts = list(dict.fromkeys(text for some in lists.values() for sentences in some for text in sentences))
     unit = unit_rows(encode_sentences(load_encoder(model), texts, batch_size))
     place = {text: row for row, text in enumerate(texts)}
@@ -99,11 +103,12 @@ def report_drift(
     return result
 
 
-def _labelled(names: Sequence[str], on_error: str) -> dict[str, ChainData]:
+def _labelled(names: Sequence[str], on_error: str) -> dict[str, Dataset]:
     """The lists of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in names]
-    read = [read_chains(name, on_error=on_error) for name in names]
-    methods = [of.method or stem for stem, of in zip(stems, read, strict=True)]
+    read = [read_lists(name, on_error=on_error) for name in names]
+    said = [set(of["method"][:]) for of in read]
+    methods = [(len(of) == 1 and of.pop()) or stem for stem, of in zip(stems, said, strict=True)]
     labels = [
         method if methods.count(method) == 1 or method == stem else f"{method} ({stem})"
         for method, stem in zip(methods, stems, strict=True)

@@ -20,6 +20,7 @@ from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import once
 from raoe_train.config import TeacherConfig
+from raoe_train.encoders.named import Encoder, FrozenEncoder, as_model
 from raoe_train.old_recipe import load
 from raoe_train.training.run_directory import finished_metrics
 from raoe_train.training.training_data import read_training_data
@@ -197,9 +198,10 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
 
 def test_the_default_teachers_pooling(encoders):
     diffcse = load("train", "ranking-post").teacher
-    assert diffcse.pooling is None and teaching.identity(diffcse)["pooling"] == "cls"
-    assert teaching.identity(TeacherConfig(name=encoders[1]))["pooling"] is None
-    assert teaching.identity(TeacherConfig(name=diffcse.name, pooling="mean"))["pooling"] == "mean"
+    assert diffcse.pooling is None and as_model(FrozenEncoder(diffcse.name)).pooling == "cls"
+    assert as_model(FrozenEncoder(encoders[1])).pooling is None
+    assert as_model(FrozenEncoder(diffcse.name, pooling="mean")).pooling == "mean"
+    assert as_model(Encoder(diffcse.name)).pooling is None  # one that is evaluated, not asked, is as it came
 
 
 def test_the_recipe():
