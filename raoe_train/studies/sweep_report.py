@@ -49,7 +49,7 @@ class SweepReport:
     start: dict[str, Any]
 
     def write(self, results: Results, failed: Sequence[str], draw: bool = False) -> None:
-        """Write results.jsonl, a run a line, and report.md, with the names of runs that failed and, if `draw`, plots."""
+        """Write results.jsonl, a run a line, and report.md, with names of runs that failed and, if `draw`, plots."""
         write_text(self.output / "results.jsonl", "".join(json.dumps(result) + "\n" for result in results))
         write_text(self.output / "report.md", "\n".join(self._page(results, failed, draw)) + "\n")
 

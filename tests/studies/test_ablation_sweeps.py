@@ -51,7 +51,8 @@ def test_the_cells_of_the_ablation():
             for made in cells:
                 expected = {"name": "raoe", "scale": tau, "margin": 2, "gate": None, **loss}
                 assert {key: getattr(made.arguments.loss, key) for key in expected} == expected, made.name
-        grids = {made.variant: made.arguments for made in runs if made.family in (f"{start}-margin", f"{start}-weights")}
+        curves = (f"{start}-margin", f"{start}-weights")
+        grids = {made.variant: made.arguments for made in runs if made.family in curves}
         margins = [made.loss.margin for name, made in grids.items() if name.startswith(f"{start}-margin")]
         assert margins == [0, 1, 2, 4, 8, 16, 32]
         weights = [(c.loss.rank_weight, c.loss.angle_weight) for name, c in grids.items() if "-weights-" in name]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
 from raoe_train import run
-from raoe_train.cli import main
+from raoe_train.artifacts import figures
+from raoe_train.cli import load, main
+from raoe_train.recipe import to_dict
+from raoe_train.studies import sweep
 from raoe_train.studies.runs import chosen
 from raoe_train.studies.sweep_metrics import curves, mean, metric
 from raoe_train.studies.sweep_report import what_numbers_are
@@ -114,6 +120,81 @@ def test_curves_are_of_numbers():
     assert curves(rows, "loss.tau", ["average", "dev"]) == {"tau": {20: 1.0, 5: 3.0}}
 
 
+@pytest.fixture
+def trained(monkeypatch):
+    """In place of training, what it leaves; and a count of what a sweep does beside it."""
+    counts = Counter()
+
+    def pretend(job, recipe, **values):
+        arguments = load(job, recipe, values)
+        if counts["train"] == counts["stop"] > 0:
+            raise KeyboardInterrupt
+        counts["train"] += 1
+        folder = Path(arguments.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(arguments), sort_keys=False))
+        rate = arguments.training["learning_rate"]
+        metrics = {"after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c", "versions": {}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        for name in ("modules.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+
+    def counted(name, real):
+        return lambda *given: (counts.update([name]), real(*given))[1]
+
+    monkeypatch.setattr(sweep, "run_job", pretend)
+    monkeypatch.setattr(sweep, "finished_metrics", counted("metrics", sweep.finished_metrics))
+    monkeypatch.setattr(figures, "save", counted("plots", figures.save))
+    monkeypatch.setattr(Path, "rglob", counted("folders", Path.rglob))
+    return counts
+
+
+def rates(folder, count):
+    grid = {"training.learning_rate": [n * 1e-5 for n in range(1, count + 1)]}
+    return table(folder, seeds=[1], tasks=[], variants={"rate": {"grid": grid}})
+
+
+def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):
+    """Metrics are read when the sweep starts and when their run was made, weights looked for when they may go."""
+    run("sweep", **rates(tmp_path, 30))
+    assert {name: trained[name] for name in ("train", "metrics", "folders", "plots")} == {
+        "train": 30, "metrics": 60, "folders": 60, "plots": 1
+    }  # fmt: skip
+    trained.clear()
+    run("sweep", **rates(tmp_path, 30))  # nothing to do
+    assert (trained["train"], trained["metrics"], trained["plots"]) == (0, 30, 1)
+
+
+def test_a_kill_leaves_what_the_next_start_completes(tmp_path, trained):
+    (tmp_path / "whole").mkdir()
+    run("sweep", **rates(tmp_path / "whole", 4))
+    (tmp_path / "cut").mkdir()
+    trained["stop"] = 6  # of training, after two more
+    with pytest.raises(KeyboardInterrupt):
+        run("sweep", **rates(tmp_path / "cut", 4))
+    folder = tmp_path / "cut" / "sweep"
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 2
+    report = (folder / "report.md").read_text()
+    assert "| rate-learning_rate-2e-05 | 1 | 20.00 |" in report and "learning_rate-3e-05 |" not in report
+    trained["stop"] = 0
+    run("sweep", **rates(tmp_path / "cut", 4))
+    assert trained["train"] == 8 and (folder / "learning_rate.png").is_file()
+    whole = tmp_path / "whole" / "sweep"
+    assert (folder / "results.jsonl").read_text() == (whole / "results.jsonl").read_text()
+    assert (folder / "report.md").read_text() == (whole / "report.md").read_text().replace("whole", "cut")
+    assert not list(folder.rglob("*.safetensors"))
+
+
+def test_weights_stay_while_a_run_has_to_go_on_from_them(tmp_path, trained):
+    made = table(tmp_path, seeds=[1], tasks=[], variants={"first": {}, "second": {"after": "first"}})
+    made["settings"]["training"]["learning_rate"] = 1e-5
+    first, second = (tmp_path / "sweep" / "runs" / f"{name}-seed1" for name in ("first", "second"))
+    run("sweep", **made, only=["first"])
+    assert (first / "modules.json").is_file() and (first / "model.safetensors").is_file()
+    run("sweep", **made)
+    assert trained["train"] == 2 and not (first / "modules.json").exists() and not (second / "modules.json").exists()
+
+
 @pytest.mark.slow
 def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, capsys):
     variants = {
@@ -158,8 +239,6 @@ def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, c
 
 @pytest.mark.slow
 def test_the_exit_status_tells(tmp_path):
-    import yaml
-
     recipe = tmp_path / "table.yaml"
     variants = {"raoe": {}, "bad": {"model.name": "./no"}}
     made = table(tmp_path, seeds=[1], tasks=[], variants=variants)
