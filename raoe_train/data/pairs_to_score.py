@@ -11,9 +11,9 @@ import numpy as np
 
 from raoe_train.data.columns import RowProblem, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.files import cell
-from raoe_train.data.rows import Tally, fields_of
+from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.settings import Data
-from raoe_train.data.sources import open_source
+from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
 
 
@@ -38,7 +38,7 @@ class PairsToScore:
     """
 
     def __init__(self, data: Data, kind: str, added: Sequence[str] = ()) -> None:
-        self.data, self.kind = data, kind
+        self.data, self.kind, self.label_map = data, kind, resolve_label_map(data.labels)
         columns, labels, read, tally = dict[str, None](), list[int](), hashlib.sha256(), Tally(data.on_error)
 
         def pairs() -> Iterator[dict[str, str]]:
@@ -48,7 +48,7 @@ class PairsToScore:
                 read.update(json.dumps(fields, sort_keys=True, default=str).encode())
                 yield sentences
 
-        self.pairs = to_table({"sentence1": "string", "sentence2": "string"}, pairs())
+        self.pairs = to_table(pairs())
         self.labels, self.columns = np.array(labels), list(columns)
         self.left_out, self.digest = dict(tally.dropped), read.hexdigest()
         if not labels:
@@ -61,26 +61,19 @@ class PairsToScore:
         return (fields for fields, _, _ in self._checked(Tally(self.data.on_error)))
 
     def _checked(self, tally: Tally) -> Iterator[tuple[dict[str, Any], dict[str, str], int]]:
-        source, label_map = open_source(str(self.data.input), self.data.columns), resolve_label_map(self.data.labels)
-        for line, row in source.rows:
-            try:
-                fields = fields_of(row)
-                found = source.columns.find(fields)
-                sentences = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
-            except RowProblem as problem:
-                tally.refuse(source, line, problem)
-                continue
-            label = _label(fields[found["label"]], label_map) if "label" in found else -1
-            if source.columns.positions:  # no header line, so the names are ours
-                names = {column: name for name, column in found.items()}
-                fields = {names.get(column, f"column_{column}"): value for column, value in fields.items()}
-            if self.kind in ("tsv", "csv"):
-                try:
-                    for value in fields.values():
-                        cell(value, self.kind)
-                except ValueError as error:
-                    raise ValueError(f"{source.name}, {source.unit} {line}: {error}") from None
-            yield fields, sentences, label
+        return each_kept(open_source(str(self.data.input), self.data.columns), self._parse, tally)
+
+    def _parse(self, fields: dict[str, Any], source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
+        found = source.columns.find(fields)
+        sentences = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
+        label = _label(fields[found["label"]], self.label_map) if "label" in found else -1
+        if source.columns.positions:  # no header line, so the names are ours
+            names = {column: name for name, column in found.items()}
+            fields = {names.get(column, f"column_{column}"): value for column, value in fields.items()}
+        if self.kind in ("tsv", "csv"):
+            for value in fields.values():
+                cell(value, self.kind)
+        return fields, sentences, label
 
 
 def _label(value: Any, label_map: Mapping[str, int | None]) -> int:

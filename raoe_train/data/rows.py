@@ -42,7 +42,7 @@ class Tally:
 
     def refuse(self, source: Source, problem: RowProblem) -> None:
         """Leave the source's row out; ValueError, with file and line, for a malformed one that is not to be skipped."""
-        where = f"{source.name}, {source.unit} {source.line}: {problem}"
+        where = f"{source.place()}: {problem}"
         if problem.malformed and self.on_error == "raise":
             raise ValueError(where) from None
         self.dropped[problem.reason] += 1
@@ -70,7 +70,8 @@ class Tally:
 
 
 def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Parsed]:
-    """What `parse` makes of each row of a source; those that cannot be used go to `tally`."""
+    """What `parse` makes of each row of a source; those that cannot be used go to `tally`. A ValueError gets the row's
+    file and line."""
     for line, row in source.rows:
         source.line = line
         try:
@@ -80,6 +81,8 @@ def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Pa
         except RowProblem as problem:
             tally.refuse(source, problem)
             continue
+        except ValueError as error:
+            raise ValueError(f"{source.place()}: {error}") from None
         yield parsed
 
 

@@ -38,6 +38,10 @@ class Source:
     other_split: int = 0
     line: int = 0
 
+    def place(self) -> str:
+        """The row that is being read, for messages."""
+        return f"{self.name}, {self.unit} {self.line}"
+
 
 def is_file(name: str | os.PathLike[str]) -> bool:
     """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or

@@ -12,11 +12,11 @@ import numpy as np
 
 from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.once import found as found_already
-from raoe_train.artifacts.provenance import digest, identity, versions
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.data.ranking_lists import read_lists
 from raoe_train.data.tables import drawn
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.named import Model, identity
 from raoe_train.studies.markdown import cell, made_with, number, table
 
 if TYPE_CHECKING:

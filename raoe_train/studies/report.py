@@ -64,5 +64,15 @@ def report(
         return report_results(paths, folder, resamples, seed, overwrite)
     from raoe_train.studies.drift_report import report_drift
 
-    read = {"length": length, "max_lists": max_chains, "seed": seed, "on_error": on_error}
-    return report_drift(results, model, folder, examples=examples, batch_size=batch_size, overwrite=overwrite, **read)
+    return report_drift(
+        results,
+        model,
+        folder,
+        length=length,
+        max_lists=max_chains,
+        seed=seed,
+        examples=examples,
+        on_error=on_error,
+        batch_size=batch_size,
+        overwrite=overwrite,
+    )

@@ -137,7 +137,7 @@ def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
 
 
 def preparations(
-    prepare: Mapping[str, Any], words: Mapping[str, str | None], runs: Sequence[Run]
+    prepare: dict[str, Any], words: Mapping[str, str | None], runs: Sequence[Run]
 ) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
     """{name: (job, recipe, keys)} of what has to be there before these runs: what they, or another one that has to be
     there, speak of the output of."""

@@ -82,9 +82,7 @@ def best_variants(results: Sequence[dict[str, Any]], task: str) -> dict[str, lis
     return {variant: variants[variant] for variant in best}
 
 
-def curves(
-    results: Sequence[Mapping[str, Any]], key: str, columns: Sequence[str]
-) -> dict[str, dict[float, float]]:
+def curves(results: Sequence[Mapping[str, Any]], key: str, columns: Sequence[str]) -> dict[str, dict[float, float]]:
     """{family of variants: {value of a grid's key: mean metric}} in order, the metric that of the first of `columns`
     that a run has. A line of one point is left out, and so is a value that is a word, as tau's "auto"."""
     lines: dict[str, dict[float, list[float]]] = {}

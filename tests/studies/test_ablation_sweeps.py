@@ -9,10 +9,10 @@ import pytest
 
 from raoe_train import run
 from raoe_train.cli import load
-from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.data.corpus import builtin_rows, nli_rows
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model, Scratch
 from raoe_train.studies.sweep import own_process
 from raoe_train.studies.sweep_metrics import COSTS
 from raoe_train.training.cost_meter import CLEAR, CostMeter, peak_mb, reset_peak
@@ -98,8 +98,8 @@ def test_the_cells_of_efficiency():
 def made(tmp_path_factory):
     """(an encoder, a folder with files of the names and columns of the real ones, a handful of rows each)."""
     encoder, data = tmp_path_factory.mktemp("encoder"), tmp_path_factory.mktemp("data")
-    scratch = ScratchConfig(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16)
-    config = ModelConfig(name="scratch", device="cpu", max_seq_length=32, scratch=scratch)
+    scratch = Scratch(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16)
+    config = Model(name="scratch", device="cpu", max_seq_length=32, scratch=scratch)
     load_encoder(config, sentences=SENTENCES).save(str(encoder))
     words = ("entailment", "neutral", "contradiction")  # as the real files have them
     pairs, nli = (
