@@ -74,7 +74,7 @@ def report_results(
         print(f"{output / 'report.md'} is there already, from the same results")
         return done
     metrics = _by_kind(results)
-    found = {
+    found: dict[str, Any] = {
         "scores": metrics,
         "published": published(metrics, results),
         "differences": _differences(results, resamples, seed),
@@ -232,7 +232,7 @@ def _marks(values: Sequence[float | None]) -> list[str]:
     return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in shown]
 
 
-def _difference_lines(found: Mapping[str, Any], first: str, resamples: int) -> list[str]:
+def _difference_lines(found: dict[str, Any], first: str, resamples: int) -> list[str]:
     if not found:
         return []
     counts = {word: str(row["examples"]) for rows in reversed(found.values()) for word, row in rows.items()}
