@@ -67,7 +67,7 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     Raises:
         ValueError: a number that is not from 0 to the model's depth, or a model whose layers are not known.
     """
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, _add_halves
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, add_halves
 
     inner = model[0].model
     owner, name = _layer_list(inner)
@@ -82,7 +82,7 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
             causal = len(layers) - inner.config.bidirectional_layers
             # the first of these layers doubles the batch, and the last, which is gone, would add the halves
             if causal < count < len(layers):
-                added = layers[count - 1].register_forward_hook(_add_halves)
+                added = layers[count - 1].register_forward_hook(add_halves)
         yield
     finally:
         setattr(owner, name, layers)
