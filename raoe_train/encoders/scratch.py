@@ -27,7 +27,7 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
     if chosen.architecture not in MAKERS:
         raise ValueError(f"model.scratch.architecture must be one of {', '.join(MAKERS)}, got {chosen.architecture!r}")
     length = max_seq_length or 64
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": chosen.hidden_size,
         "num_hidden_layers": chosen.layers,
         "num_attention_heads": chosen.heads,
@@ -43,7 +43,7 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
         return Transformer(folder, max_seq_length=length)
 
 
-def _bert(chosen: Scratch, sizes: dict[str, int], sentences: Iterable[str]) -> tuple[Any, Any]:
+def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     from transformers import BertConfig, BertModel, BertTokenizer
 
     words = train_word_pieces(sentences, chosen.vocab_size)
@@ -61,7 +61,7 @@ def _bert(chosen: Scratch, sizes: dict[str, int], sentences: Iterable[str]) -> t
     return BertModel(bert), tokenizer
 
 
-def _llama(chosen: Scratch, sizes: dict[str, int], sentences: Iterable[str]) -> tuple[Any, Any]:
+def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     """Embeddings are tied to the head of a language model, so that one can be made of it and trained."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
