@@ -10,7 +10,7 @@ import numpy as np
 
 from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.data.ranking_lists import read_lists
+from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
 from raoe_train.studies.markdown import cell, table_head, table_row
 
@@ -90,7 +90,7 @@ def _labelled(config: ReportConfig) -> dict[str, Dataset]:
     """The chains of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in config.results]
     read = [
-        (stem, read_lists(name, on_error=config.on_error)) for stem, name in zip(stems, config.results, strict=True)
+        (stem, list_table(name, on_error=config.on_error)[0]) for stem, name in zip(stems, config.results, strict=True)
     ]
     methods = [_method(data) or stem for stem, data in read]
     labels = [
