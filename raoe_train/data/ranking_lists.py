@@ -61,13 +61,11 @@ def _ending(rows: Iterator[Row]) -> Iterator[Row]:
     for row in rows:
         yield from held
         held = [row]
-    for line, row in held:
-        if isinstance(row, RowProblem) and str(row).startswith("not JSON"):
-            advice = (
-                "Run the job that writes the file again, which finishes it, or leave the line out with on_error skip"
-            )
-            row = RowProblem(f"{row}: the last line is cut off. {advice}", reason="cut off")
-        yield line, row
+    for line, fields in held:
+        if isinstance(fields, RowProblem) and str(fields).startswith("not JSON"):
+            advice = "Run the job that writes the file again, which finishes it, or leave the line out with on_error"
+            fields = RowProblem(f"{fields}: the last line is cut off. {advice} skip", reason="cut off")
+        yield line, fields
 
 
 def _sentences(fields: dict[str, Any]) -> list[str]:

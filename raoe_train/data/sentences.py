@@ -35,8 +35,8 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
     opened = open_source(source, columns)
     mapped = opened.columns.mapping.get("sentence")
     column = None if mapped is None else str(mapped)
-    for line, fields in opened.rows:
-        where = f"{opened.name}, {opened.unit} {line}"
+    for number, fields in opened.rows:
+        where = f"{opened.name}, {opened.unit} {number}"
         if isinstance(fields, RowProblem):
             yield where, "", str(fields)
             continue
