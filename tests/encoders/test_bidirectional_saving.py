@@ -88,7 +88,8 @@ def saved(tmp_path_factory):
 def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
     folder, made = saved
     folders = [folder / name for name in KINDS]
-    known = load_in_a_fresh_process(folders, before="import raoe_train", path=str(ROOT))
+    registered = "from raoe_train.encoders.bidirectional import register; register()"
+    known = load_in_a_fresh_process(folders, registered, path=str(ROOT))
     for name, (place, expected) in made.items():
         np.testing.assert_allclose(np.array(known[str(place)]), expected, atol=1e-5, err_msg=name)
     unknown = load_in_a_fresh_process(folders)
@@ -130,10 +131,9 @@ def test_the_check_fails_where_it_should(saved, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:  # the layer has become causal
 
         def causal(layer, args, kwargs, window):
-            kwargs.pop("lifted")
-            return args, kwargs
+            return args, {key: value for key, value in kwargs.items() if key != "lifted"}
 
-        patch.setattr(modeling, "_lift", causal)
+        patch.setattr(modeling, "lift", causal)
         found = run("check", **{"model.name": str(folder / "full")})
     assert found["failed"] == ["bidirectional"]
 
