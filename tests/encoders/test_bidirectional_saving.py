@@ -88,7 +88,7 @@ def saved(tmp_path_factory):
 def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
     folder, made = saved
     folders = [folder / name for name in KINDS]
-    known = load_in_a_fresh_process(folders, before="import raoe_train", path=str(ROOT))
+    known = load_in_a_fresh_process(folders, before="import raoe_train; raoe_train.register()", path=str(ROOT))
     for name, (place, expected) in made.items():
         np.testing.assert_allclose(np.array(known[str(place)]), expected, atol=1e-5, err_msg=name)
     unknown = load_in_a_fresh_process(folders)
