@@ -23,12 +23,12 @@ from transformers import DynamicCache
 
 from benchmarks.case import Call, Case
 from benchmarks.generation import GUIDANCE, VOCABULARY, language_model, padded, read_bytes
-from raoe_train.generation.decoding import GuidedDecoder, Request
+from raoe_train.generation import GuidedDecoder, Request
 
 SIZES = {"cpu": [8], "cuda": [8, 32]}
 STEPS, NEW = 4, 24
 INSTRUCTION, CLOSING = 45, 5
-TESTS = ["tests/train/test_generation_decoding.py", "tests/train/test_generation_contexts.py"]
+TESTS = ["tests/generation/test_decoding.py", "tests/generation/test_contexts.py"]
 
 Rows = list[list[int]]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.case import COPIES, Call, Case
-from raoe_train.generation.decoding import GuidedDecoder, Request
+from raoe_train.generation import GuidedDecoder, Request
 
 SIZES = {"cpu": [1, 8], "cuda": [8, 32]}
 VOCABULARY = 128256
@@ -27,7 +27,7 @@ NEAR, FAR = 64, 60  # tokens of the longest contexts, about those of the paper's
 # width, layers, heads, key-value heads, width of the feed-forward part: Llama 3.2 1B on a GPU; half as wide and deep
 # on a CPU, where head and body have about as many weights as each other
 SHAPE = {"cpu": (1024, 8, 16, 4, 4096), "cuda": (2048, 16, 32, 8, 8192)}
-TESTS = ["tests/train/test_generation_decoding.py"]
+TESTS = ["tests/generation/test_decoding.py"]
 
 
 def case(rows: int, device: str) -> Case:

@@ -49,7 +49,7 @@ def rows(pairs: int) -> list[dict[str, Any]]:
     """So many rows of the built-in corpus, over and over where it has fewer."""
     from raoe_train.data.pairs import read_pairs
 
-    return list(itertools.islice(itertools.cycle(read_pairs("builtin#train").to_dataset()), pairs))
+    return list(itertools.islice(itertools.cycle(read_pairs("builtin#train")), pairs))
 
 
 def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:

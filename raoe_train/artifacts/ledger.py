@@ -1,20 +1,20 @@
-"""Chains on disk: a line each, written as they finish, so that a killed job goes on where it stopped.
+"""An append-only ledger of JSON lines by id: what a killed job wrote is there, and it goes on where it stopped.
 
-- OUTPUT holds the chains, OUTPUT.failed.jsonl those that were refused, with the reason. A line is one write, followed
-  by fsync: a kill leaves whole lines and at most the beginning of one more, which the next run cuts off.
-- OUTPUT.json holds the settings from the beginning, and the summary in the end. Other settings are refused.
+- OUTPUT holds the good lines, OUTPUT.failed.jsonl the refused ones, which have a "reason". A line is one write,
+  followed by fsync: a kill leaves whole lines and at most the beginning of one more, which the next run cuts off.
+- OUTPUT.json holds the settings from the beginning, and the summary, which names its "output", in the end. Other
+  settings are refused.
 - Several processes (ranks) each write files of their own in OUTPUT.parts/. Whichever ends last merges them. No process
   waits for another, and a rerun may have more or fewer of them.
-- In the end both files are in the order of the input, however many processes there were and in whatever order chains
-  finished.
+- In the end both files are in the order of the input, however many processes there were and in whatever order lines
+  came.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,11 +31,13 @@ class Ledger:
 
     Args:
         output: a .jsonl file.
-        rank: this process, of `world` that write chains of the same output.
+        noun: what a line is, for messages.
+        field: what every line has beside its "id".
+        rank: this process, of `world` that write lines of the same output.
     """
 
-    def __init__(self, output: Path, rank: int = 0, world: int = 1) -> None:
-        self.rank, self.world = rank, world
+    def __init__(self, output: Path, noun: str, field: str, rank: int = 0, world: int = 1) -> None:
+        self.noun, self.field, self.rank, self.world = noun, field, rank, world
         self.output, self.failed = output, output.with_name(output.name + FAILED)
         self.summary, self.parts = output.with_name(output.name + ".json"), output.with_name(output.name + ".parts")
         self.own = {
@@ -47,18 +49,18 @@ class Ledger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time; the lock goes with the process that holds it, and leaves nothing behind."""
-        with locked(self.parts, self._concluded):
+        with locked(self.parts, lambda: "output" in self._summary()):
             yield
 
     def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
         """What OUTPUT.json says of these settings, or None where there is nothing from before. Under the lock.
 
-        ValueError where chains of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
+        ValueError where lines of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
         """
         found = self._summary()
-        if found.get("settings") == settings and (self.output.exists() or not self._concluded()):
+        if found.get("settings") == settings and (self.output.exists() or "output" not in found):
             return found
-        there = [file for file in (self.output, self.failed, *self._of_ranks()) if file.exists()]
+        there = [file for file in self._files() if file.exists()]
         if there and not overwrite:
             raise ValueError(f"{there[0]} is there already, not from these settings and inputs; overwrite replaces it")
         for file in (*there, self.summary):
@@ -66,7 +68,7 @@ class Ledger:
         return None
 
     def begin(self, found: dict[str, Any]) -> None:
-        """Put the settings on disk, before the first chain. Under the lock."""
+        """Put the settings on disk, before the first line. Under the lock."""
         write_json(self.summary, found)
 
     def share(self, items: list[T]) -> list[T]:
@@ -74,15 +76,17 @@ class Ledger:
         return items[self.rank :: self.world]
 
     def done(self) -> set[int]:
-        """The ids of all chains on disk, of every process."""
+        """The ids of all lines on disk, of every process."""
         return set(self._index())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """In this block chains can be written: what a kill left of a line is cut off, and others are kept out.
+        """In this block lines can be written: what a kill left of one is cut off, and others are kept out.
 
         ValueError where another process writes the same files.
         """
+        import fcntl  # Windows has none
+
         try:
             with self.locked():
                 for ok, path in self.own.items():
@@ -91,43 +95,42 @@ class Ledger:
                         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     except BlockingIOError:
                         raise ValueError(f"{path}: another process is writing to it") from None
-                    os.ftruncate(handle, max((start + size for _, start, size in _lines(path)), default=0))
+                    os.ftruncate(handle, max((start + size for _, start, size in self._lines(path)), default=0))
             yield
         finally:
             while self._open:
                 os.close(self._open.popitem()[1])
 
-    def write(self, line: dict[str, Any], ok: bool) -> None:
-        """Put a chain on disk, among the good ones or the failed ones."""
+    def write(self, line: dict[str, Any]) -> None:
+        """Put a line on disk; one with a "reason" among the refused ones."""
+        handle = self._open["reason" not in line]
         left = (json.dumps(line, ensure_ascii=False) + "\n").encode()
         while left:  # a full disk may take a part before it says so
-            left = left[os.write(self._open[ok], left) :]
-        os.fsync(self._open[ok])
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
 
-    def finish(self, ids: Sequence[int]) -> dict[str, list[dict[str, Any]]] | None:
-        """Bring all chains together in the order of `ids`, if all of them are on disk. Under the lock.
+    def finish(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
+        """Bring all lines together in the order of `ids`, if all of them are on disk. Under the lock.
 
         Returns:
-            None while other processes' chains are missing; else {"chains", "failed"}: their lines without what they
-            have in common.
+            What `brief` makes of each good line, and of each refused one; None while other processes' are missing.
         """
         index = self._index()
         if any(key not in index for key in ids):
             return None
-        brief: dict[str, list[dict[str, Any]]] = {"chains": [], "failed": []}
-        with replacing(self.output) as good, replacing(self.failed) as bad:
-            with open(good, "wb") as ours, open(bad, "wb") as theirs:
+        briefs: tuple[list[T], list[T]] = ([], [])
+        with replacing(self.output) as output, replacing(self.failed) as failed:
+            with open(output, "wb") as good, open(failed, "wb") as bad:
                 for key in ids:
                     path, start, size = index[key]
                     with open(path, "rb") as file:
                         file.seek(start)
                         line = file.read(size)
                     fields = json.loads(line)
-                    failed = "reason" in fields
-                    (theirs if failed else ours).write(line)
-                    kept = {name: fields[name] for name in ("id", "reason") if name in fields}
-                    brief["failed" if failed else "chains"].append({**kept, "length": len(fields["sentences"])})
-        return brief
+                    refused = "reason" in fields
+                    (bad if refused else good).write(line)
+                    briefs[refused].append(brief(fields))
+        return briefs
 
     def conclude(self, summary: dict[str, Any]) -> None:
         """The end: the summary in the place of the mere settings. Under the lock."""
@@ -142,38 +145,36 @@ class Ledger:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _concluded(self) -> bool:
-        return "chains" in self._summary()
-
-    def _of_ranks(self) -> list[Path]:
-        return sorted(self.parts.glob("rank-*.jsonl"))
+    def _files(self) -> list[Path]:
+        return [self.output, self.failed, *sorted(self.parts.glob("rank-*.jsonl"))]
 
     def _index(self) -> dict[int, tuple[Path, int, int]]:
-        """{id: (file, start, size of its line)}. A chain that was merged before a kill is in two files, alike."""
+        """{id: (file, start, size of its line)}. A line that was merged before a kill is in two files, alike."""
         found: dict[int, tuple[Path, int, int]] = {}
-        for path in (self.output, self.failed, *self._of_ranks()):
+        for path in self._files():
             if path.exists():
-                for key, start, size in _lines(path):
+                for key, start, size in self._lines(path):
                     found.setdefault(key, (path, start, size))
         return found
 
+    def _lines(self, path: Path) -> Iterator[tuple[int, int, int]]:
+        """(id, start, size) of each line of a file but for the beginning of one that a kill left at its end.
 
-def _lines(path: Path) -> Iterator[tuple[int, int, int]]:
-    """(id, start, size) of each chain in a file but for the beginning of one that a kill left at its end.
-
-    ValueError for a line before the last that is no chain: nobody but us should have written there.
-    """
-    start, broken = 0, 0
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if broken:
-                raise ValueError(f"{path}, line {broken}: not a chain; was the file changed? overwrite begins anew")
-            try:
-                fields = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                fields = None
-            if isinstance(fields, dict) and isinstance(fields.get("id"), int) and "sentences" in fields:
-                yield fields["id"], start, len(line)
-            else:
-                broken = number
-            start += len(line)
+        ValueError for a line before the last that is none of ours: nobody else should have written there.
+        """
+        start, broken = 0, 0
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if broken:
+                    raise ValueError(
+                        f"{path}, line {broken}: not a {self.noun}; was the file changed? overwrite begins anew"
+                    )
+                try:
+                    fields = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    fields = None
+                if isinstance(fields, dict) and isinstance(fields.get("id"), int) and self.field in fields:
+                    yield fields["id"], start, len(line)
+                else:
+                    broken = number
+                start += len(line)

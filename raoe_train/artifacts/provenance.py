@@ -64,19 +64,7 @@ def digest(content: Any) -> str:
 
 
 def earlier_result(summary: Path, output: Path, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in
-    the way.
+    """once.found: TRANSITION."""
+    from raoe_train.artifacts.once import found
 
-    ValueError if `output` is there, but not from these settings, and `overwrite` is not set.
-    """
-    if not output.exists():
-        return None
-    try:
-        found = json.loads(summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if isinstance(found, dict) and found.get("settings") == settings:
-        return found
-    if not overwrite:
-        raise ValueError(f"output {output} is there already, not from these settings and inputs; overwrite replaces it")
-    return None
+    return found(output, settings, overwrite, summary)

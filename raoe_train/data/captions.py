@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from raoe_train.data.columns import NAMES, RowProblem, named_column, parse_sentence
-from raoe_train.data.rows import kept_rows
+from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.sources import open_source
 
 COLUMNS = {
@@ -33,7 +33,9 @@ def read_captions(
     """
     given = dict(columns or {})
     opened = open_source(source, {name: column for name, column in given.items() if name in NAMES})
-    rows, _ = kept_rows(opened, lambda fields: _parse(fields, given), on_error, noun="caption")
+    tally = Tally(on_error)
+    rows = list(each_kept(opened, lambda fields, _: _parse(fields, given), tally))
+    tally.counts(opened, len(rows), "caption")
     images: dict[str, list[str]] = {}
     for image, caption in rows:
         images.setdefault(image, []).append(caption)

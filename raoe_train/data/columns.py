@@ -126,8 +126,10 @@ def _listed(fields: Iterable[str]) -> str:
 
 def parse_sentence(name: str, value: Any) -> str:
     """A text with something in it."""
-    if not isinstance(value, str):
-        raise RowProblem(f"{name} is {value!r}, not a text")
+    try:
+        value.encode()  # half of a surrogate pair, which JSON can say, no tokenizer and no table can hold
+    except (AttributeError, UnicodeEncodeError):
+        raise RowProblem(f"{name} is {value!r}, not a text") from None
     if not value.strip():
         raise RowProblem(f"{name} is empty", reason="empty sentence")
     return value

@@ -10,14 +10,20 @@ import math
 import os
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.columns import RowProblem, parse_score, parse_sentence
-from raoe_train.data.pairs import PairData, read_pairs
-from raoe_train.data.rows import check_on_error, kept_rows
+from raoe_train.data.pairs import read_pairs
+from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import to_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from datasets import Dataset
 
 TEMPLATE = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 """BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}). The quotation mark stays open."""
@@ -27,41 +33,6 @@ TEST_ROWS = 4732
 
 LOWEST, HIGHEST = 1, 5
 HIDDEN = -1
-
-
-@dataclass(frozen=True)
-class ConditionalPairs:
-    """Sentence pairs with a condition each, column by column, one entry a row, in file order.
-
-    Attributes:
-        sentence1, sentence2, condition: the texts. A pair commonly comes twice, with two conditions.
-        score: similarity with regard to the condition, 1 to 5; None where labels are hidden or left unread.
-        counts: {"read": rows read, "kept": pairs, "other_split": rows of splits not asked for,
-            "dropped": {reason: rows}}; read = kept + other_split + all dropped.
-    """
-
-    sentence1: list[str]
-    sentence2: list[str]
-    condition: list[str]
-    score: list[float] | None = None
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("sentence2", "condition", "score"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.sentence1):
-                raise ValueError(f"{name} has {len(values)} entries for {len(self.sentence1)} pairs")
-
-    def __len__(self) -> int:
-        return len(self.sentence1)
-
-    def texts(self, template: str = TEMPLATE) -> tuple[list[str], list[str]]:
-        """The first and the second sentences, each with its condition in `template`: what to encode."""
-        first, second = (
-            [with_condition(text, condition, template) for text, condition in zip(side, self.condition, strict=True)]
-            for side in (self.sentence1, self.sentence2)
-        )
-        return first, second
 
 
 def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
@@ -80,6 +51,16 @@ def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
             f"it has {', '.join(f'{{{name}}}' for name in sorted(fields)) or 'none'}"
         )
     return template.format(condition=condition, text=text)
+
+
+def with_conditions(pairs: Dataset, template: str = TEMPLATE) -> tuple[list[str], list[str]]:
+    """The first and the second sentences of read_conditional's, each with its condition in `template`: what to
+    encode."""
+    first, second = (
+        [with_condition(text, condition, template) for text, condition in zip(side, pairs["condition"][:], strict=True)]
+        for side in (pairs["sentence1"][:], pairs["sentence2"][:])
+    )
+    return first, second
 
 
 def is_conditional(template: str | None) -> bool:
@@ -105,7 +86,7 @@ def read_conditional(
     *,
     columns: Mapping[str, str | int | None] | None = None,
     on_error: str = "raise",
-) -> ConditionalPairs:
+) -> Dataset:
     """Read C-STS.
 
     Args:
@@ -115,27 +96,39 @@ def read_conditional(
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it. Do not skip rows of the
             test set: a submission has a prediction for each.
 
-    Labels are 1 to 5, whole or, as re-annotated editions have them, between. The test set's are all -1:
-    hidden, so that score is None.
+    Labels are 1 to 5, whole or, as re-annotated editions have them, between. The test set's are all -1: hidden.
+
+    Returns:
+        sentence1, sentence2, condition (strings), and score (float64, similarity with regard to the condition) where
+        labels are neither hidden nor left unread; in file order. A pair commonly comes twice, with two conditions.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row, an empty text or a label out of range (named by file and line), a column
             that is missing, hidden labels beside others, or no pair left.
     """
-    check_on_error(on_error)
+    return conditional_table(source, columns=columns, on_error=on_error)[0]
+
+
+def conditional_table(
+    source: str | os.PathLike[str],
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    on_error: str = "raise",
+) -> tuple[Dataset, dict[str, Any]]:
+    """(read_conditional, counts), see read_table."""
     mapping = dict(columns or {})
-    condition = str(mapping.pop("condition", "condition"))
+    parse = partial(_parse, condition=str(mapping.pop("condition", "condition")))
     opened = open_source(source, mapping)
-    kept, counts = kept_rows(opened, lambda fields: _parse(fields, opened, condition), on_error, noun="pair")
-    first, second, conditions, labels = (list(column) for column in zip(*kept, strict=True))
-    score = [label for label in labels if label not in (HIDDEN, None)]
-    if score and len(score) < len(kept):
-        raise ValueError(
-            f"{opened.name}: {len(kept) - len(score)} labels are hidden ({HIDDEN}) and {len(score)} are not; "
-            "read the test set apart"
-        )
-    return ConditionalPairs(first, second, conditions, score or None, counts)
+    table, counts = read_table([opened], parse, "pair", on_error)
+    if "score" in table.column_names and HIDDEN in (scores := table["score"][:]):
+        if (hidden := scores.count(HIDDEN)) < len(scores):
+            raise ValueError(
+                f"{opened.name}: {hidden} labels are hidden ({HIDDEN}) and {len(scores) - hidden} are not; "
+                "read the test set apart"
+            )
+        table = table.remove_columns("score")
+    return table, counts
 
 
 def read_scored(
@@ -144,7 +137,7 @@ def read_scored(
     *,
     columns: Mapping[str, str | int | None] | None = None,
     on_error: str = "raise",
-) -> PairData:
+) -> Dataset:
     """Scored pairs, as read_pairs reads them; but where `prompt` has a {condition}, a C-STS file, and each text is the
     prompt up to the end of the sentence. What comes after that is the encoder's to add.
 
@@ -153,15 +146,22 @@ def read_scored(
     """
     if not is_conditional(prompt):
         return read_pairs(source, columns=columns, on_error=on_error, require=("score",))
-    rows = read_conditional(source, columns=columns, on_error=on_error)
-    if rows.score is None:
+    return prompted_table(source, str(prompt), columns=columns, on_error=on_error)[0]
+
+
+def prompted_table(
+    source: str | os.PathLike[str], prompt: str, *, path: Path | None = None, **asked: Any
+) -> tuple[Dataset, dict[str, Any]]:
+    """(read_scored of a C-STS file, counts), see read_table; `asked` as for conditional_table."""
+    pairs, counts = conditional_table(source, **asked)
+    if "score" not in pairs.column_names:
         raise ValueError(f"{source}: its labels are hidden (-1), so there is nothing to train on or to compare with")
-    before, _ = split_conditional(str(prompt))
-    first, second = rows.texts(before + "{text}")
-    return PairData(first, second, score=rows.score, counts=rows.counts)
+    before, _ = split_conditional(prompt)
+    columns = zip(*with_conditions(pairs, before + "{text}"), pairs["score"][:], strict=True)
+    return to_table((dict(zip(("sentence1", "sentence2", "score"), row, strict=True)) for row in columns), path), counts
 
 
-def _parse(fields: dict[str, Any], source: Source, condition: str) -> tuple[str, str, str, float | None]:
+def _parse(fields: dict[str, Any], source: Source, condition: str) -> dict[str, Any]:
     unread = source.columns.mapping.get("label", "label") is None
     found = source.columns.find(fields, () if unread else ("label",))
     if condition not in fields:
@@ -169,19 +169,15 @@ def _parse(fields: dict[str, Any], source: Source, condition: str) -> tuple[str,
             f"no column {condition!r} for condition; there are: {', '.join(map(repr, fields))}; "
             "say which: columns condition=..."
         )
-    label = None
+    score = {}
     if not unread:
-        label = parse_score(fields[found["label"]], None, found["label"])
+        score["score"] = label = parse_score(fields[found["label"]], None, found["label"])
         if label != HIDDEN and not LOWEST <= label <= HIGHEST:
             raise RowProblem(
                 f"{found['label']} {label:g} is neither {LOWEST} to {HIGHEST} nor {HIDDEN} (hidden)", reason="bad label"
             )
-    return (
-        parse_sentence("sentence1", fields[found["sentence1"]]),
-        parse_sentence("sentence2", fields[found["sentence2"]]),
-        parse_sentence("condition", fields[condition]),
-        label,
-    )
+    texts = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
+    return {**texts, "condition": parse_sentence("condition", fields[condition]), **score}
 
 
 def write_submission(

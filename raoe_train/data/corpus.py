@@ -23,10 +23,13 @@ import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.corpus_words import ACTIONS, AGENT_MODIFIERS, AGENTS, OBJECT_MODIFIERS, OBJECTS, PLACES
-from raoe_train.data.pairs import PairData
+from raoe_train.data.tables import to_table
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = 0, 1, 2
 
@@ -264,7 +267,7 @@ class _Generator:
                 return premise, hypothesis, similarity, label
 
 
-def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> PairData:
+def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Dataset:
     """`n_pairs` different pairs of one split, a third of each NLI label, in random order; the same for the
     same arguments.
 
@@ -274,9 +277,13 @@ def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Pai
         split: "train", "dev" or "test".
 
     Returns:
-        PairData with score in [0, 1] and label 0 entailment, 1 neutral, 2 contradiction (see the top of the
-        file).
+        As of read_pairs: sentence1, sentence2, score in [0, 1] and label 0 entailment, 1 neutral, 2 contradiction (see
+        the top of the file).
     """
+    return to_table(_pairs(n_pairs, seed, split))
+
+
+def _pairs(n_pairs: int, seed: int, split: str) -> list[dict[str, Any]]:
     if isinstance(n_pairs, bool) or not isinstance(n_pairs, int) or n_pairs < 1:
         raise ValueError(f"n_pairs must be an int of at least 1, got {n_pairs!r}")
     if split not in SPLITS:
@@ -289,13 +296,10 @@ def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Pai
         written.setdefault((first, second), (similarity, label))
     pairs = list(written.items())
     rng.shuffle(pairs)
-    return PairData(
-        sentence1=[first for (first, _), _ in pairs],
-        sentence2=[second for (_, second), _ in pairs],
-        score=[similarity for _, (similarity, _) in pairs],
-        label=[label for _, (_, label) in pairs],
-        counts={"read": n_pairs, "kept": n_pairs, "other_split": 0, "dropped": {}},
-    )
+    return [
+        {"sentence1": first, "sentence2": second, "score": similarity, "label": label}
+        for (first, second), (similarity, label) in pairs
+    ]
 
 
 def nli_rows(split: str = "") -> Iterator[dict[str, Any]]:
@@ -326,14 +330,11 @@ def _splits(split: str, name: str) -> list[str]:
 def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]:
     """The different sentences of the training split, in order of appearance: enough to train a tokenizer
     on."""
-    data = generate_corpus(n_pairs, seed)
-    return list(dict.fromkeys(text for pair in zip(data.sentence1, data.sentence2, strict=True) for text in pair))
+    pairs = _pairs(n_pairs, seed, "train")
+    return list(dict.fromkeys(pair[name] for pair in pairs for name in ("sentence1", "sentence2")))
 
 
 def builtin_rows(split: str = "") -> Iterator[dict[str, Any]]:
     """The rows behind the source "builtin#split", or of all splits behind "builtin"."""
     for name in _splits(split, "builtin"):
-        data = generate_corpus(SPLITS[name], split=name)
-        columns = data.columns()
-        for values in zip(*columns.values(), strict=True):
-            yield {**dict(zip(columns, values, strict=True)), "split": name}
+        yield from ({**pair, "split": name} for pair in _pairs(SPLITS[name], 0, name))

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import (
-    Columns,
-    LabelMap,
-    parse_label,
-    parse_score,
-    parse_sentence,
-    resolve_label_map,
-)
-from raoe_train.data.rows import Tally, check_on_error, each_kept, kept_rows
+from raoe_train.data.columns import LabelMap, parse_label, parse_score, parse_sentence, resolve_label_map
+from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,49 +17,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 OPTIONAL = ("score", "label", "subset")
-
-
-@dataclass(frozen=True)
-class PairData:
-    """Sentence pairs, column by column; every column that is there has one entry a pair.
-
-    Attributes:
-        sentence1, sentence2: the texts. For NLI, premise and hypothesis.
-        score: similarity of each pair on the file's own scale (a rank needs none), or None.
-        label: NLI class of each pair, 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise, or
-            None.
-        subset: part of a benchmark that each pair is from, or None.
-        counts: {"read": rows read, "kept": pairs, "other_split": rows of splits not asked for,
-            "dropped": {reason: rows}}; read = kept + other_split + all dropped.
-    """
-
-    sentence1: list[str]
-    sentence2: list[str]
-    score: list[float] | None = None
-    label: list[int] | None = None
-    subset: list[str] | None = None
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("sentence2", *OPTIONAL):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.sentence1):
-                raise ValueError(f"{name} has {len(values)} entries for {len(self.sentence1)} pairs")
-
-    def __len__(self) -> int:
-        return len(self.sentence1)
-
-    def columns(self) -> dict[str, list[Any]]:
-        """The columns that are there, by name, in the order sentence1, sentence2, score, label, subset."""
-        named = {name: getattr(self, name) for name in ("sentence1", "sentence2", *OPTIONAL)}
-        return {name: values for name, values in named.items() if values is not None}
-
-    def to_dataset(self) -> Dataset:
-        """A `datasets.Dataset` with columns sentence1, sentence2 and, where there, score (float64) and label
-        (int64)."""
-        from datasets import Dataset
-
-        return Dataset.from_dict({name: values for name, values in self.columns().items() if name != "subset"})
 
 
 def read_pairs(
@@ -79,7 +27,7 @@ def read_pairs(
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
-) -> PairData:
+) -> Dataset:
     """Read sentence pairs.
 
     Args:
@@ -99,102 +47,57 @@ def read_pairs(
     Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted,
     always.
 
+    Returns:
+        sentence1 and sentence2 (of NLI premise and hypothesis) and, where there, score (float64, on the file's own
+        scale), label (int64; 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise) and subset (string; the
+        part of a benchmark that a pair is from).
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    score_scale = _checked(score_scale, on_error, require)
-    one = isinstance(source, (str, os.PathLike, Source))
-    names: list[Any] = [source] if one else list(source)  # type: ignore[arg-type, list-item]
-    if not names:
-        raise ValueError("source names nothing to read")
-    label_map = resolve_label_map(labels)
-    return _concatenate(
-        [_read_one(open_source(name, columns), label_map, score_scale, on_error, require) for name in names],
-        names,
-    )
+    asked = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
+    return pair_table(source, require=require, **asked)[0]  # type: ignore[arg-type]
 
 
 def pair_table(
-    source: str | os.PathLike[str],
-    names: Sequence[str],
+    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
+    names: Sequence[str] | None = None,
     *,
     columns: Mapping[str, str | int | None] | None = None,
     labels: LabelMap | None = None,
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
+    require: Sequence[str] = (),
     path: Path | None = None,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """(the columns `names` of a source of any size as a `datasets.Dataset`, counts): rows go one by one into an Arrow
-    table, in memory or in the file `path`. Those of names that are optional must be there; the rest as read_pairs."""
-    score_scale = _checked(score_scale, on_error, require := [name for name in names if name in OPTIONAL])
-    label_map, opened, tally = resolve_label_map(labels), open_source(source, columns), Tally(on_error)
-    rows = each_kept(opened, lambda fields: _parse(fields, opened.columns, label_map, score_scale, require), tally)
-    table = to_table(arrow_types(names), rows, path)
-    return table, tally.counts(opened, len(table), "pair")
-
-
-def arrow_types(names: Iterable[str]) -> dict[str, str]:
-    """The columns of pairs for to_table."""
-    return {name: {"score": "float64", "label": "int64"}.get(name, "string") for name in names}
-
-
-def _checked(score_scale: Sequence[float] | None, on_error: str, require: Sequence[str]) -> Sequence[float] | None:
-    check_on_error(on_error)
+    """(read_pairs, counts of the rows), of a source of any size; see read_table for counts and `path`. `names` are the
+    columns to keep, which must be there; None keeps all."""
+    require = [*require, *(name for name in names or () if name in OPTIONAL)]
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    return score_scale or None
-
-
-def _read_one(
-    source: Source,
-    label_map: Mapping[str, int | None],
-    score_scale: Sequence[float] | None,
-    on_error: str,
-    require: Sequence[str],
-) -> PairData:
-    pairs, counts = kept_rows(
-        source,
-        lambda fields: _parse(fields, source.columns, label_map, score_scale, require),
-        on_error,
-        noun="pair",
-    )
-    columns = {name: [pair[name] for pair in pairs] for name in pairs[0]}
-    return PairData(**columns, counts=counts)
+    parse = partial(_parse, label_map=resolve_label_map(labels), score_scale=score_scale or None, require=require)
+    listed: Any = [source] if isinstance(source, (str, os.PathLike, Source)) else source
+    return read_table([open_source(each, columns) for each in listed], parse, "pair", on_error, path, names)
 
 
 def _parse(
     fields: dict[str, Any],
-    columns: Columns,
+    source: Source,
+    *,
     label_map: Mapping[str, int | None],
     score_scale: Sequence[float] | None,
     require: Sequence[str],
 ) -> dict[str, Any]:
-    found = columns.find(fields, require)
-    pair: dict[str, Any] = {name: parse_sentence(name, fields.get(found[name])) for name in ("sentence1", "sentence2")}
+    found = source.columns.find(fields, require)
+    pair: dict[str, Any] = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
     if "score" in found:
-        pair["score"] = parse_score(fields.get(found["score"]), score_scale, found["score"])
+        pair["score"] = parse_score(fields[found["score"]], score_scale, found["score"])
     if "label" in found:
-        pair["label"] = parse_label(fields.get(found["label"]), label_map, found["label"])
+        pair["label"] = parse_label(fields[found["label"]], label_map, found["label"])
     if "subset" in found:
-        pair["subset"] = str(fields.get(found["subset"]))
+        pair["subset"] = str(fields[found["subset"]])
     return pair
-
-
-def _concatenate(parts: list[PairData], names: Sequence[Any]) -> PairData:
-    if len(parts) == 1:
-        return parts[0]
-    shared = [set(part.columns()) - {"subset"} for part in parts]
-    for name, columns in zip(names, shared, strict=True):
-        if columns != shared[0]:
-            raise ValueError(f"{names[0]} has columns {sorted(shared[0])}, but {name} has {sorted(columns)}")
-    everywhere = [name for name in parts[0].columns() if all(name in part.columns() for part in parts)]
-    dropped: Counter[str] = Counter()
-    for part in parts:
-        dropped.update(part.counts["dropped"])
-    counts: dict[str, Any] = {key: sum(part.counts[key] for part in parts) for key in ("read", "kept", "other_split")}
-    joined = {name: [value for part in parts for value in part.columns()[name]] for name in everywhere}
-    return PairData(**joined, counts={**counts, "dropped": dict(dropped)})

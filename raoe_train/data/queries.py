@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raoe_train.data.columns import NAMES, RowProblem, named_column, parse_sentence
-from raoe_train.data.rows import kept_rows
+from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.sources import open_source
 
 COLUMNS = {
@@ -45,7 +45,9 @@ def read_candidates(
     """
     given = dict(columns or {})
     opened = open_source(source, {name: column for name, column in given.items() if name in NAMES})
-    found, _ = kept_rows(opened, lambda fields: _parse(fields, given), on_error, noun="query")
+    tally = Tally(on_error)
+    found = list(each_kept(opened, lambda fields, _: _parse(fields, given), tally))
+    tally.counts(opened, len(found), "query")
     return found
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import RowProblem, parse_sentence
-from raoe_train.data.rows import Tally, fields_of
+from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -18,46 +16,7 @@ if TYPE_CHECKING:
 SHORTEST = 3  # of two sentences each ranks the other after itself, whatever a model thinks of them
 
 
-@dataclass(frozen=True)
-class ChainData:
-    """Lists of sentences.
-
-    Attributes:
-        ids: of each list its id in the file, "line N" where it has none.
-        sentences: of each list its sentences, at least three, the source first.
-        method: how they were written, as the rows say; None where they don't, or not all the same.
-        counts: {"read": rows read, "kept": lists, "sentences": in all lists, "other_split": rows of splits not asked
-            for, "dropped": {reason: rows}}; read = kept + other_split + all dropped.
-    """
-
-    ids: list[str]
-    sentences: list[list[str]]
-    method: str | None = None
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if len(self.ids) != len(self.sentences):
-            raise ValueError(f"there are {len(self.ids)} ids for {len(self.sentences)} lists")
-
-    def __len__(self) -> int:
-        return len(self.sentences)
-
-    def drawn(self, most: int, seed: int) -> ChainData:
-        """At most so many of the lists, drawn with `seed`, in their order; counts are still the file's."""
-        if most >= len(self):
-            return self
-        chosen = sorted(random.Random(seed).sample(range(len(self)), most))
-        ids, sentences = [self.ids[number] for number in chosen], [self.sentences[number] for number in chosen]
-        return ChainData(ids, sentences, self.method, self.counts)
-
-    def to_dataset(self) -> Dataset:
-        """A `datasets.Dataset` with one column, `sentences`: what ListCollator and ListMLELoss train on."""
-        from datasets import Dataset
-
-        return Dataset.from_dict({"sentences": self.sentences})
-
-
-def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> ChainData:
+def read_lists(source: str | os.PathLike[str], *, on_error: str = "raise") -> Dataset:
     """Read lists of sentences: rows with `sentences`, a list of texts, and an `id` if they have one.
 
     Args:
@@ -70,63 +29,68 @@ def read_chains(source: str | os.PathLike[str], *, on_error: str = "raise") -> C
     id" (the first one stays). A list is never shortened or closed up around a hole: the places of its sentences are
     what it says. Blank lines are left out and counted, always.
 
+    Returns:
+        id (string; "line N" where a row has none), sentences (list of at least three strings, the source first), method
+        (string; how they were written, "" where a row does not say).
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), or no list left.
     """
-    tally = Tally(on_error)
-    opened = open_source(source)
-    lists: dict[str, list[str]] = {}
+    return list_table(source, on_error=on_error)[0]
+
+
+def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, dict[str, Any]]:
+    """(read_lists, counts): those of read_table and "sentences", how many all lists have."""
     lines: dict[str, int] = {}
-    methods: set[str | None] = set()
-    for line, fields, is_last in _with_last(opened.rows):
-        try:
-            name, sentences, method = _parse(fields, opened, line, is_last)
-            if name in lists:
-                raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
-        except RowProblem as problem:
-            tally.refuse(opened, line, problem)
-            continue
-        lists[name], lines[name] = sentences, line
-        methods.add(method)
-    counts = tally.counts(opened, len(lists), "list") | {"sentences": sum(map(len, lists.values()))}
-    return ChainData(list(lists), list(lists.values()), methods.pop() if len(methods) == 1 else None, counts)
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        if CUT_OFF in fields:
+            raise RowProblem(fields[CUT_OFF], reason="cut off")
+        sentences = _sentences(fields)
+        name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
+        if name in lines:
+            raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
+        lines[name] = source.line
+        return {"id": name, "sentences": sentences, "method": str(fields.get("method", ""))}
+
+    opened = open_source(source)
+    opened.rows = _ending(opened.rows)
+    table, counts = read_table([opened], parse, "list", on_error)
+    return table, counts | {"sentences": sum(map(len, table["sentences"][:]))}
 
 
-def _with_last(rows: Iterable[tuple[int, dict[str, Any] | str]]) -> Iterator[tuple[int, dict[str, Any] | str, bool]]:
-    """The rows, each with whether it is the last."""
-    held = None
+CUT_OFF = "\0"  # the column of a last line that is no JSON
+
+
+def _ending(rows: Iterator[Any]) -> Iterator[Any]:
+    """The rows, of which a last one that is no JSON is told from others."""
+    held = next(rows, None)
     for row in rows:
-        if held is not None:
-            yield *held, False
+        yield held
         held = row
     if held is not None:
-        yield *held, True
+        line, fields = held
+        if isinstance(fields, str) and fields.startswith("not JSON"):
+            fields = {
+                CUT_OFF: f"{fields}: the last line is cut off. Run the job that writes the file again, which finishes "
+                "it, or leave the line out with on_error skip"
+            }
+        yield line, fields
 
 
-def _parse(fields: dict[str, Any] | str, source: Source, line: int, is_last: bool) -> tuple[str, list[str], str | None]:
-    if isinstance(fields, str) and is_last and fields.startswith("not JSON"):
-        raise RowProblem(
-            f"{fields}: the last line is cut off. Run the job that writes the file again, which finishes it, or "
-            "leave the line out with on_error skip",
-            reason="cut off",
-        )
-    fields = fields_of(fields)
+def _sentences(fields: dict[str, Any]) -> list[str]:
     sentences = fields.get("sentences")
     if not isinstance(sentences, list):
         there = ", ".join(map(repr, fields))
         raise RowProblem(f"no list of sentences in a column 'sentences'; there are: {there}", reason="no list")
     for place, sentence in enumerate(sentences):
         try:
-            parse_sentence(f"sentence {place}", sentence).encode("utf-8")
+            parse_sentence(f"sentence {place}", sentence)
         except RowProblem as problem:
             raise RowProblem(f"{problem}; a list has no holes", reason="hole") from None
-        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say and no tokenizer can read
-            raise RowProblem(f"sentence {place} is {sentence!r}, not a text", reason="hole") from None
     if len(sentences) < SHORTEST:
         raise RowProblem(
             f"{len(sentences)} sentences, where a ranking takes at least {SHORTEST}", reason=f"shorter than {SHORTEST}"
         )
-    name = fields.get("id")
-    method = str(fields["method"]) if "method" in fields else None
-    return f"{source.unit} {line}" if name is None else str(name), sentences, method
+    return sentences

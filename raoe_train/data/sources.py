@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,20 @@ class Source:
         columns: finds our columns among its own.
         rows: the rows of the split asked for, to be iterated once; a str in place of fields says what is
             wrong with a row.
-        other_split: rows of other splits passed over so far, in a list of one.
+        other_split: rows of other splits passed over so far.
+        line: the number of the row that is being read.
     """
 
     name: str
     unit: str
     columns: Columns
     rows: Iterator[Row]
-    other_split: list[int] = field(default_factory=lambda: [0])
+    other_split: int = 0
+    line: int = 0
+
+    def place(self) -> str:
+        """The row that is being read, for messages."""
+        return f"{self.name}, {self.unit} {self.line}"
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
@@ -115,7 +121,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
         if fields[column] == split:
             yield line, fields
         else:
-            source.other_split[0] += 1
+            source.other_split += 1
     if split not in splits:
         there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
         raise ValueError(f"{source.name}: no split {split!r}; there are: {there}")

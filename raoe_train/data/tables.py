@@ -5,43 +5,68 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raoe_train.artifacts.processes import locked
+from raoe_train.artifacts.once import made_once
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.writing import partial, write_json
+from raoe_train.artifacts.writing import write_json
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 BATCH = 4096  # rows that are Python objects at a time
 READING = 1  # to be raised where rows are read by other rules: what was kept is then made anew
 ROWS, COUNTS = "rows.arrow", "counts.json"
 
 
-def to_table(columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], path: Path | None = None) -> Any:
-    """A `datasets.Dataset` of rows, of which never more than BATCH are Python objects at a time.
+def to_table(
+    rows: Iterable[Mapping[str, Any]], path: Path | None = None, names: Sequence[str] | None = None
+) -> Dataset:
+    """Rows as a table, of which never more than BATCH are Python objects at a time.
 
     Args:
-        columns: {name: Arrow type, such as "string"}; what else rows have is left out.
-        rows: each with these columns; they are used up.
+        rows: with the same columns; they are used up. A column's type is that of its first BATCH values.
         path: file to write, which is then memory-mapped; None keeps the table in memory.
+        names: the columns to keep; by default those of the first row.
     """
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
-    schema = pyarrow.schema([(name, pyarrow.type_for_alias(kind)) for name, kind in columns.items()])
-    batches = (pyarrow.RecordBatch.from_pylist(some, schema) for some in runs(rows, BATCH))
+    batches = _batches(rows, names)
+    first = next(batches, pyarrow.RecordBatch.from_pydict({}))
+    batches = itertools.chain([first], batches)
     if path is None:
-        table = InMemoryTable(pyarrow.Table.from_batches(batches, schema))
+        table = InMemoryTable(pyarrow.Table.from_batches(batches))
         return Dataset(table, fingerprint=generate_random_fingerprint())  # its own would be made of a copy
     # Python's file: its errors say what is full, or may not be written
-    with open(path, "wb") as file, pyarrow.ipc.new_stream(file, schema) as writer:
+    with open(path, "wb") as file, pyarrow.ipc.new_stream(file, first.schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return Dataset.from_file(str(path))
+
+
+def _batches(rows: Iterable[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[Any]:
+    import pyarrow
+
+    schema = None
+    for some in runs(rows, BATCH):
+        batch = pyarrow.RecordBatch.from_pydict(
+            {name: [row[name] for row in some] for name in names or some[0]}, schema
+        )
+        schema = batch.schema
+        yield batch
+
+
+def drawn(table: Dataset, most: int | None, seed: int) -> Dataset:
+    """At most so many of the rows, drawn with `seed`, in their order."""
+    if most is None or most >= len(table):
+        return table
+    return table.select(sorted(random.Random(seed).sample(range(len(table)), most)))
 
 
 def runs(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -72,24 +97,6 @@ def kept(
     key = digest({**made_from, "reading": READING})
     entry = made_once(Path(cache).expanduser() / f"rows-{key[:32]}", write)
     return Dataset.from_file(str(entry / ROWS)), json.loads((entry / COUNTS).read_text(encoding="utf-8"))
-
-
-def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
-    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
-    there. Of several processes one writes, and the others wait."""
-    work = partial(entry)
-    try:
-        while not entry.is_dir():
-            with locked(work, concluded=lambda: True):
-                if not entry.is_dir():
-                    unfinished = work / "unfinished"
-                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
-                    unfinished.mkdir()
-                    write(unfinished)
-                    unfinished.rename(entry)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
-    return entry
 
 
 class Texts:

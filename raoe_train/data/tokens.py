@@ -16,9 +16,10 @@ from typing import IO, Any
 import numpy as np
 from tqdm import tqdm
 
+from raoe_train.artifacts.once import made_once
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.tables import Texts, made_once, runs
+from raoe_train.data.tables import Texts, runs
 
 SIZE = 1024  # texts that are tokenised together
 META = "meta.json"

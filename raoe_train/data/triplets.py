@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import LabelMap, RowProblem, parse_label, parse_sentence, resolve_label_map
-from raoe_train.data.rows import Tally, check_on_error, fields_of
+from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from datasets import Dataset
 
 logger = logging.getLogger(__name__)
@@ -34,45 +37,6 @@ CLASSES = {"entailment": 0, "contradiction": 2, "neutral": 1}
 PAIRINGS = ("one", "zip", "all")
 
 
-@dataclass(frozen=True)
-class TripletData:
-    """Triplets, column by column, one entry a triplet.
-
-    Attributes:
-        anchor, positive, negative: the texts; of NLI the premise, an entailed and a contradicting hypothesis.
-        neutral: a neutral hypothesis of the same premise, a second negative, or None.
-        counts: {"read": rows read, "premises": distinct anchors among the rows that could be parsed,
-            "triplets": triplets, "used": rows that stand in a triplet, "other_split": rows of splits not
-            asked for, "dropped": {reason: rows}}; read = used + other_split + all dropped.
-    """
-
-    anchor: list[str]
-    positive: list[str]
-    negative: list[str]
-    neutral: list[str] | None = None
-    counts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for role, texts in self.columns().items():
-            if len(texts) != len(self.anchor):
-                raise ValueError(f"{role} has {len(texts)} entries for {len(self.anchor)} anchors")
-
-    def __len__(self) -> int:
-        return len(self.anchor)
-
-    def columns(self) -> dict[str, list[str]]:
-        """The columns that are there, by name, in the order anchor, positive, negative, neutral."""
-        named = {role: getattr(self, role) for role in ROLES}
-        return {role: texts for role, texts in named.items() if texts is not None}
-
-    def to_dataset(self) -> Dataset:
-        """A `datasets.Dataset` of `columns()`. Losses of sentence-transformers go by the order of the columns:
-        anchor, positive, then every further one a negative."""
-        from datasets import Dataset
-
-        return Dataset.from_dict(self.columns())
-
-
 def read_triplets(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -82,7 +46,7 @@ def read_triplets(
     neutral: bool = False,
     pairing: str = "one",
     seed: int | None = None,
-) -> TripletData:
+) -> Dataset:
     """Read triplets, or make them of NLI pairs.
 
     A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral)
@@ -116,12 +80,34 @@ def read_triplets(
     "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus"
     (hypotheses that the pairing leaves over).
 
+    Returns:
+        anchor, positive, negative and, if asked for, neutral: strings; of NLI the premise, an entailed, a contradicting
+        and a neutral hypothesis. Losses of sentence-transformers go by this order: anchor, positive, then every further
+        one a negative.
+
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), a column that is missing or there twice (the
             label of pairs too), sources with pairs and with triplets, or no triplet left.
     """
-    check_on_error(on_error)
+    asked = {"columns": columns, "labels": labels, "neutral": neutral, "pairing": pairing, "seed": seed}
+    return triplet_table(source, on_error=on_error, **asked)[0]  # type: ignore[arg-type]
+
+
+def triplet_table(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    columns: Mapping[str, str | int | None] | None = None,
+    labels: LabelMap | None = None,
+    on_error: str = "raise",
+    neutral: bool = False,
+    pairing: str = "one",
+    seed: int | None = None,
+    path: Path | None = None,
+) -> tuple[Dataset, dict[str, Any]]:
+    """(read_triplets, counts): {"read": rows read, "premises": distinct anchors among the rows that could be parsed,
+    "triplets", "used": rows that stand in a triplet, "other_split": rows of splits not asked for, "dropped": {reason:
+    rows}}; read = used + other_split + all dropped. `path` as for to_table."""
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
     label_map = resolve_label_map(labels)
@@ -135,7 +121,7 @@ def read_triplets(
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
 
     rows = _read(names, mapping, label_map, on_error, roles)
-    dropped = rows.dropped
+    dropped = rows.tally.dropped
     if rows.pairs and rows.triplets:
         raise ValueError(
             f"{listed}: {len(rows.pairs)} rows are pairs and {len(rows.triplets)} are triplets; read them apart"
@@ -158,14 +144,12 @@ def read_triplets(
         "other_split": rows.other_split,
         "dropped": dict(dropped),
     }
-    texts_by_role = zip(roles, zip(*triplets, strict=True), strict=True)
-    return TripletData(**{role: list(texts) for role, texts in texts_by_role}, counts=counts)
+    return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets), path), counts
 
 
 @dataclass
 class _Rows:
-    dropped: Counter[str]
-    examples: list[str]
+    tally: Tally
     pairs: list[tuple[str, str, int]] = field(default_factory=list)
     triplets: list[tuple[str, ...]] = field(default_factory=list)
     read: int = 0
@@ -180,19 +164,19 @@ def _read(
     roles: Sequence[str],
 ) -> _Rows:
     tally = Tally(on_error)
-    rows = _Rows(dropped=tally.dropped, examples=tally.examples)
+    rows = _Rows(tally)
+    mapped = bool(set(mapping) & set(ROLES))
+
+    def parse(fields: dict[str, Any], source: Source) -> None:
+        if mapped or any(column in fields for column in ROLES["anchor"]):
+            rows.triplets.append(_triplet(fields, mapping, roles))
+        else:
+            rows.pairs.append(_pair(fields, source, label_map))
+
     for opened in [_open(name, mapping) for name in names]:
-        for line, row in opened.rows:
-            rows.read += 1
-            try:
-                fields = fields_of(row)
-                if set(mapping) & set(ROLES) or any(column in fields for column in ROLES["anchor"]):
-                    rows.triplets.append(_triplet(fields, mapping, roles))
-                else:
-                    rows.pairs.append(_pair(fields, opened, label_map))
-            except RowProblem as problem:
-                tally.refuse(opened, line, problem)
-        rows.other_split += opened.other_split[0]
+        rows.read += sum(1 for _ in each_kept(opened, parse, tally))
+        rows.other_split += opened.other_split
+    rows.read += tally.dropped.total()
     return rows
 
 
@@ -279,4 +263,4 @@ def _why_none(rows: _Rows, dropped: Counter[str]) -> str:
         if absent:
             why += f"No row is labelled {' or '.join(absent)}: if a word of the file means it, say so with labels. "
         why += "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."
-    return why + "".join(f"\n  {example}" for example in rows.examples)
+    return why + rows.tally.listed()

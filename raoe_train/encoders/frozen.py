@@ -2,74 +2,63 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.provenance import digest, identity
-from raoe_train.artifacts.writing import replacing
-from raoe_train.config import ModelConfig
-
-Item = TypeVar("Item")
-
-SHARD = 4096  # sentences; what a kill can cost
+from raoe_train.artifacts import once
+from raoe_train.artifacts.provenance import digest
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.named import Encoder, identity
 
 
-def embedder(model: ModelConfig, batch_size: int, role: str) -> Callable[[Sequence[str]], np.ndarray]:
+def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Callable[[Sequence[str]], np.ndarray]:
     """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked.
 
-    ValueError names the encoder, as `role`, and a sentence that it gives NaN for.
+    Args:
+        encoder: how it is loaded and asked.
+        role: what errors call it, such as "teacher".
+        batch_size: sentences at a time, by default the encoder's own.
+
+    Raises (of what is returned):
+        ValueError, FileNotFoundError: as load_encoder; or the encoder gives NaN for a sentence, which is named.
     """
+    prompt, asked = encoder.prompt, {"task": getattr(encoder, "task", None)}
+    if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
+        prompt, asked["prompt"] = None, prompt
+    options = {key: value for key, value in asked.items() if value is not None}
+    size: Any = batch_size or getattr(encoder, "batch_size", 64)
     loaded: list[Any] = []
 
     def embed(sentences: Sequence[str]) -> np.ndarray:
-        from raoe_train.encoders.embed import encode_sentences
         from raoe_train.encoders.load import load_encoder
 
         if not loaded:
-            loaded.append(load_encoder(model))
+            loaded.append(load_encoder(replace(encoder, prompt=prompt)))
         try:
-            return encode_sentences(loaded[0], sentences, batch_size)
+            return encode_sentences(loaded[0], sentences, size, **options)
         except ValueError as error:
-            raise ValueError(f"{role} {model.name}: {error}") from None
+            raise ValueError(f"{role} {encoder.name}: {error}") from None
 
     return embed
 
 
-def embeddings(model: ModelConfig, texts: Sequence[str], cache: Path | None, batch_size: int, role: str) -> np.ndarray:
-    """[n, d] float32 embeddings of texts. Those in `cache`, in a folder of this encoder and these texts, are not made
-    again; None keeps none. Errors as embedder's."""
-    embed = embedder(model, batch_size, role)
+def embeddings(
+    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, batch_size: int | None = None
+) -> np.ndarray:
+    """[n, d] float32 embeddings of texts, errors as embedder's.
+
+    Args:
+        cache: directory, by default the encoder's own; what is there, in a folder of this encoder and these texts, is
+            not made again, and what is missing is put there, shard by shard. None keeps nothing.
+    """
+    embed = embedder(encoder, role, batch_size)
+    cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    made_from = {"model": identity(model), "texts": digest(list(texts)), "shard": SHARD}
-    folder = cache / digest(made_from)[:16]
-    return np.concatenate(in_shards(folder, texts, SHARD, embed, f"{role} {model.name}"))
-
-
-def in_shards(
-    folder: Path, items: Sequence[Item], size: int, make: Callable[[Sequence[Item]], np.ndarray], name: str
-) -> list[np.ndarray]:
-    """`make` of each run of `size` items, from `folder` where it was made before.
-
-    Under torchrun each process makes its own share and waits for the others'.
-    """
-    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
-    for number in tqdm(own_missing(paths), desc=name, unit="shard", disable=None):
-        with replacing(paths[number]) as temporary:
-            np.save(temporary, make(items[number * size : (number + 1) * size]))
-    while not all(path.exists() for path in paths):
-        time.sleep(0.2)
-    return [np.load(path) for path in paths]
-
-
-def own_missing(paths: Sequence[Path]) -> list[int]:
-    """The numbers of the files that are this process's to make and are not there: what a shard holds never depends on
-    how many processes there are."""
-    rank, world = rank_and_world()
-    return [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
+    made_from = {"model": identity(encoder), "texts": digest(list(texts)), "shard": once.SHARD}
+    folder = Path(cache).expanduser() / digest(made_from)[:16]
+    return np.concatenate(once.in_shards(folder, texts, once.SHARD, embed, f"{role} {encoder.name}"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from raoe_train.config import ModelConfig
+from raoe_train.encoders.named import Encoder, Model, as_model
 
 logger = logging.getLogger(__name__)
 
@@ -26,167 +27,171 @@ CONDITIONAL = "conditional"  # the prompt that has a {condition}, among a model'
 
 
 def load_encoder(
-    config: ModelConfig, *, sentences: Iterable[str] | None = None, seed: int = 42, train: bool = False
+    encoder: Encoder | str,
+    *,
+    sentences: Iterable[str] | None = None,
+    seed: int = 42,
+    train: bool = False,
+    **settings: Any,
 ) -> Any:
-    """The SentenceTransformer that `config` describes.
+    """A SentenceTransformer.
 
     Args:
-        config: see ModelConfig. Pooling defaults to what a SentenceTransformer was saved with; for a bare encoder to
-            cls for ModernBERT and mean for all others (the RAOE paper's Table 5).
+        encoder: its name, or a section of a recipe. Pooling defaults to what a SentenceTransformer was saved with; for
+            a bare encoder to cls for ModernBERT and mean for all others (the RAOE paper's Table 5).
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights that are new: of a random model, an adapter, added layers.
-        train: put config.lora's adapter in.
+        train: put the adapter of `lora` in; also where `lora` is among `settings`.
+        settings: fields of raoe_train.encoders.named.Model in place of the encoder's own.
 
     Raises:
         ValueError: a setting that cannot be, or no sentences for a model from scratch.
         FileNotFoundError: a path that is not there.
     """
     import torch
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Transformer
 
     from raoe_train.encoders.bidirectional import register
+    from raoe_train.encoders.scratch import scratch_transformer
 
     register()
-    _check(config, train)
-    if config.name == SCRATCH:
-        from raoe_train.encoders.scratch import scratch_transformer
-
+    chosen = as_model(encoder, **settings)
+    train = train or bool(settings.get("lora"))
+    _check(chosen, train)
+    if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
-        transformer = scratch_transformer(config.scratch, sentences, config.max_seq_length)
-        model = SentenceTransformer(modules=[transformer, _pooling(transformer, config.pooling)], device=config.device)
+        model = _pooled(scratch_transformer(chosen.scratch, sentences, chosen.max_seq_length), chosen)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _load(config)
-    if config.random_weights:
-        _draw_weights(model, seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _as_decoder(model, config, train)
-        if train:
-            _add_adapter(model[0].model, config.lora)
-    if config.max_seq_length is not None:
-        model.max_seq_length = config.max_seq_length
+            model = _load(chosen)
+    if isinstance(model[0], Transformer):
+        if chosen.random_weights:
+            _draw_weights(model, seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            _as_decoder(model, chosen, train)
+            if train:
+                _add_adapter(model[0].model, chosen.lora)
+    elif chosen.random_weights or chosen.load_in_4bit or chosen.lora or chosen.bidirectional_layers is not None:
+        raise ValueError(f"{chosen.name} brings its own {type(model[0]).__name__}, which is loaded as it is, unchanged")
+    if chosen.max_seq_length is not None:
+        model.max_seq_length = chosen.max_seq_length
     _check_positions(model)
-    if config.prompt is not None:
-        _apply_prompt(model, config.prompt)
+    if chosen.prompt is not None:
+        _apply_prompt(model, chosen.prompt)
     return model
-
-
-def _apply_prompt(model: Any, prompt: str) -> None:
-    from raoe_train.data.conditional import is_conditional, split_conditional
-    from raoe_train.encoders.prompts import apply_template
-
-    if is_conditional(prompt):  # up to the sentence each text has its own
-        before, after = split_conditional(prompt)
-        apply_template(model, "{text}" + after)
-        model.prompts = {**model.prompts, CONDITIONAL: before}
-    else:
-        apply_template(model, prompt)
-
-
-def _check(config: ModelConfig, train: bool) -> None:
-    from raoe_train.encoders.bidirectional.configuration import MODES
-
-    layers = config.bidirectional_layers
-    if config.pooling is not None and config.pooling not in POOLING:
-        raise ValueError(f"model.pooling must be one of {', '.join(POOLING)}, got {config.pooling!r}")
-    if config.dtype is not None and config.dtype not in DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    if layers not in (None, ALL) and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 0):
-        raise ValueError(f"model.bidirectional_layers must be a whole number or {ALL!r}, got {layers!r}")
-    if config.bidirectional_mode not in MODES:
-        raise ValueError(
-            f"model.bidirectional_mode must be one of {', '.join(MODES)}, got {config.bidirectional_mode!r}"
-        )
-    if config.bidirectional_mode != MODES[0] and layers in (None, 0):
-        raise ValueError(f"model.bidirectional_mode {config.bidirectional_mode} needs model.bidirectional_layers")
-    if config.bidirectional_mode == "add" and layers == ALL:
-        raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
-    if config.load_in_4bit and train and not config.lora:
-        raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
-    if config.name == SCRATCH and (config.lora or config.load_in_4bit or config.bidirectional_mode == "add"):
-        raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
-
-
-def _load(config: ModelConfig) -> Any:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from sentence_transformers.util import is_sentence_transformer_model
-    from transformers import BitsAndBytesConfig
-
-    check_path(config.name)
-    hub: dict[str, Any] = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-    changes: dict[str, Any] = {} if config.dropout is None else _dropout_keys(config, hub)
-    changes |= _added_layers(config, hub)
-    weights: dict[str, Any] = {"dtype": config.dtype, "attn_implementation": config.attention}
-    weights = {key: value for key, value in weights.items() if value is not None}
-    if config.load_in_4bit:
-        if "num_hidden_layers" in changes:
-            raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
-        weights["quantization_config"] = BitsAndBytesConfig(**(_four_bit(config) or {}))
-    if is_sentence_transformer_model(config.name, revision=config.revision):
-        model = SentenceTransformer(
-            config.name, device=config.device, config_kwargs=changes, model_kwargs=weights, **hub
-        )
-        if config.pooling is not None:
-            places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
-            if len(places) != 1:
-                raise ValueError(f"model.pooling cannot be changed: {config.name} has {len(places)} pooling modules")
-            # Set the attribute, do not rebuild the container: modules keep their order and names.
-            model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[config.pooling])
-        return model
-    transformer = Transformer(
-        config.name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
-    )
-    if transformer.tokenizer.pad_token is None:  # decoders often have none
-        transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-    return SentenceTransformer(modules=[transformer, _pooling(transformer, config.pooling)], device=config.device)
-
-
-def _pooling(transformer: Any, pooling: str | None) -> Any:
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    if pooling is None:
-        pooling = "cls" if transformer.model.config.model_type == "modernbert" else "mean"
-    return Pooling(transformer.get_embedding_dimension(), POOLING[pooling])
 
 
 def check_path(name: str) -> None:
     """FileNotFoundError for a name that can only be a path, and is no folder."""
-    from pathlib import Path
-
     # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
 
 
-def _base_config(config: ModelConfig, hub: dict[str, Any]) -> Any:
-    from pathlib import Path
+def _check(chosen: Model, train: bool) -> None:
+    from raoe_train.encoders.bidirectional.configuration import MODES
 
+    layers, mode = chosen.bidirectional_layers, chosen.bidirectional_mode
+    for key, value, known in (
+        ("pooling", chosen.pooling, POOLING),
+        ("dtype", chosen.dtype, DTYPES),
+        ("bidirectional_mode", mode, MODES),
+    ):
+        if value is not None and value not in known:
+            raise ValueError(f"model.{key} must be one of {', '.join(known)}, got {value!r}")
+    if layers not in (None, ALL) and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 0):
+        raise ValueError(f"model.bidirectional_layers must be a whole number or {ALL!r}, got {layers!r}")
+    if mode != MODES[0] and layers in (None, 0):
+        raise ValueError(f"model.bidirectional_mode {mode} needs model.bidirectional_layers")
+    if mode == "add" and layers == ALL:
+        raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
+    if chosen.load_in_4bit and train and not chosen.lora:
+        raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
+    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add"):
+        raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
+
+
+def _load(chosen: Model) -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from sentence_transformers.util import is_sentence_transformer_model
+    from transformers import BitsAndBytesConfig
+
+    check_path(chosen.name)
+    name = _full_name(chosen.name)
+    hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
+    changes = {**_dropout(chosen, name, hub), **_added_layers(chosen, name, hub)}
+    weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
+    weights = {key: value for key, value in weights.items() if value is not None}
+    if chosen.load_in_4bit:
+        if "num_hidden_layers" in changes:
+            raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
+        weights["quantization_config"] = BitsAndBytesConfig(**(_four_bit(chosen) or {}))
+    if not is_sentence_transformer_model(name, revision=chosen.revision):
+        transformer = Transformer(
+            name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
+        )
+        if transformer.tokenizer.pad_token is None:  # decoders often have none
+            transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
+        return _pooled(transformer, chosen)
+    model = SentenceTransformer(name, device=chosen.device, config_kwargs=changes, model_kwargs=weights, **hub)
+    if chosen.pooling is not None:
+        places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
+        if len(places) != 1:
+            raise ValueError(f"model.pooling cannot be changed: {chosen.name} has {len(places)} pooling modules")
+        # Set the attribute, do not rebuild the container: modules keep their order and names.
+        model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[chosen.pooling])
+    return model
+
+
+def _full_name(name: str) -> str:
+    """A folder, or what sentence-transformers takes a name without an owner for."""
+    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
+
+    if (folder := Path(name).expanduser()).is_dir():
+        return str(folder)
+    owned = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
+    return name if owned else f"sentence-transformers/{name}"
+
+
+def _pooled(transformer: Any, chosen: Model) -> Any:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    pooling = chosen.pooling or ("cls" if transformer.model.config.model_type == "modernbert" else "mean")
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
+    return SentenceTransformer(modules=modules, device=chosen.device)
+
+
+def _base_config(name: str, hub: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
     # Older SentenceTransformers keep the encoder in a sub-folder.
-    inner = Path(config.name) / "0_Transformer"
-    return AutoConfig.from_pretrained(str(inner) if inner.is_dir() else config.name, **hub)
+    inner = Path(name) / "0_Transformer"
+    return AutoConfig.from_pretrained(str(inner) if inner.is_dir() else name, **hub)
 
 
-def _dropout_keys(config: ModelConfig, hub: dict[str, Any]) -> dict[str, float]:
-    found = _base_config(config, hub).to_dict()
-    names = [name for name, value in found.items() if "dropout" in name and isinstance(value, (int, float))]
-    if not names:
-        raise ValueError(f"model.dropout: {config.name} has no dropout to set")
-    return {name: config.dropout for name in names}  # type: ignore[misc]
+def _dropout(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """Changes to an encoder's configuration that set its dropout."""
+    if chosen.dropout is None:
+        return {}
+    found = _base_config(name, hub).to_dict()
+    keys = [key for key, value in found.items() if "dropout" in key and isinstance(value, (int, float))]
+    if not keys:
+        raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
+    return dict.fromkeys(keys, chosen.dropout)
 
 
-def _added_layers(config: ModelConfig, hub: dict[str, Any]) -> dict[str, Any]:
+def _added_layers(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """Changes to a decoder's configuration that give it new layers on top, of the last one's kind."""
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
 
-    if config.bidirectional_mode != "add" or not config.bidirectional_layers:
+    if chosen.bidirectional_mode != "add" or not chosen.bidirectional_layers:
         return {}
-    base, new = _base_config(config, hub), int(config.bidirectional_layers)
+    base, new = _base_config(name, hub), int(chosen.bidirectional_layers)
     if isinstance(base, BidirectionalConfig):  # saved with them
         return {}
     check(base, 0, "add")
@@ -195,13 +200,13 @@ def _added_layers(config: ModelConfig, hub: dict[str, Any]) -> dict[str, Any]:
     return {**changes, "layer_types": [*kinds, *[kinds[-1]] * new]} if kinds else changes
 
 
-def _four_bit(config: ModelConfig) -> dict[str, Any] | None:
+def _four_bit(chosen: Model) -> dict[str, Any] | None:
     from raoe_train.encoders.adapters import four_bit
 
-    return four_bit(config.dtype) if config.load_in_4bit else None
+    return four_bit(chosen.dtype) if chosen.load_in_4bit else None
 
 
-def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
+def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     """Put a BidirectionalModel in the place of a plain decoder where layers, an adapter or 4 bits ask for it.
 
     Also without bidirectional layers it is what saves an adapter together with the name of its base.
@@ -209,39 +214,33 @@ def _as_decoder(model: Any, config: ModelConfig, train: bool) -> None:
     from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
-    layers, inner = config.bidirectional_layers, model[0].model
+    layers, mode, inner = chosen.bidirectional_layers, chosen.bidirectional_mode, model[0].model
+    folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere
+    base = {
+        "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
+        "base_revision": chosen.revision,
+        "base_quantization": _four_bit(chosen),
+    }
     if isinstance(inner, BidirectionalModel):
         there = inner.config
         wished = len(inner.decoder.layers) if layers == ALL else layers
-        if wished is not None and (wished, config.bidirectional_mode) != (
-            there.bidirectional_layers,
-            there.bidirectional_mode,
-        ):
+        if wished is not None and (wished, mode) != (there.bidirectional_layers, there.bidirectional_mode):
             raise ValueError(
-                f"{config.name} has {there.bidirectional_layers} bidirectional layers, mode "
+                f"{chosen.name} has {there.bidirectional_layers} bidirectional layers, mode "
                 f"{there.bidirectional_mode}: leave model.bidirectional_layers out, or start from its base model"
             )
-        if config.lora and train and not inner.has_adapter:
-            there.base_model, there.base_revision = _base_name(config.name), config.revision
-            there.base_quantization = _four_bit(config)
-        _warn_of_last_token(model, there)
-        return
-    decoder = inner.config.model_type in ARCHITECTURES
-    if config.load_in_4bit and not decoder:
-        raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for "
-                         f"{inner.config.model_type!r}")  # fmt: skip
-    if layers is None and not (decoder and (config.load_in_4bit or (config.lora and train))):
-        return
-    depth = inner.config.num_hidden_layers
-    model[0].model = BidirectionalModel.around(
-        inner,
-        depth if layers == ALL else layers or 0,
-        config.bidirectional_mode,
-        base_model=_base_name(config.name),
-        base_revision=config.revision,
-        base_quantization=_four_bit(config),
-    )
-    _warn_of_last_token(model, model[0].model.config)
+        if chosen.lora and train and not inner.has_adapter:
+            there.update(base)
+    else:
+        decoder = inner.config.model_type in ARCHITECTURES
+        if chosen.load_in_4bit and not decoder:
+            raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for "
+                             f"{inner.config.model_type!r}")  # fmt: skip
+        if layers is None and not (decoder and (chosen.load_in_4bit or (chosen.lora and train))):
+            return
+        depth = inner.config.num_hidden_layers
+        model[0].model = BidirectionalModel.around(inner, depth if layers == ALL else layers or 0, mode, **base)
+    _warn_of_last_token(model)
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
@@ -252,21 +251,15 @@ def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
         if lora:
             add_lora(inner, lora)
     elif lora or inner.has_adapter:
-        new = len(inner.added_layers)
-        last = [f"layers.{number}." for number in range(len(inner.decoder.layers))][len(inner.decoder.layers) - new :]
-        add_lora(inner.decoder, lora, leave=last)
+        depth = len(inner.decoder.layers)
+        added = range(depth - len(inner.added_layers), depth)
+        add_lora(inner.decoder, lora, leave=[f"layers.{number}." for number in added])
 
 
-def _base_name(name: str) -> str:
-    from pathlib import Path
-
-    path = Path(name).expanduser()  # an adapter may be loaded from elsewhere
-    return str(path.resolve()) if path.is_dir() else name
-
-
-def _warn_of_last_token(model: Any, config: Any) -> None:
+def _warn_of_last_token(model: Any) -> None:
     from sentence_transformers.sentence_transformer.modules import Pooling
 
+    config = model[0].model.config
     last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
     if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
         logger.warning(
@@ -290,6 +283,18 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 
 def _check_positions(model: Any) -> None:
-    limit = getattr(model[0].model.config, "max_position_embeddings", None)
+    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
     if limit is not None and model.max_seq_length is not None and model.max_seq_length > limit:
         raise ValueError(f"model.max_seq_length is {model.max_seq_length}, but the encoder has only {limit} positions")
+
+
+def _apply_prompt(model: Any, prompt: str) -> None:
+    from raoe_train.data.conditional import is_conditional, split_conditional
+    from raoe_train.encoders.prompts import apply_template
+
+    if is_conditional(prompt):  # up to the sentence each text has its own
+        before, after = split_conditional(prompt)
+        apply_template(model, "{text}" + after)
+        model.prompts = {**model.prompts, CONDITIONAL: before}
+    else:
+        apply_template(model, prompt)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from raoe_train.recipe import Option
+from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.recipe import Option, convert, parameters
+
+# Of frozen encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first
+# token as it is, without BERT's own pooler.
+POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
 
 
 @dataclass
@@ -39,7 +44,10 @@ class Encoder:
 
 @dataclass
 class FrozenEncoder(Encoder):
-    """An encoder that is asked and not trained: a teacher, a reference."""
+    """An encoder that is asked and not trained: a teacher, a reference.
+
+    A prompt without {text} is put before each text.
+    """
 
     task: Annotated[str | None, "argument of its encode: the adapter of jina-embeddings-v3, say"] = None
     batch_size: Annotated[int, "sentences at a time"] = 64
@@ -66,3 +74,24 @@ class Model(Encoder):
         field(default_factory=dict)
     )
     scratch: Annotated[Scratch, Option()] = field(default_factory=Scratch)
+
+
+def as_model(encoder: Encoder | str, **changes: Any) -> Model:
+    """All that can be said of an encoder, from its name or a section that says less, with `changes` on top.
+
+    Raises:
+        ValueError: an unknown key, or a value of the wrong type.
+    """
+    said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
+    if isinstance(encoder, FrozenEncoder):
+        said["pooling"] = encoder.pooling or POOLING.get(str(encoder.name))
+    shared = {key: said[key] for key in parameters(Model) if key in said}
+    return convert(Model, {**shared, **changes}, "model")
+
+
+def identity(model: Any) -> dict[str, Any]:
+    """What decides on what a model gives, equal for equal ones: its section of the recipe but for where and how fast it
+    runs, and its files' fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
+    said = asdict(as_model(model) if isinstance(model, Encoder) else model)
+    task = {"task": model.task} if getattr(model, "task", None) is not None else {}
+    return {**said, **task, "device": None, "files": fingerprint(said["name"])}

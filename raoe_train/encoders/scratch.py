@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import ScratchConfig
+from raoe_train.encoders.named import Scratch
 
 
-def scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_seq_length: int | None) -> Any:
+def scratch_transformer(config: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:
     """sentence-transformers' Transformer around one, of `config.architecture`.
 
     Args:
@@ -36,10 +36,10 @@ def scratch_transformer(config: ScratchConfig, sentences: Iterable[str], max_seq
         return Transformer(folder, max_seq_length=length)
 
 
-def _bert(config: ScratchConfig, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+def _bert(config: Scratch, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
     from transformers import BertConfig, BertModel, BertTokenizer
 
-    words = _train_word_pieces(sentences, config.vocab_size)
+    words = train_word_pieces(sentences, config.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder, "vocab.txt")
         vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
@@ -58,7 +58,7 @@ def _bert(config: ScratchConfig, sentences: Iterable[str], length: int) -> tuple
     return BertModel(bert), tokenizer
 
 
-def _llama(config: ScratchConfig, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+def _llama(config: Scratch, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
     """Embeddings are tied to the head of a language model, so that one can be made of it and trained."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
@@ -98,7 +98,8 @@ def _llama(config: ScratchConfig, sentences: Iterable[str], length: int) -> tupl
 MAKERS = {"bert": _bert, "llama": _llama}
 
 
-def _train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
+def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
+    """The words of a lower-casing WordPiece tokenizer, by id: the same ones in every process."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import ModelConfig, PolarityConfig
-from raoe_train.data.labelled import LabelledData, read_labelled
+from raoe_train.config import PolarityConfig
+from raoe_train.data.labelled import distinct, read_labelled
+from raoe_train.data.tables import drawn
 from raoe_train.encoders.frozen import embeddings as embeddings_of
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from raoe_train.evaluation.tasks import Reading
 
 
@@ -33,31 +35,30 @@ class PolarityTask(EmbeddingTask):
 
     kind = "polarity"
     main = "polarity"
-    test: LabelledData
-    sources: LabelledData
+    test: Dataset
+    sources: Dataset
     options: PolarityConfig
     batch_size: int
 
     def content(self) -> Any:
         options = {**asdict(self.options), "cache": None, "files": fingerprint(str(self.options.reference))}
-        return [self.sentences(), self.test.label, self.sources.label, options]
+        return [self.sentences(), self.test["label"][:], self.sources["label"][:], options]
 
     def sentences(self) -> list[str]:
-        return [*self.test.text, *self.sources.text]
+        return [*self.test["text"][:], *self.sources["text"][:]]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """PolarityEvaluator.report, with the P of each sentence."""
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
-        cache = Path(options.cache).expanduser() if options.cache else None
-        encoder = ModelConfig(name=str(options.reference))
-        reference = embeddings_of(encoder, self.sentences(), cache, self.batch_size, "reference")
+        encoder = FrozenEncoder(options.reference, cache=options.cache, batch_size=self.batch_size)
+        reference = embeddings_of(encoder, self.sentences(), "reference")
         evaluator = PolarityEvaluator(
-            self.test.text,
-            self.test.label,
-            self.sources.text,
-            self.sources.label,
+            self.test["text"][:],
+            self.test["label"][:],
+            self.sources["text"][:],
+            self.sources["label"][:],
             reference,
             options.k,
             options.discount,
@@ -81,20 +82,15 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
     source = find_source(name, reading.data_dir, "polarity", whole=True)
     data = read_labelled(source, columns=reading.columns, on_error=reading.on_error)
     where = source if isinstance(source, str) else f"task {name!r}"
-    test, train = (data.at(k for k, its in enumerate(data.split) if its == split) for split in (TEST, TRAIN))
+    splits = data["split"][:]
+    test, train = (data.select([k for k, its in enumerate(splits) if its == split]) for split in (TEST, TRAIN))
     if not len(test):
         raise ValueError(f"{where} has no split {TEST!r}; splits {TRAIN} and {TEST} are needed")
-    test, train = _drawn(test, options.max_sentences, options.seed), train.distinct()
+    test, train = drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
     wanted = options.sources * len(test)
     if len(train) < wanted:
         raise ValueError(
             f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    return PolarityTask(test, _drawn(train, wanted, options.seed), options, reading.batch_size)
-
-
-def _drawn(data: LabelledData, most: int | None, seed: int) -> LabelledData:
-    if most is None or most >= len(data):
-        return data
-    return data.at(sorted(random.Random(seed).sample(range(len(data)), most)))
+    return PolarityTask(test, drawn(train, wanted, options.seed), options, reading.batch_size)

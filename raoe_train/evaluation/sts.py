@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data import PairData, read_pairs
+from raoe_train.data import read_pairs
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples, mean_of_all
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from raoe_train.evaluation.tasks import Reading
 
 
@@ -24,13 +26,13 @@ class StsTask(EmbeddingTask):
 
     kind = "sts"
     main = "spearman"
-    pairs: PairData
+    pairs: Dataset
 
     def content(self) -> Any:
-        return self.pairs.columns()
+        return self.pairs.to_dict()
 
     def sentences(self) -> list[str]:
-        return [*self.pairs.sentence1, *self.pairs.sentence2]
+        return [*self.pairs["sentence1"][:], *self.pairs["sentence2"][:]]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of the set together,
@@ -43,9 +45,9 @@ class StsTask(EmbeddingTask):
             their scores.
         """
         similarity = cosines(embeddings[: len(self.pairs)], embeddings[len(self.pairs) :])
-        scores = np.asarray(self.pairs.score)
+        scores = np.asarray(self.pairs["score"][:])
         result: dict[str, Any] = {**correlate(similarity, scores), "pairs": len(scores)}
-        names = np.asarray(self.pairs.subset or [])
+        names = np.asarray(self.pairs["subset"][:] if "subset" in self.pairs.column_names else [])
         subsets: dict[str, dict[str, Any]] = {}
         for name in dict.fromkeys(names.tolist()):
             chosen = names == name
@@ -75,7 +77,7 @@ def read_sts(name: str, reading: Reading) -> StsTask:
         # labels have no part in this: a set may hold any, or none
         columns = {**(reading.columns or {}), "label": "none"}
         pairs = read_pairs(source, columns=columns, on_error=reading.on_error, require=("score",))
-    if len(set(pairs.score or ())) < 2:
+    if len(set(pairs["score"][:])) < 2:
         where = source if isinstance(source, str) else name
         raise ValueError(f"{where}: all scores are equal, so no correlation is defined")
     return StsTask(pairs)

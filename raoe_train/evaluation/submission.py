@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.conditional import ConditionalPairs, read_conditional, split_conditional, write_submission
+from raoe_train.data.conditional import read_conditional, split_conditional, with_conditions, write_submission
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.encoders.load import CONDITIONAL
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def conditional_prompt(name: str, given: str | None) -> str | None:
@@ -22,17 +25,17 @@ def conditional_prompt(name: str, given: str | None) -> str | None:
     return None if before is None else before + "{text}"
 
 
-def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> ConditionalPairs:
+def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
     """The rows to predict. ValueError where there is no prompt to put their conditions in."""
     if prompt is None or "{condition}" not in prompt:
         raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
     return read_conditional(source, columns=columns or None)
 
 
-def submit(model: Any, rows: ConditionalPairs, prompt: str, path: str, batch_size: int) -> int:
+def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, as the organisers take them; how many."""
     before, _ = split_conditional(prompt)
-    first, second = rows.texts(before + "{text}")
+    first, second = with_conditions(rows, before + "{text}")
     embeddings = encode_sentences(model, [*first, *second], batch_size)
     found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
     write_submission(path, found.tolist(), rows=len(rows))

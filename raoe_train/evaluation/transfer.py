@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.data.labelled import LabelledData, read_labelled
+from raoe_train.data.labelled import read_labelled
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.tasks import EmbeddingTask, Examples
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from raoe_train.evaluation.tasks import Reading
 
 SEED = 1111
@@ -37,13 +39,18 @@ class TransferTask(EmbeddingTask):
 
     kind = "transfer"
     main = "accuracy"
-    data: LabelledData
+    data: Dataset
+
+    def texts(self) -> list[list[str]]:
+        """The sentences, or the first and the second ones."""
+        return [self.data[name][:] for name in ("text", "second") if name in self.data.column_names]
 
     def content(self) -> Any:
-        return [self.data.text, self.data.second, self.data.label, self.data.split]
+        text, second = [*self.texts(), None][:2]
+        return [text, second, self.data["label"][:], self.data["split"][:]]
 
     def sentences(self) -> list[str]:
-        return [*self.data.text, *(self.data.second or ())]
+        return [text for texts in self.texts() for text in texts]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
         """Accuracy, x100, of the classifier.
@@ -59,9 +66,10 @@ class TransferTask(EmbeddingTask):
             where examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example
             that is right, 0 for others, in an order that is the same for all encoders.
         """
-        order = _order(self.data)
-        features = _features(embeddings, len(self.data), self.data.second is not None)[order]
-        labels, split = np.asarray(self.data.label)[order], np.asarray(self.data.split)[order]
+        pairs = "second" in self.data.column_names
+        order = _order(self.texts(), self.data["label"][:])
+        features = _features(embeddings, len(self.data), pairs)[order]
+        labels, split = (np.asarray(self.data[name][:])[order] for name in ("label", "split"))
         train, test = np.flatnonzero(split == TRAIN), np.flatnonzero(split == TEST)
         dev = np.flatnonzero(np.isin(split, DEV))
         if not len(test):
@@ -78,7 +86,7 @@ class TransferTask(EmbeddingTask):
             "dev_accuracy": best,
             "examples": len(test),
         }
-        if self.data.second is not None and set(self.data.label) == {"0", "1"}:
+        if pairs and set(labels.tolist()) == {"0", "1"}:
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
@@ -98,15 +106,15 @@ def read_transfer(name: str, reading: Reading) -> TransferTask:
     return TransferTask(data)
 
 
-def _check(data: LabelledData, where: str) -> None:
-    splits = set(data.split)
+def _check(data: Dataset, where: str) -> None:
+    splits = set(data["split"][:])
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
         raise ValueError(
             f"{where} has splits {', '.join(sorted(splits))}; known are {TRAIN}, {' or '.join(DEV)}, and {TEST}, "
             f"or one split for {FOLDS} folds of it: FILE#SPLIT"
         )
-    pairs = list(zip(data.label, data.split, strict=True))
+    pairs = list(zip(data["label"][:], data["split"][:], strict=True))
     counts = Counter(label for label, split in pairs if split == TRAIN or not given)
     if len(counts) < 2:
         raise ValueError(f"{where}: all examples to train on are of class {next(iter(counts))!r}; there must be two")
@@ -121,14 +129,13 @@ def _check(data: LabelledData, where: str) -> None:
         )
 
 
-def _order(data: LabelledData) -> list[int]:
+def _order(texts: list[list[str]], labels: list[str]) -> list[int]:
     """SentEval's: by the number of tokens, then by class. The folds depend on it."""
 
     def key(place: int) -> tuple[Any, ...]:
-        texts = [data.text[place]] if data.second is None else [data.text[place], data.second[place]]
-        return (*(len(text.split()) for text in texts), data.label[place])
+        return (*(len(column[place].split()) for column in texts), labels[place])
 
-    return sorted(range(len(data)), key=key)
+    return sorted(range(len(labels)), key=key)
 
 
 def _features(embeddings: np.ndarray, count: int, pairs: bool) -> np.ndarray:

@@ -56,3 +56,14 @@ def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
         return torch.stack([torch.nn.functional.pad(s[:, :count], (0, 0, width - count, 0)) for s, count in states])
 
     return DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
+
+
+def merged(first: Any, second: Any, width: int) -> DynamicCache:
+    """Two caches below each other, as wide as `width`: padding goes, or comes, on the left."""
+
+    def fit(states: Tensor) -> Tensor:
+        states = states[:, :, -width:]
+        return torch.nn.functional.pad(states, (0, 0, width - states.shape[2], 0))
+
+    pairs = zip(first, second, strict=True)
+    return DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])

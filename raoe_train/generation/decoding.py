@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from raoe_train.generation.contexts import Context, stacked, taken
+from raoe_train.generation.contexts import Context, merged, stacked, taken
 from raoe_train.generation.mixing import checked_argmax, choose_mix
 from raoe_train.generation.sampling import Sampling, draw, uniforms
-from raoe_train.generation.slots import Answer, Plan, Request, Slot, lengths, merged, plan_of, select
+from raoe_train.generation.slots import Answer, Plan, Request, Slot, lengths, plan_of, select
 
 __all__ = ["Answer", "Context", "GuidedDecoder", "Request"]
 
@@ -190,8 +190,8 @@ class GuidedDecoder:
     def _next(self, state: Tensor, plan: Plan) -> Tensor:
         """[N] next tokens, -1 where scores are NaN; [N, V] scores where each row has a history to read."""
         if not (self.sampling.do_sample or self.sampling.has_history):
-            return self.mix.best(state, plan.contexts)
-        scores = self.mix.scores(state, plan.contexts)
+            return self.mix.best(state, plan)
+        scores = self.mix.scores(state, plan)
         if self.sampling.has_history:
             return scores  # the caller goes on: a step of its own for each row
         return self._choose(scores, plan)

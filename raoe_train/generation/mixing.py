@@ -12,37 +12,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raoe_kernels import guided_argmax, guided_log_probs
+from raoe_train.generation.slots import Plan
 
 # What configurations call a factor that all logits are multiplied (True) or divided by.
 FACTORS = {"logit_scale": True, "lm_head_multiplier": True, "logits_scaling": False}
 # Known to bend logits after the head. With small random weights a soft cap is all but straight, and the comparison
 # with the model's own logits would miss it.
 BENDING = ("final_logit_softcapping", "final_logits_softcapping", "logits_soft_cap", "output_logit_softcapping")
-
-
-@dataclass(frozen=True)
-class Contexts:
-    """Which rows of a forward pass belong together, of N answers.
-
-    Attributes:
-        near: [N] int64, the row of each answer's nearer context.
-        far: [N] int64, the row of its farther one; the near row again where there is none, and then the mix is exactly
-            what the near row alone gives.
-        weight: [N] guidance - 1, 0 where there is no farther context.
-        groups: (guidance, [n] int64 answers led with it) of each guidance that is not 1.
-    """
-
-    near: Tensor
-    far: Tensor
-    weight: Tensor
-    groups: tuple[tuple[float, Tensor], ...]
 
 
 class MixHidden:
@@ -57,16 +39,16 @@ class MixHidden:
         """[R, D] hidden states at the end of each row, after the final norm."""
         return self.body(**inputs).last_hidden_state[:, -1]
 
-    def scores(self, state: Tensor, contexts: Contexts) -> Tensor:
+    def scores(self, state: Tensor, plan: Plan) -> Tensor:
         """[N, V] logits of the mix, float32 (float64 for a model in float64): Eq. 4 but for a constant a row."""
-        near, far = (_wide(state[rows]) for rows in (contexts.near, contexts.far))
-        mixed = near + contexts.weight[:, None] * (near - far)
+        near, far = (_wide(state[rows]) for rows in (plan.near, plan.far))
+        mixed = near + plan.weight[:, None] * (near - far)
         logits = _wide(self.head(mixed.to(self.head.weight.dtype)))
         return logits if self.factor == 1 else logits * self.factor
 
-    def best(self, state: Tensor, contexts: Contexts) -> Tensor:
+    def best(self, state: Tensor, plan: Plan) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf."""
-        return checked_argmax(self.scores(state, contexts))
+        return checked_argmax(self.scores(state, plan))
 
 
 class MixLogits:
@@ -84,19 +66,19 @@ class MixLogits:
         """[R, V] logits at the end of each row."""
         return self.model(**inputs, **self.last).logits[:, -1]
 
-    def scores(self, state: Tensor, contexts: Contexts) -> Tensor:
+    def scores(self, state: Tensor, plan: Plan) -> Tensor:
         """[N, V] float32 (float64 for a model in float64): Eq. 4, and logits where there is nothing to mix."""
-        scores = _wide(state[contexts.near])
-        for guidance, answers in contexts.groups:
-            near, far = state[contexts.near[answers]], state[contexts.far[answers]]
+        scores = _wide(state[plan.near])
+        for guidance, answers in plan.groups:
+            near, far = state[plan.near[answers]], state[plan.far[answers]]
             scores = scores.index_copy(0, answers, guided_log_probs(near, far, guidance=guidance))
         return scores
 
-    def best(self, state: Tensor, contexts: Contexts) -> Tensor:
+    def best(self, state: Tensor, plan: Plan) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf. No log-softmax is taken."""
-        tokens = checked_argmax(state[contexts.near])
-        for guidance, answers in contexts.groups:
-            near, far = state[contexts.near[answers]], state[contexts.far[answers]]
+        tokens = checked_argmax(state[plan.near])
+        for guidance, answers in plan.groups:
+            near, far = state[plan.near[answers]], state[plan.far[answers]]
             chosen = guided_argmax(near, far, guidance=guidance)
             # what is chosen is NaN wherever any of near is, so `tokens` has seen that; a NaN of far shows here
             value = far.gather(1, chosen[:, None])[:, 0]

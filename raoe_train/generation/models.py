@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from raoe_train.artifacts.processes import local_rank
 from raoe_train.encoders.load import DTYPES as ENCODER_DTYPES
 from raoe_train.encoders.load import check_path
 
-if TYPE_CHECKING:
-    from raoe_train.config import LanguageModelConfig
-
 DTYPES = (*ENCODER_DTYPES, "float64")
 
 
-def load_tokenizer(config: LanguageModelConfig) -> Any:
-    """transformers' tokenizer of the model; ValueError without a name, FileNotFoundError for a folder that is not."""
+@dataclass
+class LanguageModel:
+    """Which language model writes."""
+
+    name: Annotated[str, "causal language model, by name or path"] = ""
+    trust_remote_code: Annotated[bool, "run code that comes with the model"] = False
+    revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
+    device: Annotated[str | None, "torch device; by default the best there is"] = None
+    dtype: Annotated[str | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
+    attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
+    load_in_4bit: Annotated[bool, "weights in 4 bits (NF4); needs a GPU to be fast"] = False
+
+
+def load_tokenizer(model: LanguageModel) -> Any:
+    """transformers' tokenizer of the model.
+
+    Raises:
+        ValueError: no name, or an unknown dtype.
+        FileNotFoundError: a path that is no folder.
+    """
     from transformers import AutoTokenizer
 
-    if not config.name:
+    if not model.name:
         raise ValueError("model.name is missing: the language model, by name or path")
-    if config.dtype is not None and config.dtype not in DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {config.dtype!r}")
-    check_path(config.name)
-    return AutoTokenizer.from_pretrained(_name(config), **_hub(config))
+    if model.dtype is not None and model.dtype not in DTYPES:
+        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {model.dtype!r}")
+    check_path(model.name)
+    return AutoTokenizer.from_pretrained(**_source(model))
 
 
-def load_language_model(config: LanguageModelConfig) -> Any:
-    """The causal language model, in eval mode, on its device (by default a GPU where there is one; of several, the one
-    of this process's local rank).
+def load_language_model(model: LanguageModel) -> Any:
+    """The causal language model, in eval mode, on its device; see default_device.
 
     Raises:
         ValueError: weights without a head for a language model: what comes out would be random.
@@ -37,37 +52,36 @@ def load_language_model(config: LanguageModelConfig) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-    weights: dict[str, Any] = {"dtype": config.dtype or "auto", "attn_implementation": config.attention}
-    device = config.device or _device()
-    if config.load_in_4bit:
+    weights: dict[str, Any] = {"dtype": model.dtype or "auto"}
+    if model.attention is not None:
+        weights["attn_implementation"] = model.attention
+    device = model.device or default_device()
+    if model.load_in_4bit:
         from raoe_train.encoders.adapters import four_bit
 
-        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(config.dtype))
+        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
         weights["device_map"] = {"": torch.device(device)}
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        _name(config),
-        output_loading_info=True,
-        **{key: value for key, value in weights.items() if value is not None},
-        **_hub(config),
-    )
-    model, info = loaded
+    loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
+    network, info = loaded
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"{config.name} is not a whole language model; it has no {', '.join(missing[:3])}")
-    return (model if config.load_in_4bit else model.to(device)).eval()
+        raise ValueError(f"{model.name} is not a whole language model; it has no {', '.join(missing[:3])}")
+    return (network if model.load_in_4bit else network.to(device)).eval()
 
 
-def _name(config: LanguageModelConfig) -> str:
-    path = Path(config.name).expanduser()
-    return str(path) if path.is_dir() else config.name
-
-
-def _hub(config: LanguageModelConfig) -> dict[str, Any]:
-    return {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
-
-
-def _device() -> str:
+def default_device() -> str:
+    """The best there is: of several GPUs the one of this process's number on the machine."""
     import torch
 
     if torch.cuda.is_available():
         return f"cuda:{local_rank() % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _source(model: LanguageModel) -> dict[str, Any]:
+    """Arguments of from_pretrained that say where it is."""
+    folder = Path(model.name).expanduser()
+    return {
+        "pretrained_model_name_or_path": str(folder) if folder.is_dir() else model.name,
+        "trust_remote_code": model.trust_remote_code,
+        "revision": model.revision,
+    }

@@ -6,28 +6,32 @@ processors that read earlier tokens see this row's, without padding.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Fields of GenerationConfig that are understood. Read by the row's own history, then applied to all rows alike:
+from raoe_train.recipe import nearest
+
+# Fields of GenerationConfig that read a row's own history, and those that are then applied to all rows alike.
 HISTORY = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-ENDS = ("eos_token_id", "stop_strings")
-FIELDS = ("do_sample", *HISTORY, *WARPERS, *ENDS)
 # Fields that say what happens anyway.
 ANYWAY: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "guidance_scale": 1}
 
 
-@dataclasses.dataclass
+@dataclass
 class Sampling:
     """Fields of transformers.GenerationConfig, with their meaning there; None leaves a step out."""
 
     do_sample: bool = False
+    repetition_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    bad_words_ids: list[list[int]] | None = None
+    min_new_tokens: int | None = None
+    suppress_tokens: list[int] | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -35,11 +39,6 @@ class Sampling:
     typical_p: float | None = None
     epsilon_cutoff: float | None = None
     eta_cutoff: float | None = None
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[int]] | None = None
-    min_new_tokens: int | None = None
-    suppress_tokens: list[int] | None = None
     eos_token_id: int | list[int] | None = None
     stop_strings: list[str] | None = None
 
@@ -53,7 +52,7 @@ class Sampling:
             raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
+    def of(cls, given: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
         """From fields of a GenerationConfig; ValueError for an unknown one, or one that we would have to ignore.
 
         A field that is None asks for nothing, and one that says what happens anyway is accepted, too. `others` are
@@ -62,20 +61,18 @@ class Sampling:
         from transformers import GenerationConfig
 
         defaults = GenerationConfig().to_dict()
-        kept = {}
-        for name, value in fields.items():
+        for name, value in given.items():
             if name in FIELDS:
-                kept[name] = value
-            elif name not in defaults or name.startswith("_"):
-                close = difflib.get_close_matches(name, [*others, *FIELDS, *defaults], n=1, cutoff=0.5)
-                hint = f" (did you mean generation.{close[0]}?)" if close else ""
-                raise ValueError(f"unknown key generation.{name}{hint}")
-            elif value not in (None, defaults[name], ANYWAY.get(name)):
+                continue
+            if name not in defaults or name.startswith("_"):
+                known = (f"generation.{other}" for other in (*others, *FIELDS, *defaults))
+                raise ValueError(f"unknown key generation.{name}{nearest(f'generation.{name}', known)}")
+            if value not in (None, defaults[name], ANYWAY.get(name)):
                 raise ValueError(
                     f"generation.{name} is a field of GenerationConfig that this job has no use for; "
                     f"it knows {', '.join(FIELDS)}"
                 )
-        return cls(**kept)
+        return cls(**{name: value for name, value in given.items() if name in FIELDS})
 
     @property
     def reads_sign(self) -> bool:
@@ -91,44 +88,35 @@ class Sampling:
         """The LogitsProcessorList of one row: what depends on its earlier tokens. Its order is transformers'."""
         import transformers as hf
 
-        processors = hf.LogitsProcessorList()
-        if self.repetition_penalty not in (None, 1.0):
-            processors.append(hf.RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty or 1)))
-        if self.no_repeat_ngram_size:
-            processors.append(hf.NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size))
-        if self.bad_words_ids:
-            processors.append(hf.NoBadWordsLogitsProcessor(self.bad_words_ids, list(eos)))
-        if self.min_new_tokens and eos:
-            processors.append(
-                hf.MinNewTokensLengthLogitsProcessor(prompt_length, self.min_new_tokens, list(eos), device=device)
-            )
-        if self.suppress_tokens:
-            processors.append(hf.SuppressTokensLogitsProcessor(self.suppress_tokens, device=device))
-        return processors
+        ends, penalty, least = list(eos), self.repetition_penalty, self.min_new_tokens
+        steps = (
+            penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
+            self.no_repeat_ngram_size and hf.NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size),
+            self.bad_words_ids and hf.NoBadWordsLogitsProcessor(self.bad_words_ids, ends),
+            least and ends and hf.MinNewTokensLengthLogitsProcessor(prompt_length, least, ends, device=device),
+            self.suppress_tokens and hf.SuppressTokensLogitsProcessor(self.suppress_tokens, device=device),
+        )
+        return hf.LogitsProcessorList(filter(None, steps))
 
     def warpers(self, device: Any) -> Any:
         """The LogitsProcessorList for all rows alike, in transformers' order. None of them sees a difference between
         logits and log-probabilities."""
         import transformers as hf
 
-        made = hf.LogitsProcessorList()
-        if not self.do_sample:
-            return made
-        if self.temperature not in (None, 1.0):
-            made.append(hf.TemperatureLogitsWarper(float(self.temperature or 0)))  # refuses 0
-        if self.top_k:
-            made.append(hf.TopKLogitsWarper(self.top_k))
-        if self.top_p is not None and self.top_p < 1:
-            made.append(hf.TopPLogitsWarper(self.top_p))
-        if self.min_p is not None:
-            made.append(hf.MinPLogitsWarper(self.min_p))
-        if self.typical_p is not None and self.typical_p < 1:
-            made.append(hf.TypicalLogitsWarper(mass=self.typical_p))
-        if self.epsilon_cutoff:
-            made.append(hf.EpsilonLogitsWarper(epsilon=self.epsilon_cutoff))
-        if self.eta_cutoff:
-            made.append(hf.EtaLogitsWarper(epsilon=self.eta_cutoff, device=device))
-        return made
+        steps = (
+            self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
+            self.top_k and hf.TopKLogitsWarper(self.top_k),
+            self.top_p is not None and self.top_p < 1 and hf.TopPLogitsWarper(self.top_p),
+            self.min_p is not None and hf.MinPLogitsWarper(self.min_p),
+            self.typical_p is not None and self.typical_p < 1 and hf.TypicalLogitsWarper(mass=self.typical_p),
+            self.epsilon_cutoff and hf.EpsilonLogitsWarper(epsilon=self.epsilon_cutoff),
+            self.eta_cutoff and hf.EtaLogitsWarper(epsilon=self.eta_cutoff, device=device),
+        )
+        # without do_sample there are none, see __post_init__
+        return hf.LogitsProcessorList(filter(None, steps))
+
+
+FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 def uniforms(seed: int, count: int) -> Tensor:

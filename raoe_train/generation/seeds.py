@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
 
 import numpy as np
 
-from raoe_train.encoders.embed import encode_sentences, unit_rows
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.embed import unit_rows
+from raoe_train.encoders.frozen import embeddings
+from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.recipe import Option
 
-if TYPE_CHECKING:
-    from raoe_train.config import SeedsConfig
+
+@dataclass
+class Seeds:
+    """Begin with some sentences of each k-means cluster instead of with all."""
+
+    encoder: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
+    clusters: Annotated[int, "k-means clusters"] = 1000
+    per_cluster: Annotated[int, "sentences drawn of each"] = 20
+    seed: Annotated[int, "of the clusters and the draw"] = 42
+    batch_size: Annotated[int | None, "sentences at a time [the encoder's]"] = None
+    device: Annotated[str | None, "torch device [the encoder's]"] = None
+
+    def effective(self) -> dict[str, Any] | None:
+        """The settings that have a part in what is chosen, as plain values; None without an encoder."""
+        if not self.encoder.name:
+            return None
+        said = {name: value for name, value in asdict(self.encoder).items() if value != getattr(FrozenEncoder(), name)}
+        for name in ("batch_size", "device", "cache"):
+            said.pop(name, None)
+        # a name alone as it is, as in what was written before there was more to say
+        encoder = said if len(said) > 1 else self.encoder.name
+        return {**asdict(self), "encoder": encoder, "batch_size": None, "device": None}
 
 
-def select_seeds(sentences: Sequence[str], config: SeedsConfig) -> list[int]:
-    """Positions of the chosen sentences, ascending: config.per_cluster of each of config.clusters clusters.
+def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
+    """Positions of the chosen sentences, ascending: seeds.per_cluster of each of seeds.clusters clusters.
 
-    Sentences are embedded by config.encoder. The same sentences, settings and machine give the same choice.
+    Sentences are embedded by seeds.encoder. The same sentences, settings and machine give the same choice.
 
     Raises:
         ValueError: no encoder, or numbers that cannot be; see draw_from_clusters.
     """
-    from raoe_train.config import ModelConfig
-    from raoe_train.encoders.load import load_encoder
-
-    if not config.encoder:
+    if not seeds.encoder.name:
         raise ValueError("seeds.encoder is missing: what embeds the sentences")
-    _check(len(sentences), config.clusters, config.per_cluster)  # before hours of encoding
-    model = load_encoder(ModelConfig(name=config.encoder, device=config.device))
-    embeddings = encode_sentences(model, sentences, config.batch_size)
-    return draw_from_clusters(embeddings, config.clusters, config.per_cluster, config.seed)
+    _check(len(sentences), seeds.clusters, seeds.per_cluster)  # before hours of encoding
+    # of several processes one chooses, alone: the others' shards of a cache would never come
+    cache = seeds.encoder.cache if rank_and_world()[1] == 1 else None
+    encoder = replace(seeds.encoder, device=seeds.encoder.device or seeds.device, cache=cache)
+    embedded = embeddings(encoder, sentences, "seeds.encoder", batch_size=seeds.batch_size)
+    return draw_from_clusters(embedded, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
 def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:

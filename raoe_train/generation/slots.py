@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from raoe_train.generation.contexts import Context
-from raoe_train.generation.mixing import Contexts
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,12 @@ class Slot:
 
 @dataclass
 class Plan:
-    """The slots as tensors on the model's device: all that a step reads."""
+    """The slots as tensors on the model's device: all that a step over N answers, with R rows in the batch, reads."""
 
-    contexts: Contexts
+    near: Tensor  # [N], the row of each answer's nearer context
+    far: Tensor  # [N], that of its farther one; the near row again where there is none: the mix is exactly that row's
+    weight: Tensor  # [N], guidance - 1, 0 where there is no farther context
+    groups: list[tuple[float, Tensor]]  # (guidance, [n] answers led with it) of each guidance that is not 1
     owner: Tensor  # [R], the answer that a row belongs to
     tokens: Tensor  # [N], each answer's newest
     lengths: Tensor  # [R], tokens of a row that are in the cache
@@ -98,11 +99,13 @@ def plan_of(slots: list[Slot], model: Any) -> Plan:
         for value in dict.fromkeys(guidance)
         if value != 1
     ]
-    near, far = ints(slot.near for slot in slots), ints(slot.far for slot in slots)
     owners = sorted({(row, number) for number, slot in enumerate(slots) for row in (slot.near, slot.far)})
     drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
     return Plan(
-        contexts=Contexts(near, far, weight.to(model.device), tuple(groups)),
+        near=ints(slot.near for slot in slots),
+        far=ints(slot.far for slot in slots),
+        weight=weight.to(model.device),
+        groups=groups,
         owner=ints(number for _, number in owners),
         tokens=ints(slot.ids[-1] if slot.ids else 0 for slot in slots),
         lengths=ints(lengths(slots)),
@@ -130,14 +133,3 @@ def lengths(slots: list[Slot]) -> list[int]:
         if slot.far != slot.near:
             found[slot.far] = len(slot.request.far or ()) + new
     return [found[row] for row in sorted(found)]
-
-
-def merged(first: Any, second: Any, width: int) -> DynamicCache:
-    """Two caches below each other, as wide as `width`: padding goes, or comes, on the left."""
-
-    def fit(states: Tensor) -> Tensor:
-        states = states[:, :, -width:]
-        return torch.nn.functional.pad(states, (0, 0, width - states.shape[2], 0))
-
-    pairs = zip(first, second, strict=True)
-    return DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from raoe_train.data.sentences import each_sentence
+from raoe_train.data.settings import Data
 from raoe_train.generation.rules import BREAKS, LETTER
-
-if TYPE_CHECKING:
-    from raoe_train.config import DataConfig
 
 Sentences = list[tuple[int, str]]
 """(number of the row in its source, from 1; the sentence without spaces around it)."""
 
 
-def read_inputs(data: DataConfig, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
+def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
     """The usable sentences of data.input in order, and how many rows were skipped for each reason.
 
     Skipped and counted are empty rows, sentences that were there before, more than one line, no letters, and what
@@ -62,3 +60,19 @@ def read_inputs(data: DataConfig, accept: Callable[[str], str | None]) -> tuple[
         why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
         raise ValueError(f"{data.input}: there are no sentences to begin with ({why})")
     return kept, dict(skipped)
+
+
+def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
+    """What read_starts asks of a sentence: none of the tokenizer's special tokens, and at most `longest` tokens."""
+    # a sentence with one would end the instruction, or speak for the model
+    special = [token for token in tokenizer.all_special_tokens if token]
+
+    def reason(sentence: str) -> str | None:
+        if any(token in sentence for token in special):
+            return "special token"
+        # a token is a character at least, nearly always; this spares the tokenizer a whole book
+        if len(sentence) > 20 * longest or len(tokenizer(sentence, add_special_tokens=False)["input_ids"]) > longest:
+            return "too long"
+        return None
+
+    return reason

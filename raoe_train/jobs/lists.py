@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest, earlier_result, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.files import data_kind, write_rows
-from raoe_train.data.pairs import read_pairs
+from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import SHORTEST
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import in_shards
-from raoe_train.training.list_targets import embedder, identity
+from raoe_train.encoders.named import identity
+from raoe_train.training.list_targets import as_frozen, embedder
 
 if TYPE_CHECKING:
     from raoe_train.config import ListsConfig
 
-SHARD = 4096  # sentences; what a kill can cost
 COLUMNS = ["id", "sentences", "similarity", "method", "settings", "model", "versions"]
 
 
@@ -50,11 +50,12 @@ def lists(config: ListsConfig) -> dict[str, Any]:
     output = _checked(config)
     data = config.data
     columns = {**data.columns, "label": "none", "score": "none"}
-    pairs = read_pairs(str(data.input), columns=columns, on_error=data.on_error)
-    premises = _hypotheses(pairs.sentence1, pairs.sentence2)
+    pairs, counts = pair_table(str(data.input), columns=columns, on_error=data.on_error)
+    texts = pairs.to_dict()
+    premises = _hypotheses(texts["sentence1"], texts["sentence2"])
     settings = {
-        "teacher": identity(config.teacher),
-        "input": digest(pairs.columns()),
+        "teacher": identity(as_frozen(config.teacher)),
+        "input": digest(texts),
         "length": config.length,
         "max_lists": config.max_lists,
         "seed": config.seed,
@@ -64,11 +65,11 @@ def lists(config: ListsConfig) -> dict[str, Any]:
         print(f"{output} is there already, from the same input and teacher")
         return done
 
-    pool = list(dict.fromkeys([*pairs.sentence1, *pairs.sentence2]))
+    pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
     parts = output.with_name(output.name + ".parts")
-    folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": SHARD})[:16]
+    folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": once.SHARD})[:16]
     embed = embedder(config.teacher)
-    embeddings = np.concatenate(in_shards(folder, pool, SHARD, embed, f"teacher {config.teacher.name}"))
+    embeddings = np.concatenate(once.in_shards(folder, pool, once.SHARD, embed, f"teacher {config.teacher.name}"))
     chosen = list(premises)
     if config.max_lists is not None and config.max_lists < len(chosen):
         drawn = sorted(random.Random(config.seed).sample(range(len(chosen)), config.max_lists))
@@ -80,15 +81,15 @@ def lists(config: ListsConfig) -> dict[str, Any]:
         "model": config.teacher.name,
         "versions": versions(),
     }
-    rows = ({"id": _name(texts[0]), "sentences": texts, "similarity": values, **same} for texts, values in made)
+    rows = ({"id": _name(some[0]), "sentences": some, "similarity": values, **same} for some, values in made)
     write_rows(output, COLUMNS, rows)
     shortest = min(len(values) for _, values in made)
     result = {
         "output": str(output),
         "lists": len(made),
-        "sentences": sum(len(texts) for texts, _ in made),
+        "sentences": sum(len(some) for some, _ in made),
         "similarity": np.mean([values[:shortest] for _, values in made], axis=0).round(4).tolist(),
-        "read": pairs.counts,
+        "read": counts,
         "settings": settings,
         "versions": versions(),
     }

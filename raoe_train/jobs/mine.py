@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.files import data_kind, write_rows
-from raoe_train.data.labelled import LabelledData, read_labelled
+from raoe_train.data.labelled import classes as classes_of
+from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.mined_examples import Neighbours, pairs, random_pairs, thinned, triplets
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import SHARD, embeddings, in_shards
+from raoe_train.encoders.frozen import embeddings
 from raoe_train.encoders.neighbours import exact_search, faiss_search
 
 if TYPE_CHECKING:
@@ -57,14 +59,16 @@ def mine(config: MineConfig) -> dict[str, Any]:
     """
     output = _checked(config)
     wish, data = config.mining, config.data
-    texts = read_labelled(str(data.input), columns=data.columns or None, on_error=data.on_error).distinct()
-    if texts.second is not None:
+    texts, counts = distinct(*labelled_table(str(data.input), columns=data.columns or None, on_error=data.on_error))
+    if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
-    _check_classes(texts, str(data.input), wish.k)
+    sentences, labels = texts["text"][:], texts["label"][:]
+    sizes = classes_of(texts)
+    _check_classes(sizes, str(data.input), wish.k)
     columns = COLUMNS[config.loss]
     settings = {
         "model": None if config.loss == "mse" else identity(config.model),
-        "input": digest([texts.text, texts.label]),
+        "input": digest([sentences, labels]),
         "columns": columns,
         "mining": {**asdict(wish), "cache": None},
     }
@@ -73,14 +77,14 @@ def mine(config: MineConfig) -> dict[str, Any]:
         print(f"{output} is there already, from the same texts and settings")
         return done
 
-    classes = np.unique(texts.label, return_inverse=True)[1]
+    classes = np.unique(labels, return_inverse=True)[1]
     parts = output.with_name(output.name + ".parts")
     result: dict[str, Any] = {"output": str(output)}
     if config.loss == "mse":
         examples, available = random_pairs(classes, int(wish.count or 0), wish.seed)
     else:
         cache = Path(wish.cache).expanduser() if wish.cache else parts
-        found = neighbours(config, texts.text, classes, cache)
+        found = neighbours(config, sentences, classes, cache)
         draw = thinned(wish.drop, wish.count, wish.seed)
         if config.loss == "triplet":
             examples, available = triplets(found, draw)
@@ -93,14 +97,14 @@ def mine(config: MineConfig) -> dict[str, Any]:
             f"{data.input}: no sentence has the neighbours of a {config.loss} example above mining.threshold "
             f"{wish.threshold:g}: lower it"
         )
-    write_rows(output, columns, _rows(columns, examples, texts.text))
+    write_rows(output, columns, _rows(columns, examples, sentences))
     result |= {
         "examples": len(examples),
         "available": available,
         "labels": _labels(columns, examples),
         "anchors": len(np.unique(examples[:, 0])),
-        "classes": texts.classes(),
-        "read": texts.counts,
+        "classes": sizes,
+        "read": counts,
         "settings": settings,
         "versions": versions(),
     }
@@ -113,7 +117,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, cache: Path) -> Neighbours:
     """The neighbours of each text above mining.threshold; embeddings and neighbours are kept in `cache`."""
     wish = config.mining
-    unit = unit_rows(embeddings(config.model, texts, cache, wish.batch_size, "reference"))
+    unit = unit_rows(embeddings(config.model, texts, "reference", cache, wish.batch_size))
     search = (faiss_search if wish.search == "faiss" else exact_search)(unit, classes, wish.k)
 
     def found(rows: Sequence[int]) -> np.ndarray:
@@ -128,10 +132,10 @@ def neighbours(config: MineConfig, texts: Sequence[str], classes: np.ndarray, ca
         "texts": digest([list(texts), classes.tolist()]),
         "k": wish.k,
         "search": wish.search,
-        "shard": SHARD,
+        "shard": once.SHARD,
     }
     folder = cache / digest(made_from)[:16]
-    table = np.concatenate(in_shards(folder, range(len(texts)), SHARD, found, "neighbours"))
+    table = np.concatenate(once.in_shards(folder, range(len(texts)), once.SHARD, found, "neighbours"))
     counts = (table["cosine"] > wish.threshold).sum(axis=2)
     if not counts.any():
         own, others = table["cosine"].max(axis=(0, 2))
@@ -166,10 +170,10 @@ def _checked(config: MineConfig) -> Path:
     return output
 
 
-def _check_classes(texts: LabelledData, source: str, k: int) -> None:
-    classes = texts.classes()
+def _check_classes(classes: dict[str, int], source: str, k: int) -> None:
     if len(classes) < 2:
-        raise ValueError(f"{source}: all {len(texts)} texts are of one class, {texts.label[0]!r}; it takes two or more")
+        label, size = next(iter(classes.items()))
+        raise ValueError(f"{source}: all {size} texts are of one class, {label!r}; it takes two or more")
     for label, size in classes.items():
         if size == 1:
             print(f"class {label!r} has a single sentence, which has no neighbour of its class")

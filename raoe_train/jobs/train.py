@@ -308,9 +308,9 @@ def _dev_evaluator(config: TrainConfig) -> Any:
     data = config.data
     pairs = read_scored(str(data.dev), config.model.prompt, columns=data.columns or None, on_error=data.on_error)
     return EmbeddingSimilarityEvaluator(
-        pairs.sentence1,
-        pairs.sentence2,
-        pairs.score or [],
+        pairs["sentence1"][:],
+        pairs["sentence2"][:],
+        pairs["score"][:],
         batch_size=config.evaluation.batch_size,
         main_similarity="cosine",
         similarity_fn_names=["cosine"],
@@ -381,7 +381,7 @@ def _backends(device: Any) -> list[str]:
 
 def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
     try:
-        from raoe_train.studies.plots import plot_run
+        from raoe_train.training.plot import plot_run
 
         plot_run(log_history, path)
     except ImportError as error:

@@ -38,7 +38,8 @@ def check_analyses(names: list[str]) -> None:
 
 
 def _degradation(model: Any, tasks: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
-    from raoe_train.studies.layers import degradation, plot_degradation
+    from raoe_train.studies.layers import degradation
+    from raoe_train.studies.plots import plot_degradation
 
     found = degradation(model, tasks, batch_size=batch_size)
     if output:
@@ -47,7 +48,8 @@ def _degradation(model: Any, tasks: Any, sentences: list[str], output: Path | No
 
 
 def _dependency(model: Any, tasks: Any, sentences: list[str], output: Path | None, batch_size: int) -> dict[str, Any]:
-    from raoe_train.studies.dependency import dependency, plot_dependency, summary
+    from raoe_train.studies.dependency import dependency, summary
+    from raoe_train.studies.plots import plot_dependency
 
     values = dependency(model, sentences, batch_size=batch_size)
     if output:

@@ -3,13 +3,10 @@ paper's Section 2 and 5.5, Figures 2 and 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-
-from raoe_train.studies import plots
 
 PIVOTS = ("last", "first")
 
@@ -61,25 +58,6 @@ def summary(values: np.ndarray) -> dict[str, Any]:
         "undefined": len(values) - len(defined),
         **{name: None if number is None else float(number) for name, number in zip(names, numbers, strict=True)},
     }
-
-
-def plot_dependency(groups: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Box plot of dependency's values, one box a model, a triangle at the mean: the BeLLM paper's Figures 2 and 5.
-
-    Args:
-        groups: {label: values [n]}; undefined ones are left out.
-        path: file to write; its suffix names the format.
-    """
-    filled = {label: np.asarray(values)[~np.isnan(values)] for label, values in groups.items()}
-    filled = {label: values for label, values in filled.items() if len(values)}
-    if not filled:
-        raise ValueError("groups is empty: there are no correlations to draw")
-    figure, axes = plots._figure()
-    axes.boxplot(list(filled.values()), showmeans=True, flierprops={"markersize": 2})
-    names = [f"{label}\n({len(values)} sentences, mean {values.mean():.3f})" for label, values in filled.items()]
-    axes.set_xticks(range(1, len(names) + 1), names)
-    axes.set_ylabel("Spearman of pivot and other tokens")
-    plots._save(figure, path)
 
 
 def default_pivot(model: Any) -> str:

@@ -10,10 +10,13 @@ import numpy as np
 
 from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.data.ranking_lists import ChainData, read_chains
+from raoe_train.data.ranking_lists import read_lists
+from raoe_train.data.tables import drawn
 from raoe_train.studies.markdown import cell, table_head, table_row
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from raoe_train.config import ReportConfig
 
 
@@ -35,10 +38,10 @@ def report_chains(config: ReportConfig, output: Path) -> dict[str, Any]:
             overwrite not set.
         FileNotFoundError: no such file.
     """
-    read = {label: data.drawn(config.max_chains, config.seed) for label, data in _labelled(config).items()}
+    read = {label: drawn(data, config.max_chains, config.seed) for label, data in _labelled(config).items()}
     settings = {
         "model": identity(config.model),
-        "chains": {label: digest(data.sentences) for label, data in read.items()},
+        "chains": {label: digest(data["sentences"][:]) for label, data in read.items()},
         "length": config.length,
         "examples": config.examples,
         "seed": config.seed,
@@ -52,7 +55,7 @@ def report_chains(config: ReportConfig, output: Path) -> dict[str, Any]:
     from raoe_train.studies.drift import drift, unrelated
     from raoe_train.studies.plots import plot_drift
 
-    chains = {label: [sentences[: config.length] for sentences in data.sentences] for label, data in read.items()}
+    chains = {label: [sentences[: config.length] for sentences in data["sentences"][:]] for label, data in read.items()}
     texts = list(dict.fromkeys(text for some in chains.values() for sentences in some for text in sentences))
     unit = unit_rows(encode_sentences(load_encoder(config.model), texts, config.batch_size))
     place = {text: number for number, text in enumerate(texts)}
@@ -83,13 +86,13 @@ def report_chains(config: ReportConfig, output: Path) -> dict[str, Any]:
     return result
 
 
-def _labelled(config: ReportConfig) -> dict[str, ChainData]:
+def _labelled(config: ReportConfig) -> dict[str, Dataset]:
     """The chains of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in config.results]
     read = [
-        (stem, read_chains(name, on_error=config.on_error)) for stem, name in zip(stems, config.results, strict=True)
+        (stem, read_lists(name, on_error=config.on_error)) for stem, name in zip(stems, config.results, strict=True)
     ]
-    methods = [data.method or stem for stem, data in read]
+    methods = [_method(data) or stem for stem, data in read]
     labels = [
         method if methods.count(method) == 1 or method == stem else f"{method} ({stem})"
         for method, (stem, _) in zip(methods, read, strict=True)
@@ -97,6 +100,12 @@ def _labelled(config: ReportConfig) -> dict[str, ChainData]:
     if len(set(labels)) < len(labels):
         raise ValueError(f"results are of the same method and name: {', '.join(map(str, config.results))}")
     return {label: data for label, (_, data) in zip(labels, read, strict=True)}
+
+
+def _method(lists: Dataset) -> str:
+    """How all of the lists were written; "" where that is not said, or not all the same."""
+    methods = set(lists["method"][:])
+    return methods.pop() if len(methods) == 1 else ""
 
 
 def _given_up(config: ReportConfig, labels: list[str]) -> dict[str, dict[str, int]]:

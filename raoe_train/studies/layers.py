@@ -8,10 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score, read_tasks
-from raoe_train.studies import plots
 
 LISTS = ("layers", "encoder.layer", "transformer.layer")
 """Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT."""
@@ -91,29 +88,6 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
         setattr(owner, name, layers)
         if added is not None:
             added.remove()
-
-
-def plot_degradation(results: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Average scores over the number of layers kept, one line a model, its best marked: the BeLLM paper's Figure 4.
-
-    Args:
-        results: {label: what degradation returned}; an undefined average leaves a gap.
-        path: file to write; its suffix names the format.
-    """
-    if not results:
-        raise ValueError("results is empty: there is no degradation to draw")
-    figure, axes = plots._figure()
-    for (label, result), colour in zip(results.items(), plots._colours(len(results)), strict=True):
-        layers, scores = np.array(result["layers"]), np.array(result["average"], dtype=float)
-        if np.isfinite(scores).any():
-            best = np.nanargmax(scores)
-            label = f"{label} (best {scores[best]:.2f}, {layers[best]} layers)"
-            axes.plot(layers[best], scores[best], "*", markersize=14, color=colour)
-        axes.plot(layers, scores, "o-", markersize=3, color=colour, label=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel="layers kept", ylabel="average Spearman x100")
-    axes.legend(frameon=False)
-    plots._save(figure, path)
 
 
 def _layer_list(inner: Any) -> tuple[Any, str]:

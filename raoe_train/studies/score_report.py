@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.provenance import digest, earlier_result, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.evaluation.tasks import DEFAULT, Examples, main_score, mean_of_all, split_word
 from raoe_train.studies.bootstrap import LEVEL, bootstrap, interval, read_examples
 from raoe_train.studies.markdown import cell, table_head, table_row
-from raoe_train.studies.plots import pictures, plot_differences, plot_task_scores
+from raoe_train.studies.plots import plot_differences, plot_main_metrics
 
 if TYPE_CHECKING:
     from raoe_train.config import ReportConfig
@@ -280,7 +281,7 @@ def _difference(row: Mapping[str, Any] | None) -> str:
 
 
 def _plots(found: Mapping[str, Any], output: Path) -> list[Path]:
-    plot_task_scores(found["scores"], output / "scores.png")
+    plot_main_metrics(found["scores"], output / "scores.png")
     made = [output / "scores.png"]
     if found["differences"]:
         plot_differences(found["differences"], next(iter(found["made_by"])), output / "differences.png")

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
+from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.writing import write_text
 from raoe_train.config import SweepConfig
 from raoe_train.old_recipe import to_dict
 from raoe_train.studies.markdown import table_head, table_row
-from raoe_train.studies.plots import pictures, plot_curves
+from raoe_train.studies.plots import plot_curves
 from raoe_train.studies.polarity_report import best_of_each, polarity_plots
 from raoe_train.studies.sweep_scores import COSTS, PREFIX, by_variant, columns, curves, mean, numeric_keys, score
 

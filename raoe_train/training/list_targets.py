@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts import once
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.artifacts.provenance import digest, fingerprint
+from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
-from raoe_train.config import ModelConfig, TeacherConfig, TrainConfig
+from raoe_train.config import TeacherConfig, TrainConfig
 from raoe_train.encoders import frozen
 from raoe_train.encoders.embed import unit_rows
+from raoe_train.encoders.named import FrozenEncoder, identity
+from raoe_train.recipe import parameters
 from raoe_train.training.run_directory import TEACHER
 
-SHARD = 256  # lists; what a kill can cost
-# Of encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first token as it
-# is, without BERT's own pooler.
-POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
 INFORMATION = ("both", "ranking", "semantic")
 
 
@@ -93,7 +93,12 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
         teacher: the encoder.
         cache: folder of what was made before. Each teacher and each set of lists has a folder of its own there.
     """
-    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": SHARD}
+    size = max(1, once.SHARD // 16)  # lists, of some 16 sentences each
+    made_from = {
+        "teacher": identity(as_frozen(teacher)),
+        "lists": digest([list(texts) for texts in lists]),
+        "shard": size,
+    }
     folder = cache / digest(made_from)[:16]
     if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
         write_json(folder / "made_from.json", made_from)
@@ -105,23 +110,16 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
-    flat = np.concatenate(frozen.in_shards(folder, lists, SHARD, cosines, f"teacher {teacher.name}"))
+    flat = np.concatenate(once.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
 
-def identity(teacher: TeacherConfig) -> dict[str, Any]:
-    """What of a teacher decides on its embeddings."""
-    chosen = {key: getattr(teacher, key) for key in ("name", "prompt", "max_seq_length", "revision")}
-    return {**chosen, "pooling": _pooling(teacher), "files": fingerprint(str(teacher.name))}
-
-
-def _pooling(teacher: TeacherConfig) -> str | None:
-    return teacher.pooling or POOLING.get(str(teacher.name))
-
-
 def embedder(teacher: TeacherConfig) -> Callable[[Sequence[str]], np.ndarray]:
     """Sentences to the teacher's embeddings, see raoe_train.encoders.frozen."""
-    keys = ("name", "prompt", "max_seq_length", "trust_remote_code", "revision", "device")
-    chosen = {key: getattr(teacher, key) for key in keys}
-    return frozen.embedder(ModelConfig(**chosen, pooling=_pooling(teacher)), teacher.batch_size, "teacher")
+    return frozen.embedder(as_frozen(teacher), "teacher")
+
+
+def as_frozen(teacher: TeacherConfig) -> FrozenEncoder:
+    """The encoder of the section: TRANSITION, until the section is one."""
+    return FrozenEncoder(**{key: value for key, value in asdict(teacher).items() if key in parameters(FrozenEncoder)})

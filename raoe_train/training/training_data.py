@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from raoe_train.config import TrainConfig
 from raoe_train.data.columns import resolve_label_map
-from raoe_train.data.conditional import is_conditional, read_scored
-from raoe_train.data.pairs import arrow_types, pair_table
-from raoe_train.data.ranking_lists import read_chains
+from raoe_train.data.conditional import is_conditional, prompted_table
+from raoe_train.data.pairs import pair_table
+from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.sources import contents
 from raoe_train.data.tables import Texts, kept, to_table
+from raoe_train.data.triplets import triplet_table
 from raoe_train.losses.registry import reads
 from raoe_train.training.list_targets import with_targets
 
@@ -37,8 +38,8 @@ def read_training_data(config: TrainConfig, seed: int) -> tuple[Any, Texts]:
     for number, source in enumerate(data.train):
         lowest_highest = (scale[2 * number : 2 * number + 2] or scale[:2]) if scale else None
         if kind == "lists":
-            chains = read_chains(source, on_error=data.on_error)
-            dataset, counts = chains.to_dataset(), chains.counts
+            dataset, counts = list_table(source, on_error=data.on_error)
+            dataset = dataset.select_columns(["sentences"])
         else:
             dataset, counts = _table(source, config, lowest_highest)
         if data.max_rows is not None and len(dataset) > data.max_rows:
@@ -64,19 +65,19 @@ def _table(source: str, config: TrainConfig, scale: list[float] | None) -> tuple
     asked: dict[str, Any] = {"columns": dict(data.columns), "on_error": data.on_error}
     if kind == "scored pairs":
         needs_label = config.loss.name in ("raoe", "gated_angular") and config.loss.gate != "score"
-        asked |= {"names": [*SENTENCES, "score", *(["label"] if needs_label else [])]}
         if is_conditional(config.model.prompt):
             if needs_label:
                 raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
             asked |= {"prompt": config.model.prompt}
-            make = _conditional_pairs
+            make = prompted_table
         else:
+            asked |= {"names": [*SENTENCES, "score", *(["label"] if needs_label else [])]}
             asked |= {"labels": labels, "score_scale": scale}
     elif kind == "triplets":
         if data.neutral and config.loss.name == "triplet":
             raise ValueError("loss triplet has one negative: data.neutral is for infonce and angle_contrastive")
         asked |= {"labels": labels, "neutral": data.neutral, "pairing": data.pairing}
-        make = _triplets
+        make = triplet_table
     elif kind == "labelled pairs":  # 1 similar, 0 not
         asked["columns"] |= {"score": "none"}
         asked |= {"names": [*SENTENCES, "label"], "labels": labels or {"0": 0, "1": 1}}
@@ -96,13 +97,6 @@ def _table(source: str, config: TrainConfig, scale: list[float] | None) -> tuple
     return dataset, counts
 
 
-def _conditional_pairs(
-    source: str, names: list[str], prompt: str, path: Path | None, **asked: Any
-) -> tuple[Any, dict[str, Any]]:
-    pairs = read_scored(source, prompt, **asked)
-    return to_table(arrow_types(names), _rows(pairs.columns()), path), pairs.counts
-
-
 def _sentences(source: str, names: list[str], path: Path | None, **asked: Any) -> tuple[Any, dict[str, Any]]:
     """The different sentences of a source of pairs."""
     import pyarrow
@@ -110,19 +104,7 @@ def _sentences(source: str, names: list[str], path: Path | None, **asked: Any) -
     pairs, counts = pair_table(source, names, **asked)
     chunks = [chunk for name in names for chunk in pairs.data.column(name).chunks]
     texts = pyarrow.chunked_array(chunks).unique()
-    return to_table({"text": "string"}, ({"text": text.as_py()} for text in texts), path), counts
-
-
-def _triplets(source: str, path: Path | None, **asked: Any) -> tuple[Any, dict[str, Any]]:
-    from raoe_train.data.triplets import read_triplets
-
-    triplets = read_triplets(source, **asked)
-    columns = triplets.columns()
-    return to_table(dict.fromkeys(columns, "string"), _rows(columns), path), triplets.counts
-
-
-def _rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    return (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    return to_table(({"text": text.as_py()} for text in texts), path), counts
 
 
 def _name_of(source: str) -> str:

@@ -4,13 +4,15 @@ import json
 import logging
 
 import pytest
+from datasets import Dataset
 
 from raoe_train.data.conditional import (
     TEMPLATE,
     TEST_ROWS,
-    ConditionalPairs,
+    conditional_table,
     read_conditional,
     with_condition,
+    with_conditions,
     write_submission,
 )
 
@@ -29,19 +31,19 @@ def write(path, text):
 
 
 def test_columns_as_published(tmp_path):
-    data = read_conditional(write(tmp_path / "csts_train.csv", ROWS))
-    assert data.sentence1 == ["A man, in red, rows.", "A man, in red, rows.", 'He said "stop".']
-    assert data.sentence2[2] == "She sang."
-    assert data.condition == ["The color of the clothes.", "The kind of sport.", "What is said."]
-    assert data.score == [2.0, 5.0, 1.0]
+    data, counts = conditional_table(write(tmp_path / "csts_train.csv", ROWS))
+    assert data["sentence1"] == ["A man, in red, rows.", "A man, in red, rows.", 'He said "stop".']
+    assert data["sentence2"][2] == "She sang."
+    assert data["condition"] == ["The color of the clothes.", "The kind of sport.", "What is said."]
+    assert data["score"] == [2.0, 5.0, 1.0]
     assert len(data) == 3
-    assert data.counts == {"read": 3, "kept": 3, "other_split": 0, "dropped": {}}
+    assert counts == {"read": 3, "kept": 3, "other_split": 0, "dropped": {}}
 
 
 def test_hidden_labels(tmp_path):
     for hidden in ("-1", "-1.0"):
         data = read_conditional(write(tmp_path / "test.csv", HEADER + f"a,b,c,{hidden}\nd,e,f,{hidden}\n"))
-        assert (len(data), data.score) == (2, None)
+        assert len(data) == 2 and "score" not in data.column_names
     mixed = write(tmp_path / "mixed.csv", HEADER + "a,b,c,-1\nd,e,f,3\ng,h,i,4\n")
     for on_error in ("raise", "skip"):
         with pytest.raises(ValueError, match=r"mixed\.csv: 1 labels are hidden \(-1\) and 2 are not"):
@@ -51,13 +53,14 @@ def test_hidden_labels(tmp_path):
 def test_mapped_columns_positions_and_splits(tmp_path):
     path = write(tmp_path / "a.tsv", "text1\ttext2\taspect\tgold\tfold\na\tb\tc\t1.5\tx\nd\te\tf\t2\ty\n")
     mapping = {"condition": "aspect", "label": "gold", "split": "fold"}
-    data = read_conditional(path + "#x", columns=mapping)
-    assert (data.sentence1, data.condition, data.score) == (["a"], ["c"], [1.5])
-    assert data.counts == {"read": 2, "kept": 1, "other_split": 1, "dropped": {}}
-    assert read_conditional(path, columns={"condition": "aspect", "label": None}).score is None
+    data, counts = conditional_table(path + "#x", columns=mapping)
+    assert (data["sentence1"], data["condition"], data["score"]) == (["a"], ["c"], [1.5])
+    assert counts == {"read": 2, "kept": 1, "other_split": 1, "dropped": {}}
+    unread = read_conditional(path, columns={"condition": "aspect", "label": None})
+    assert unread.column_names == ["sentence1", "sentence2", "condition"]
     bare = write(tmp_path / "b.csv", "a,b,c,4\n")
     data = read_conditional(bare, columns={"sentence1": 0, "sentence2": 1, "condition": 2, "label": 3})
-    assert (data.condition, data.score) == (["c"], [4.0])
+    assert (data["condition"], data["score"]) == (["c"], [4.0])
 
 
 @pytest.mark.parametrize(
@@ -88,10 +91,10 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"^\S*a\.csv, line 4: label 6 is neither"):  # and not for the blank line 3
         read_conditional(path)
     with caplog.at_level(logging.WARNING):
-        data = read_conditional(path, on_error="skip")
-    assert (data.sentence1, data.score) == (["a", "d"], [1.0, 5.0])
+        data, counts = conditional_table(path, on_error="skip")
+    assert (data["sentence1"], data["score"]) == (["a", "d"], [1.0, 5.0])
     dropped = {"blank line": 1, "bad label": 1, "empty sentence": 1, "malformed row": 1}
-    assert data.counts == {"read": 6, "kept": 2, "other_split": 0, "dropped": dropped}
+    assert counts == {"read": 6, "kept": 2, "other_split": 0, "dropped": dropped}
     assert "4 of 6 rows left out" in caplog.text
     with pytest.raises(ValueError, match=r"no pair left of 1 rows: 1 x bad label\n  .*line 2: label 9"):
         read_conditional(write(tmp_path / "b.csv", HEADER + "a,b,c,9\n"), on_error="skip")
@@ -127,11 +130,9 @@ def test_templates_are_checked(template, message):
 
 
 def test_texts_to_encode():
-    pairs = ConditionalPairs(["a", "b"], ["c", "d"], ["x", "y"])
-    assert pairs.texts("{condition}: {text}") == (["x: a", "y: b"], ["x: c", "y: d"])
-    assert pairs.texts()[1][1] == TEMPLATE.format(condition="y", text="d")
-    with pytest.raises(ValueError, match="condition has 1 entries for 2 pairs"):
-        ConditionalPairs(["a", "b"], ["c", "d"], ["x"])
+    pairs = Dataset.from_dict({"sentence1": ["a", "b"], "sentence2": ["c", "d"], "condition": ["x", "y"]})
+    assert with_conditions(pairs, "{condition}: {text}") == (["x: a", "y: b"], ["x: c", "y: d"])
+    assert with_conditions(pairs)[1][1] == TEMPLATE.format(condition="y", text="d")
 
 
 def as_the_organisers_read(path):

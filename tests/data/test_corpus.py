@@ -95,15 +95,15 @@ def test_no_word_stands_for_two_things():
 def test_corpus(splits):
     assert {name: len(data) for name, data in splits.items()} == {"train": 6000, "dev": 1000, "test": 1000}
     for data in splits.values():
-        labels = Counter(data.label)
+        labels = Counter(data["label"][:])
         assert max(labels.values()) - min(labels.values()) <= 1
         assert set(labels) == {0, 1, 2}
-        assert all(0 <= score <= 1 for score in data.score)
-        assert len(set(zip(data.sentence1, data.sentence2, strict=True))) == len(data)
-        assert all(first != second for first, second in zip(data.sentence1, data.sentence2, strict=True))
-        assert len(set(data.score)) > 150  # graded, not a few levels
+        assert all(0 <= score <= 1 for score in data["score"][:])
+        assert len(set(zip(data["sentence1"][:], data["sentence2"][:], strict=True))) == len(data)
+        assert all(first != second for first, second in zip(data["sentence1"][:], data["sentence2"][:], strict=True))
+        assert len(set(data["score"][:])) > 150  # graded, not a few levels
     mean = [
-        sum(s for s, k in zip(data.score, data.label, strict=True) if k == label) / data.label.count(label)
+        sum(s for s, k in zip(data["score"], data["label"], strict=True) if k == label) / Counter(data["label"])[label]
         for label in (0, 1, 2)
     ]
     assert mean[0] > mean[1] > mean[2]  # the order of NLI data scored by teachers
@@ -113,17 +113,17 @@ def test_corpus(splits):
 
 def test_splits_share_no_premise_and_no_pair(splits):
     unordered = {
-        name: {frozenset(pair) for pair in zip(data.sentence1, data.sentence2, strict=True)}
+        name: {frozenset(pair) for pair in zip(data["sentence1"][:], data["sentence2"][:], strict=True)}
         for name, data in splits.items()
     }
     for one, other in (("train", "dev"), ("train", "test"), ("dev", "test")):
-        assert not set(splits[one].sentence1) & set(splits[other].sentence1)
+        assert not set(splits[one]["sentence1"][:]) & set(splits[other]["sentence1"][:])
         assert not unordered[one] & unordered[other]
         # a premise of one split is not the other sentence of a pair in another either
-        assert not set(splits[one].sentence1) & set(splits[other].sentence2)
-        assert not set(splits[one].sentence2) & set(splits[other].sentence1)
+        assert not set(splits[one]["sentence1"][:]) & set(splits[other]["sentence2"][:])
+        assert not set(splits[one]["sentence2"][:]) & set(splits[other]["sentence1"][:])
     # nor does another seed carry a split's scenes elsewhere
-    assert not set(generate_corpus(2000, seed=7).sentence1) & set(splits["test"].sentence1)
+    assert not set(generate_corpus(2000, seed=7)["sentence1"][:]) & set(splits["test"]["sentence1"][:])
 
 
 def test_the_whole_corpus_by_name(splits):
@@ -133,7 +133,7 @@ def test_the_whole_corpus_by_name(splits):
 
 
 def test_same_in_another_process():
-    code = "from raoe_train.data import *; d = generate_corpus(300, 3); print(d.columns())"
+    code = "from raoe_train.data import *; d = generate_corpus(300, 3); print(d.to_dict())"
     printed = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -144,7 +144,7 @@ def test_same_in_another_process():
         for seed in ("1", "2")
     }
     assert len(printed) == 1
-    assert generate_corpus(300, 3).sentence1 != generate_corpus(300, 4).sentence1
+    assert generate_corpus(300, 3)["sentence1"][:] != generate_corpus(300, 4)["sentence1"][:]
 
 
 def test_arguments():

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from raoe_train.artifacts.writing import replacing
-from raoe_train.data import PairData, read_pairs
+from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows, write_rows
+from raoe_train.data.pairs import pair_table
 from raoe_train.data.sources import is_file
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -33,26 +34,26 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
     path = tmp_path / f"pairs{suffix}"
     write_rows(path, list(ROWS[0]), ROWS)
     data = read_pairs(path)
-    assert data.sentence1 == ['He said "no', "one\u2028line"]
-    assert data.sentence2 == ["a, b", "ünï 🎸"]
-    assert data.score == [0.5, -1.25]
-    assert data.label == [0, 2]
-    assert data.counts == {"read": 2, "kept": 2, "other_split": 0, "dropped": {}}
+    assert data["sentence1"] == ['He said "no', "one\u2028line"]
+    assert data["sentence2"] == ["a, b", "ünï 🎸"]
+    assert data["score"] == [0.5, -1.25]
+    assert data["label"] == [0, 2]
+    assert pair_table(path)[1] == {"read": 2, "kept": 2, "other_split": 0, "dropped": {}}
 
 
 def test_gzipped_parquet(tmp_path):
     plain = tmp_path / "pairs.parquet"
     write_rows(plain, list(ROWS[0]), ROWS)
-    assert read_pairs(write(tmp_path / "pairs.parquet.gz", plain.read_bytes())).score == [0.5, -1.25]
+    assert read_pairs(write(tmp_path / "pairs.parquet.gz", plain.read_bytes()))["score"] == [0.5, -1.25]
 
 
 def test_files_written_by_hand(tmp_path):
     """Independent of our own writer: a byte-order mark, carriage returns, CSV quoting, no last line feed."""
     tsv = write(tmp_path / "a.tsv", b'\xef\xbb\xbfpremise\thypothesis\r\n"quoted"\tx\r\n\'\ty')
-    assert read_pairs(tsv).sentence1 == ['"quoted"', "'"]
+    assert read_pairs(tsv)["sentence1"] == ['"quoted"', "'"]
     csv = write(tmp_path / "a.csv", 'text1,text2,similarity\n"one, ""two""",y,1e-1\n"over\ntwo lines",z,1\n')
-    assert read_pairs(csv).sentence1 == ['one, "two"', "over\ntwo lines"]
-    assert read_pairs(csv).score == [0.1, 1.0]
+    assert read_pairs(csv)["sentence1"] == ['one, "two"', "over\ntwo lines"]
+    assert read_pairs(csv)["score"] == [0.1, 1.0]
 
 
 def test_snli_as_published(tmp_path):
@@ -66,33 +67,33 @@ def test_snli_as_published(tmp_path):
         }
         for place, label in enumerate(["neutral", "-", "contradiction", "-", "entailment"])
     ]
-    data = read_pairs(write(tmp_path / "snli.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
-    assert data.label == [1, 2, 0]
-    assert data.sentence2 == ["h0", "h2", "h4"]
-    assert data.counts == {"read": 5, "kept": 3, "other_split": 0, "dropped": {"no gold label": 2}}
+    data, counts = pair_table(write(tmp_path / "snli.jsonl", "".join(json.dumps(line) + "\n" for line in lines)))
+    assert data["label"] == [1, 2, 0]
+    assert data["sentence2"] == ["h0", "h2", "h4"]
+    assert counts == {"read": 5, "kept": 3, "other_split": 0, "dropped": {"no gold label": 2}}
 
 
-def test_to_dataset(tmp_path):
+def test_columns_and_their_types(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
-    dataset = read_pairs(path).to_dataset()
+    dataset = read_pairs(path)
     assert dataset.column_names == ["sentence1", "sentence2", "score", "label"]
     assert dataset[0] == {"sentence1": "a", "sentence2": "b", "score": 1.0, "label": 1}
     assert dataset.features["label"].dtype == "int64"
     plain = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
-    assert read_pairs(plain).to_dataset().column_names == ["sentence1", "sentence2"]
+    assert read_pairs(plain).column_names == ["sentence1", "sentence2"]
 
 
 def test_split(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\ttrain\nc\td\t2\t1\tdev\ne\tf\t3\t2\ttrain\n")
-    assert read_pairs(path + "#train").sentence1 == ["a", "e"]
-    assert read_pairs(path + "#dev").counts == {"read": 3, "kept": 1, "other_split": 2, "dropped": {}}
+    assert read_pairs(path + "#train")["sentence1"] == ["a", "e"]
+    assert pair_table(path + "#dev")[1] == {"read": 3, "kept": 1, "other_split": 2, "dropped": {}}
     with pytest.raises(ValueError, match=r"no split 'test'; there are: train \(2\), dev \(1\)"):
         read_pairs(path + "#test")
     nosplit = write(tmp_path / "b.tsv", "sentence1\tsentence2\na\tb\n")
     with pytest.raises(ValueError, match="no column 'split' to find #train in"):
         read_pairs(nosplit + "#train")
     mapped = write(tmp_path / "c.tsv", "sentence1\tsentence2\tfold\na\tb\tx\nc\td\ty\n")
-    assert read_pairs(mapped + "#y", columns={"split": "fold"}).sentence1 == ["c"]
+    assert read_pairs(mapped + "#y", columns={"split": "fold"})["sentence1"] == ["c"]
 
 
 def test_columns(tmp_path):
@@ -103,9 +104,9 @@ def test_columns(tmp_path):
     with pytest.raises(ValueError, match=r"label is '3.8'; known are entailment.*score=label"):
         read_pairs(path, columns=mapping)
     data = read_pairs(path, columns={**mapping, "score": "label"})
-    assert (data.score, data.label) == ([3.8], None)
+    assert data["score"] == [3.8] and "label" not in data.column_names
     for unread in (None, "none"):
-        assert read_pairs(path, columns={**mapping, "label": unread}).label is None
+        assert read_pairs(path, columns={**mapping, "label": unread}).column_names == ["sentence1", "sentence2"]
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
         read_pairs(path, columns={"sentense1": "q"})
     with pytest.raises(ValueError, match="no column 'nope'"):
@@ -115,7 +116,7 @@ def test_columns(tmp_path):
     both = write(tmp_path / "b.tsv", "sentence1\tsentence2\tscore\tsimilarity\na\tb\t1\t2\n")
     with pytest.raises(ValueError, match="columns score and similarity could both be score"):
         read_pairs(both)
-    assert read_pairs(both, columns={"score": "similarity"}).score == [2.0]
+    assert read_pairs(both, columns={"score": "similarity"})["score"] == [2.0]
 
 
 def test_file_without_a_header_by_position(tmp_path):
@@ -125,8 +126,8 @@ def test_file_without_a_header_by_position(tmp_path):
         {"score": "1", "sentence1": "2", "sentence2": "3"},
     ):
         data = read_pairs(path, columns=positions)
-        assert data.sentence2 == ["second", "fourth"]
-        assert data.score == [2.5, 5.0]
+        assert data["sentence2"] == ["second", "fourth"]
+        assert data["score"] == [2.5, 5.0]
     with pytest.raises(ValueError, match="line 1: no column 4"):
         read_pairs(path, columns={"score": 1, "sentence1": 2, "sentence2": 4})
     with pytest.raises(ValueError, match="all names or all positions"):
@@ -147,7 +148,7 @@ def test_file_without_a_header_by_position(tmp_path):
 def test_labels(tmp_path, labels, words, expected):
     rows = [{"sentence1": "a", "sentence2": "b", "label": word} for word in words]
     write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
-    assert read_pairs(tmp_path / "a.jsonl", labels=labels).label == expected
+    assert read_pairs(tmp_path / "a.jsonl", labels=labels)["label"] == expected
 
 
 def test_labels_are_never_guessed(tmp_path):
@@ -164,8 +165,8 @@ def test_labels_are_never_guessed(tmp_path):
     for nothing in (-1, "-1", None, "", "-", float("nan")):
         rows = [{"sentence1": "a", "sentence2": "b", "label": label} for label in (nothing, 1)]
         write_rows(tmp_path / "b.jsonl", list(rows[0]), rows)
-        data = read_pairs(tmp_path / "b.jsonl")
-        assert (data.label, data.counts["dropped"]) == ([1], {"no gold label": 1})
+        data, counts = pair_table(tmp_path / "b.jsonl")
+        assert (data["label"], counts["dropped"]) == ([1], {"no gold label": 1})
 
 
 def test_scores(tmp_path):
@@ -175,10 +176,10 @@ def test_scores(tmp_path):
     for text in ("", "high", "nan", "inf", "1,5"):
         with pytest.raises(ValueError, match=rf"line 3: score is '{text}', not a"):
             read_pairs(scored(text))
-    assert read_pairs(scored("5.1")).score == [0, 5.1]
+    assert read_pairs(scored("5.1"))["score"] == [0, 5.1]
     with pytest.raises(ValueError, match=r"line 3: score 5\.1 is outside the declared score_scale 0 to 5"):
         read_pairs(scored("5.1"), score_scale=(0, 5))
-    assert read_pairs(scored("5"), score_scale=[0, 5]).score == [0, 5]
+    assert read_pairs(scored("5"), score_scale=[0, 5])["score"] == [0, 5]
     with pytest.raises(ValueError, match="score_scale must be"):
         read_pairs(scored("5"), score_scale=(5, 0))
 
@@ -195,10 +196,10 @@ def test_malformed_rows(tmp_path, suffix, caplog):
     with pytest.raises(ValueError, match=rf"a{suffix}, line 3: 2 fields where the header names 5"):
         read_pairs(path)
     with caplog.at_level(logging.WARNING):
-        data = read_pairs(path, on_error="skip")
+        data, counts = pair_table(path, on_error="skip")
     dropped = {"malformed row": 1, "blank line": 1, "bad score": 1, "empty sentence": 1, "no gold label": 1}
-    assert data.sentence1 == ["a", "h"]
-    assert data.counts == {"read": 7, "kept": 2, "other_split": 0, "dropped": dropped}
+    assert data["sentence1"] == ["a", "h"]
+    assert counts == {"read": 7, "kept": 2, "other_split": 0, "dropped": dropped}
     assert "5 of 7 rows left out" in caplog.text
     with pytest.raises(ValueError, match="on_error must be"):
         read_pairs(path, on_error="ignore")
@@ -272,10 +273,10 @@ def test_hub_dataset(monkeypatch):
         )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data = read_pairs("hub:org/nli:v2#train")
+    data, counts = pair_table("hub:org/nli:v2#train")
     assert asked == [("org/nli", "v2")]
-    assert data.label == [2, 0]
-    assert data.counts["dropped"] == {"no gold label": 1}
+    assert data["label"] == [2, 0]
+    assert counts["dropped"] == {"no gold label": 1}
     with pytest.raises(ValueError, match=r"say which split.*train, test"):
         read_pairs("nli")
 
@@ -283,18 +284,13 @@ def test_hub_dataset(monkeypatch):
 def test_several_sources(tmp_path):
     first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\na\tb\t1\t-\tx\n")
     second = write(tmp_path / "b.tsv", HEADER + "c\td\t2\t1\tx\n")
-    data = read_pairs([first, second])
-    assert (data.sentence1, data.score, data.label) == (["a", "c"], [1, 2], [0, 1])
-    assert data.counts == {"read": 3, "kept": 2, "other_split": 0, "dropped": {"no gold label": 1}}
+    data, counts = pair_table([first, second])
+    assert (data["sentence1"], data["score"], data["label"]) == (["a", "c"], [1, 2], [0, 1])
+    assert counts == {"read": 3, "kept": 2, "other_split": 0, "dropped": {"no gold label": 1}}
     with pytest.raises(ValueError, match=r"has columns \['label', 'score', .* but .* has \['sentence1'"):
         read_pairs([first, write(tmp_path / "c.tsv", "sentence1\tsentence2\na\tb\n")])
     with pytest.raises(ValueError, match="nothing to read"):
         read_pairs([])
-
-
-def test_pairdata_is_consistent():
-    with pytest.raises(ValueError, match="score has 1 entries for 2 pairs"):
-        PairData(["a", "b"], ["c", "d"], score=[1.0])
 
 
 def test_writing_what_a_format_cannot_hold(tmp_path):
@@ -341,7 +337,7 @@ def test_rows_are_streamed(tmp_path):
     ],
 )
 def test_real_files(source, scale, pairs, label):
-    data = read_pairs(REAL / source if "#" not in source else f"{REAL}/{source}", score_scale=scale)
+    data, counts = pair_table(REAL / source if "#" not in source else f"{REAL}/{source}", score_scale=scale)
     assert len(data) == pairs
-    assert (data.score is None, data.label is None) == (scale is None, not label)
-    assert not data.counts["dropped"]
+    assert ("score" in data.column_names, "label" in data.column_names) == (scale is not None, label)
+    assert not counts["dropped"]

@@ -49,7 +49,7 @@ def test_kept_tokens_are_the_encoders(tmp_path, name, capsys, monkeypatch):
     model = encoders(tmp_path)[name]
     prompt = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
     rows = [{"sentence1": text, "label": 1} for text in LONG]
-    data = {"a": to_table({"sentence1": "string", "label": "int64"}, rows)}
+    data = {"a": to_table(rows)}
     store = with_tokens(model, data, str(tmp_path / "cache"), prompt)
     assert isinstance(store, TokenStore) and len(store) == len(set(LONG))
     asked = []
@@ -83,7 +83,7 @@ def test_tokens_are_found_again_by_what_they_depend_on(tmp_path):
     cache = str(tmp_path / "cache")
 
     def table(texts):
-        return {"a": to_table({"text": "string"}, [{"text": text} for text in texts])}
+        return {"a": to_table([{"text": text} for text in texts])}
 
     def stores(model, texts=LONG, prompt=None):
         found = with_tokens(model, table(texts), cache, prompt)
@@ -107,7 +107,7 @@ def test_tokens_are_found_again_by_what_they_depend_on(tmp_path):
 
 
 def test_features_that_cannot_be_kept(tmp_path, capsys):
-    data = {"a": to_table({"text": "string"}, [{"text": text} for text in LONG])}
+    data = {"a": to_table([{"text": text} for text in LONG])}
     cache = str(tmp_path / "cache")
     tokenizer = tiny_encoder().tokenizer
     static = SentenceTransformer(modules=[StaticEmbedding(tokenizer.backend_tokenizer, embedding_dim=4)], device="cpu")
@@ -130,7 +130,7 @@ def test_a_hash_that_two_texts_share(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tokens, "hashes", clashing)
     model = tiny_encoder()
-    store = with_tokens(model, {"a": to_table({"t": "string"}, [{"t": text} for text in LONG])}, str(tmp_path), None)
+    store = with_tokens(model, {"a": to_table([{"t": text} for text in LONG])}, str(tmp_path), None)
     found = [text for text in LONG if store.rows([text]) is not None]
     assert 1 <= len(set(found)) <= 3
     for text in LONG:
@@ -140,7 +140,7 @@ def test_a_hash_that_two_texts_share(tmp_path, monkeypatch):
 def test_workers_use_kept_tokens(tmp_path):
     model = tiny_encoder(double=False)
     rows = [{"sentence1": text, "sentence2": LONG[0], "score": 0.5} for text in LONG]
-    data = to_table({"sentence1": "string", "sentence2": "string", "score": "float64"}, rows)
+    data = to_table(rows)
     store = with_tokens(model, {"a": data}, str(tmp_path), None)
     store.preprocess = len  # would fail
     batches = DataLoader(data, batch_size=4, num_workers=2, collate_fn=ScoreLabelCollator(preprocess_fn=store))

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
+from raoe_train.artifacts.once import made_once
 from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
-from raoe_train.data.tables import Texts, made_once, to_table
+from raoe_train.data.tables import Texts, to_table
 from raoe_train.old_recipe import load
 from raoe_train.training.training_data import read_training_data
 from tests.training.test_training import settings, write_pairs
@@ -44,12 +46,12 @@ def test_a_table_has_what_the_lists_have(tmp_path):
     path = Path(write_pairs(tmp_path / "a.tsv", rows=30))
     path.write_text(path.read_text() + "only one\nx\ty\t1\t-\n")
     names = ["sentence1", "sentence2", "score", "label"]
-    expected = read_pairs(path, on_error="skip")
+    expected, expected_counts = pair_table(path, on_error="skip")
     for target in (None, tmp_path / "rows.arrow"):
         table, counts = pair_table(path, names, on_error="skip", path=target)
-        assert counts == expected.counts and counts["dropped"] == {"malformed row": 1, "no gold label": 1}
-        assert table.to_dict() == expected.columns()
-        assert table.features == expected.to_dataset().features
+        assert counts == expected_counts and counts["dropped"] == {"malformed row": 1, "no gold label": 1}
+        assert table.to_dict() == expected.to_dict()
+        assert table.features == Dataset.from_dict(expected.to_dict()).features
     with pytest.raises(ValueError, match=r"a\.tsv, line 32: 1 fields where the header names 4"):
         pair_table(path, names)
     (tmp_path / "none.tsv").write_text("sentence1\tsentence2\n")
@@ -62,7 +64,7 @@ def test_rows_over_several_record_batches(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "BATCH", 4)
     rows = [{"text": f"text {n}", "number": n, "more": ""} for n in range(11)]
     for path in (None, tmp_path / "rows.arrow"):
-        table = to_table({"text": "string", "number": "int64"}, iter(rows), path)
+        table = to_table(iter(rows), path, ["text", "number"])
         assert table.data.column("text").num_chunks == 3
         assert table.to_list() == [{"text": row["text"], "number": row["number"]} for row in rows]
         assert list(Texts({"a": table.select_columns(["text"])})) == [row["text"] for row in rows]
@@ -98,7 +100,7 @@ def test_kept_rows_are_the_rows(tmp_path, monkeypatch, capsys, loss):
     columns = found[0][0][0]["pairs"]
     if loss == "causal_lm":
         expected = read_pairs(source)
-        assert columns == {"text": list(dict.fromkeys([*expected.sentence1, *expected.sentence2]))}
+        assert columns == {"text": list(dict.fromkeys([*expected["sentence1"], *expected["sentence2"]]))}
     texts = [text for name, values in columns.items() if name not in ("score", "label") for text in values]
     assert found[0][0][1] == texts and len(texts) > 8
     (entry,) = (tmp_path / "cache").iterdir()  # nothing else is left there, not even of max_rows
@@ -197,7 +199,7 @@ for how in ("kept", "found", "memory", "lists"):
     before = peak_mb(False)
     if how == "lists":
         pairs = read_pairs(source)
-        made = pairs.to_dataset(), [*pairs.sentence1, *pairs.sentence2]
+        made = pairs.to_dict()
     else:
         made = read(source, None if how == "memory" else cache)
         assert sum(1 for _ in made[1]) == 400_000

@@ -155,11 +155,11 @@ def test_as_a_task(folder):
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
     test, sources = task.test, task.sources
-    assert test.text == SENTENCES[:3] and len(sources) == 15 == found["sources"]
+    assert test["text"][:] == SENTENCES[:3] and len(sources) == 15 == found["sources"]
     from sentence_transformers import SentenceTransformer
 
     reference = SentenceTransformer(str(folder / "reference"), device="cpu")
-    made = PolarityEvaluator(test.text, test.label, sources.text, sources.label, reference, 3)
+    made = PolarityEvaluator(test["text"][:], test["label"][:], sources["text"][:], sources["label"][:], reference, 3)
     expected = made(model)
     assert found["polarity"] == pytest.approx(expected["polarity"])
     assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
@@ -171,7 +171,7 @@ def test_as_a_task(folder):
 def test_what_is_drawn(folder):
     def drawn(**options):
         task = read_polarity("set", Reading(folder, polarity=PolarityConfig(reference="x", **options)))
-        return task.test.text, task.sources.text
+        return task.test["text"][:], task.sources["text"][:]
 
     assert drawn() == drawn() != drawn(seed=1)
     test, sources = drawn(max_sentences=2, sources=3)

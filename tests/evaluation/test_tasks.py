@@ -113,9 +113,10 @@ def test_subsets_of_sts_by_hand():
     texts = [str(number) for number in range(6)]
 
     def task(subset):
-        from raoe_train.data import PairData
+        from datasets import Dataset
 
-        return StsTask(PairData(texts, texts, score=[3.0, 1.0, 2.0, 4.0, 6.0, 5.0], subset=subset))
+        columns = {"sentence1": texts, "sentence2": texts, "score": [3.0, 1.0, 2.0, 4.0, 6.0, 5.0], "subset": subset}
+        return StsTask(Dataset.from_dict(columns))
 
     found, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
     np.testing.assert_allclose(examples.values, cosines)

@@ -179,7 +179,7 @@ def test_malformed_lines_are_named_or_skipped(tmp_path):
 def test_columns_are_mapped(tmp_path):
     rows = [{"review": row["text"], "stars": row["label"]} for row in single()[0]]
     task = read(tmp_path, rows, columns={"sentence": "review", "label": "stars"})
-    assert (task.data.text[0], task.data.label[0], task.data.label[-1]) == ("word00", "0", "1")
+    assert (task.data["text"][0], task.data["label"][0], task.data["label"][-1]) == ("word00", "0", "1")
 
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -190,7 +190,7 @@ REAL = Path(__file__).parents[3] / "shared" / "data"
 @pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
 def test_real_sets_have_the_sizes_of_senteval():
     tasks = read_tasks(["mr", "cr", "sst2", "trec", "mrpc"], REAL)
-    sizes = {name: (len(task.data), task.data.split.count("test")) for name, task in tasks.items()}
+    sizes = {name: (len(task.data), task.data["split"][:].count("test")) for name, task in tasks.items()}
     assert sizes == {
         "mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)
     }

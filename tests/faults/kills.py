@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
     ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
      "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
      "raoe_train.generation.decoding", "raoe_train.encoders.load",
-     "raoe_train.losses", "raoe_train.studies.plots", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
+     "raoe_train.losses", "raoe_train.artifacts.figures", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
 )  # fmt: skip
 SHARD = 16  # rows: small, so that there are many
 LONGEST = 300  # delay of the timer, microseconds
@@ -133,15 +133,13 @@ def _do(
     name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
 ) -> None:
     """In the child: do the job, count its file operations, end at the moment."""
+    from raoe_train.artifacts import once
     from raoe_train.cli import run
-    from raoe_train.encoders import frozen
-    from raoe_train.jobs import score as scoring
-    from raoe_train.jobs.train import list_targets as teaching
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    frozen.SHARD = scoring.SHARD = teaching.SHARD = SHARD
+    once.SHARD = SHARD
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_train.artifacts.processes import LOCAL_RANKS, RANKS, WORLDS, in_first, local_rank, rank_and_world
-from raoe_train.generation.models import _device
+from raoe_train.generation.models import default_device
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +41,11 @@ def test_which_gpu_is_mine(monkeypatch, name):
     """Pretended: four GPUs, of which a process takes the one of its number on the machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert (local_rank(), _device()) == (0, "cuda:0")
+    assert (local_rank(), default_device()) == (0, "cuda:0")
     monkeypatch.setenv(name, "3")
-    assert (local_rank(), _device()) == (3, "cuda:3")
+    assert (local_rank(), default_device()) == (3, "cuda:3")
     monkeypatch.setenv(name, "5")  # more processes than GPUs
-    assert _device() == "cuda:1"
+    assert default_device() == "cuda:1"
 
 
 def test_processes_without_a_group_say_so(monkeypatch):

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from raoe_train import run
+from raoe_train.artifacts import once
 from raoe_train.cli import main
-from raoe_train.data.ranking_lists import ChainData, read_chains
+from raoe_train.data.ranking_lists import list_table, read_lists
 from raoe_train.jobs.lists import geometric_ranks, lists_from_pairs
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -30,23 +31,23 @@ def write(folder, *lines, end="\n"):
 
 def test_reads_what_generate_writes(tmp_path):
     source = write(tmp_path, chain("a"), chain(7, "x", "y\u2028z", "x"), '{"sentences": ["1", "2", "3", "4"]}')
-    found = read_chains(source)
-    assert found.ids == ["a", "7", "line 3"]
-    assert found.sentences == [SENTENCES[:4], ["x", "y\u2028z", "x"], ["1", "2", "3", "4"]]
-    assert found.counts == {"read": 3, "kept": 3, "sentences": 11, "other_split": 0, "dropped": {}}
-    assert found.to_dataset()[1] == {"sentences": ["x", "y\u2028z", "x"]}
+    found, counts = list_table(source)
+    assert found["id"] == ["a", "7", "line 3"]
+    assert found["sentences"] == [SENTENCES[:4], ["x", "y\u2028z", "x"], ["1", "2", "3", "4"]]
+    assert counts == {"read": 3, "kept": 3, "sentences": 11, "other_split": 0, "dropped": {}}
+    assert found["sentences"][1] == ["x", "y\u2028z", "x"]
     zipped = tmp_path / "chains.jsonl.gz"
     zipped.write_bytes(gzip.compress((tmp_path / "chains.jsonl").read_bytes()))
-    assert read_chains(zipped).sentences == found.sentences
-    found.to_dataset().to_parquet(str(tmp_path / "chains.parquet"))
-    assert read_chains(tmp_path / "chains.parquet").sentences == found.sentences
+    assert read_lists(zipped)["sentences"] == found["sentences"]
+    found.to_parquet(str(tmp_path / "chains.parquet"))
+    assert read_lists(tmp_path / "chains.parquet")["sentences"] == found["sentences"]
 
 
 def test_one_split(tmp_path):
     rows = [{"split": split, "sentences": [split, "b", "c"]} for split in ("train", "dev", "train")]
     source = write(tmp_path, *map(json.dumps, rows))
-    found = read_chains(f"{source}#dev")
-    assert found.sentences == [["dev", "b", "c"]] and found.counts["other_split"] == 2
+    found, counts = list_table(f"{source}#dev")
+    assert found["sentences"] == [["dev", "b", "c"]] and counts["other_split"] == 2
 
 
 @pytest.mark.parametrize(
@@ -68,40 +69,38 @@ def test_one_split(tmp_path):
 def test_a_malformed_list_is_an_error_or_a_counted_skip(tmp_path, bad, reason, message):
     source = write(tmp_path, chain("a"), bad, chain("c"))
     with pytest.raises(ValueError, match=message):
-        read_chains(source)
-    found = read_chains(source, on_error="skip")
-    assert found.ids == ["a", "c"] and found.sentences == [SENTENCES[:4]] * 2
-    assert found.counts == {"read": 3, "kept": 2, "sentences": 8, "other_split": 0, "dropped": {reason: 1}}
+        read_lists(source)
+    found, counts = list_table(source, on_error="skip")
+    assert found["id"] == ["a", "c"] and found["sentences"] == [SENTENCES[:4]] * 2
+    assert counts == {"read": 3, "kept": 2, "sentences": 8, "other_split": 0, "dropped": {reason: 1}}
 
 
 def test_a_last_line_that_was_cut_off(tmp_path):
     source = write(tmp_path, chain("a"), chain("b")[:-20], end="")
     with pytest.raises(ValueError, match=r"line 2: not JSON .*: the last line is cut off\. Run the job .* again"):
-        read_chains(source)
-    assert read_chains(source, on_error="skip").counts["dropped"] == {"cut off": 1}
+        read_lists(source)
+    assert list_table(source, on_error="skip")[1]["dropped"] == {"cut off": 1}
 
 
 def test_not_utf8_and_blank_lines(tmp_path):
     path = tmp_path / "chains.jsonl"
     path.write_bytes(f"{chain('a')}\n\n".encode() + b'{"id": "b", "sentences": ["\xff", "y", "z"]}\n')
     with pytest.raises(ValueError, match="line 3: not UTF-8"):
-        read_chains(path)
-    assert read_chains(path, on_error="skip").counts["dropped"] == {"blank line": 1, "malformed row": 1}
+        read_lists(path)
+    assert list_table(path, on_error="skip")[1]["dropped"] == {"blank line": 1, "malformed row": 1}
 
 
 def test_nothing_left(tmp_path):
     source = write(tmp_path, chain("a", "x", "y"), chain("b", "x"))
     with pytest.raises(ValueError, match=r"no list left of 2 rows: 2 x shorter than 3\n.*line 1: 2 sentences"):
-        read_chains(source, on_error="skip")
+        read_lists(source, on_error="skip")
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(ValueError, match="no list left of 0 rows: there are no rows"):
-        read_chains(tmp_path / "empty.jsonl")
+        read_lists(tmp_path / "empty.jsonl")
     with pytest.raises(FileNotFoundError, match="no such file"):
-        read_chains(tmp_path / "none.jsonl")
+        read_lists(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="on_error must be"):
-        read_chains(source, on_error="ignore")
-    with pytest.raises(ValueError, match="1 ids for 0 lists"):
-        ChainData(["a"], [])
+        read_lists(source, on_error="ignore")
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 2, 3, 7, 40, 1000])
@@ -160,8 +159,8 @@ def test_the_job_lists(tmp_path, teacher, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lists.jsonl", "lists.jsonl.json", "nli.tsv"]
     rows = [json.loads(line) for line in (tmp_path / "lists.jsonl").read_text().splitlines()]
     assert [row["sentences"][0] for row in rows] == SENTENCES[:4]
-    found = read_chains(tmp_path / "lists.jsonl")
-    assert found.ids == [row["id"] for row in rows] and len(set(found.ids)) == 4
+    found = read_lists(tmp_path / "lists.jsonl")
+    assert found["id"] == [row["id"] for row in rows] and len(set(found["id"])) == 4
     assert set(rows[0]) == {"id", "sentences", "similarity", "method", "settings", "model", "versions"}
     encoder = tiny_encoder(double=False)
     for number, row in enumerate(rows):
@@ -189,7 +188,7 @@ def test_the_job_lists(tmp_path, teacher, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, teacher, monkeypatch):
     import raoe_train.jobs.lists as listing
 
-    monkeypatch.setattr(listing, "SHARD", 3)
+    monkeypatch.setattr(once, "SHARD", 3)
     asked = {"data.input": pairs_file(tmp_path), "teacher.name": teacher, "length": 5}
     whole = run("lists", **asked, output=str(tmp_path / "whole.jsonl"))
     embedder, encoded = listing.embedder, []

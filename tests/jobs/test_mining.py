@@ -12,8 +12,9 @@ import torch
 
 import raoe_train.encoders.neighbours as neighbours
 from raoe_train import run
+from raoe_train.artifacts import once as made_once
 from raoe_train.cli import main
-from raoe_train.data.labelled import read_labelled
+from raoe_train.data.labelled import classes, distinct, labelled_table
 from raoe_train.data.mined_examples import Neighbours, _triangle, random_pairs, thinned, triplets
 from raoe_train.encoders import frozen
 from raoe_train.jobs import mine as mining
@@ -150,7 +151,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(mining, "SHARD", 2)
+    monkeypatch.setattr(made_once, "SHARD", 2)
     search, calls = mining.exact_search, []
 
     def dies(*args):
@@ -265,13 +266,13 @@ def write(folder, *rows, header="text\tlabel"):
 
 def test_distinct_texts(tmp_path):
     source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
-    found = read_labelled(source)
-    assert found.text == ["a", "b", "a", "c", "c", "f"] and found.counts["dropped"] == {"blank line": 1}
-    once = found.distinct()
-    assert (once.text, once.label) == (["a", "b", "f"], ["x", "y", "-1"])
-    assert once.classes() == {"-1": 1, "x": 1, "y": 1}
+    found, counts = labelled_table(source)
+    assert found["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
+    once, counts = distinct(found, counts)
+    assert (once["text"], once["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
+    assert classes(once) == {"-1": 1, "x": 1, "y": 1}
     dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
-    assert once.counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
+    assert counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
 
 
 @pytest.mark.parametrize(

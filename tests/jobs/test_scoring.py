@@ -10,10 +10,13 @@ import time
 import numpy as np
 import pytest
 
+from raoe_train import run
+from raoe_train.artifacts import once
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
-from raoe_train.jobs import score as scoring
-from raoe_train.old_recipe import load
+from raoe_train.encoders import frozen
+from raoe_train.encoders.named import FrozenEncoder, Model, identity
+from raoe_train.jobs.score import resolve_teachers, score
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -38,30 +41,35 @@ def pairs(tmp_path):
     return path
 
 
-def config(pairs, teachers, output, **more):
-    return load(
-        "score",
-        None,
-        {"data.input": str(pairs), "teachers": teachers, "output": str(output), "device": "cpu", **more},
-    )
+def scored(pairs, teachers, output, **more):
+    made = {"data.input": str(pairs), "teachers": teachers, "output": str(output), "device": "cpu", **more}
+    return run("score", None, **made)
+
+
+class Killed(BaseException):
+    """In place of the signal."""
+
+
+def killed(*_, **__):
+    raise Killed
 
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(scoring, "SHARD", 8)
+    monkeypatch.setattr(once, "SHARD", 8)
 
 
 @pytest.fixture
 def encoded(monkeypatch):
     """Counts what is given to the teachers; the encoding itself is real."""
     calls = []
-    real = scoring.encode_sentences
+    real = frozen.encode_sentences
 
     def counting(model, sentences, *rest, **options):
         calls.append(len(sentences))
         return real(model, sentences, *rest, **options)
 
-    monkeypatch.setattr(scoring, "encode_sentences", counting)
+    monkeypatch.setattr(frozen, "encode_sentences", counting)
     return calls
 
 
@@ -70,7 +78,7 @@ def test_scores(pairs, teachers, tmp_path, small_shards):
     from sentence_transformers.util import pairwise_cos_sim
 
     output = tmp_path / "scored.tsv"
-    result = scoring.score(config(f"{pairs}#train", teachers, output))
+    result = scored(f"{pairs}#train", teachers, output)
     rows = [fields for _, fields in read_rows(output)]
     before = [fields for _, fields in read_rows(pairs) if fields["split"] == "train"]
     assert [{k: v for k, v in row.items() if not k.startswith("score")} for row in rows] == before
@@ -97,19 +105,19 @@ def test_scores(pairs, teachers, tmp_path, small_shards):
     assert (tmp_path / "scored.tsv.png").read_bytes()[:4] == b"\x89PNG"
     assert not (tmp_path / "scored.tsv.parts").exists()
     data = read_pairs(output)  # and what it wrote is what training reads
-    assert data.score == pytest.approx(
+    assert data["score"] == pytest.approx(
         [value for value, row in zip(mean, before, strict=True) if row["label"] != "-"]
     )
 
 
 def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
     whole = tmp_path / "whole.tsv"
-    scoring.score(config(pairs, teachers, whole))
+    scored(pairs, teachers, whole)
     shards = [16] * 6 + [4]
     assert encoded == shards * 2
     encoded.clear()
     output = tmp_path / "scored.tsv"
-    counting = scoring.encode_sentences
+    counting = frozen.encode_sentences
 
     def failing(*arguments, **options):
         if len(encoded) == 9:
@@ -117,22 +125,21 @@ def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encod
         return counting(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scoring, "encode_sentences", failing)
+        patch.setattr(frozen, "encode_sentences", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
-            scoring.score(config(pairs, teachers, output))
+            scored(pairs, teachers, output)
     assert not output.exists()
-    with pytest.raises(ValueError, match="unfinished work of other teachers"):
-        scoring.score(config(pairs, teachers[::-1], output))
     encoded.clear()
-    scoring.score(config(pairs, teachers, output, batch_size=2))
+    scored(pairs, teachers, output, batch_size=2)
     assert encoded == (shards * 2)[9:]
+    assert not (tmp_path / "scored.tsv.parts").exists()
     ours, theirs = ([f for _, f in read_rows(path)] for path in (output, whole))
     assert [row["premise"] for row in ours] == [row["premise"] for row in theirs]
     np.testing.assert_allclose(
         [float(r["score"]) for r in ours], [float(r["score"]) for r in theirs], atol=2e-6
     )
     encoded.clear()
-    scoring.score(config(pairs, teachers, output))
+    scored(pairs, teachers, output)
     assert encoded == []  # done before
 
 
@@ -143,133 +150,166 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
     code = (
-        "import sys, raoe_train.jobs.score as s; from raoe_train.old_recipe import load; s.SHARD = 16\n"
-        "s.score(load('score', None, {'data.input': sys.argv[1], 'teachers': sys.argv[2:4], "
-        "'output': sys.argv[4], 'device': 'cpu'}))"
+        "import sys; from raoe_train import run; from raoe_train.artifacts import once; once.SHARD = 16\n"
+        "run('score', None, **{'data.input': sys.argv[1], 'teachers': sys.argv[2:4], 'output': sys.argv[4], "
+        "'device': 'cpu'})"
     )
     command = [sys.executable, "-c", code, str(pairs), *teachers, str(output)]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    parts = tmp_path / "scored.tsv.parts"
-    while process.poll() is None and len(list(parts.glob("score_*.npy"))) < 5:
+    parts, shards = tmp_path / "scored.tsv.parts", "*/score_*/*.npy"
+    while process.poll() is None and len(list(parts.glob(shards))) < 5:
         time.sleep(0.01)
     assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.wait()
-    kept = {path.name: path.stat().st_mtime_ns for path in parts.glob("score_*.npy")}
+    kept = {path: path.stat().st_mtime_ns for path in parts.glob(shards) if not path.name.startswith(".")}
     assert 5 <= len(kept) < 380
     assert not output.exists()
     second = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     now = {}
     while second.poll() is None:
-        now = {name: (parts / name).stat().st_mtime_ns for name in kept if (parts / name).exists()} or now
+        now = {path: path.stat().st_mtime_ns for path in kept if path.exists()} or now
         time.sleep(0.01)
     assert second.returncode == 0
     assert now, "the second run ended before it was looked at"
-    assert {name: kept[name] for name in now} == now
+    assert {path: kept[path] for path in now} == now
     assert [fields["premise"] for _, fields in read_rows(output)] == [
         fields["premise"] for _, fields in read_rows(pairs)
     ]
 
 
-def test_shards_that_a_kill_left_of_another_job_are_not_taken(pairs, teachers, tmp_path, small_shards, encoded):
-    """Killed while another job's parts were removed, the manifest first."""
-    whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
-    scoring.score(config(pairs, teachers, whole))
-    parts = tmp_path / "scored.tsv.parts"
-    for manifest in (None, {"teachers": "others"}):
-        parts.mkdir(exist_ok=True)
-        np.save(parts / "score_1-000000.npy", np.full(8, 0.5))
-        if manifest is not None:
-            output.unlink()
-            (parts / "manifest.json").write_text(json.dumps(manifest))
-            with pytest.raises(ValueError, match="unfinished work of other teachers"):
-                scoring.score(config(pairs, teachers, output))
-        scoring.score(config(pairs, teachers, output, overwrite=manifest is not None))
-        assert output.read_bytes() == whole.read_bytes()
-        assert not parts.exists()
+def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
+    whole, output, parts = tmp_path / "whole.tsv", tmp_path / "scored.tsv", tmp_path / "scored.tsv.parts"
+    scored(pairs, teachers, whole)
+    encoded.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(once, "gathered", killed)
+        for others in (teachers[::-1], teachers):
+            with pytest.raises(Killed):
+                scored(pairs, others, output)
+    assert len(encoded) == 28 and len(list(parts.iterdir())) == 2
+    assert len({path.name for path in parts.glob("*/score_1/*.npy")}) == 7
+    encoded.clear()
+    scored(pairs, teachers, output)
+    assert encoded == [] and output.read_bytes() == whole.read_bytes()
+    assert not parts.exists()  # what was left of the others, too
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_killed_between_the_output_and_its_summary(
+    pairs, teachers, tmp_path, small_shards, encoded, monkeypatch, before
+):
+    """It is the job's own, though nothing beside it says so; also where it has replaced another's."""
+    output = tmp_path / "scored.tsv"
+    if before:
+        scored(f"{pairs}#dev", teachers, output)
+    with monkeypatch.context() as patch:
+        patch.setattr(once, "finish", killed)
+        with pytest.raises(Killed):
+            scored(pairs, teachers, output, overwrite=before)
+    encoded.clear()
+    written = output.read_bytes()
+    assert scored(pairs, teachers, output)["rows"] == 50 and encoded == []
+    assert output.read_bytes() == written and not (tmp_path / "scored.tsv.parts").exists()
+    with pytest.raises(ValueError, match="not from these settings"):
+        scored(f"{pairs}#dev", teachers, output)
+    # and before what it no longer needs was removed
+    leftover = once.parts(output, json.loads((tmp_path / "scored.tsv.json").read_text())["settings"])
+    leftover.mkdir(parents=True)
+    scored(pairs, teachers, output)
+    assert not leftover.parent.exists() and encoded == []
 
 
 def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encoded, monkeypatch):
-    """Three of them, of which one dies and another never starts; then two."""
+    """Three of them, of which one never starts and the others are killed as they wait for it; then two."""
     whole, output = tmp_path / "whole.tsv", tmp_path / "scored.tsv"
-    expected = scoring.score(config(pairs, teachers, whole))
+    expected = scored(pairs, teachers, whole)
     encoded.clear()
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    for rank, sizes in ((2, [16, 16]), (0, [16, 16, 4])):
+
+    def process(rank, world, sizes):
+        monkeypatch.setenv("WORLD_SIZE", str(world))
         monkeypatch.setenv("RANK", str(rank))
-        assert scoring.score(config(pairs, teachers, output)) == {"output": str(output), "waiting": True}
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(once.time, "sleep", killed)
+            scored(pairs, teachers, output)
         assert encoded == sizes * 2 and not output.exists()
         encoded.clear()
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for rank in (0, 1):
-        monkeypatch.setenv("RANK", str(rank))
-        found = scoring.score(config(pairs, teachers, output))
-        assert found.get("waiting", False) == (rank == 0)
-        assert encoded == [16, 16]
-        encoded.clear()
-    assert found == {**expected, "output": str(output)}
+
+    process(2, 3, [16, 16])
+    process(0, 3, [16, 16, 4])
+    process(0, 2, [16])  # shards 1 and 4 were missing
+    process(1, 2, [16])
+    monkeypatch.setenv("RANK", "0")
+    found = scored(pairs, teachers, output)
+    monkeypatch.setenv("RANK", "1")
+    assert scored(pairs, teachers, output) == found == {**expected, "output": str(output)} and encoded == []
     assert output.read_bytes() == whole.read_bytes()
     assert not (tmp_path / "scored.tsv.parts").exists()
-    assert scoring.score(config(pairs, teachers, output)) == found and encoded == []
 
 
 def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
     output = tmp_path / "scored.jsonl"
-    scoring.score(config(pairs, teachers, output))
-    for other in (
-        config(f"{pairs}#dev", teachers, output),
-        config(pairs, teachers[::-1], output),
-        config(pairs, teachers, output, teacher={teachers[0]: {"prompt": "q: "}}),
+    scored(pairs, teachers, output)
+    for source, others, more in (
+        (f"{pairs}#dev", teachers, {}),
+        (pairs, teachers[::-1], {}),
+        (pairs, teachers, {"teacher": {teachers[0]: {"prompt": "q: "}}}),
     ):
         with pytest.raises(ValueError, match="not from these settings"):
-            scoring.score(other)
+            scored(source, others, output, **more)
     text = pairs.read_text()
     pairs.write_text(text.replace("people walk", "people run"))
     with pytest.raises(ValueError, match="not from these settings"):
-        scoring.score(config(pairs, teachers, output))
+        scored(pairs, teachers, output)
     pairs.write_text(text)
     before = output.read_bytes()
     encoded.clear()
-    result = scoring.score(config(f"{pairs}#dev", teachers, output, overwrite=True))
+    result = scored(f"{pairs}#dev", teachers, output, overwrite=True)
     assert (result["rows"], encoded) == (10, [20, 20])
     assert output.read_bytes() != before
 
 
 def test_options_reach_the_right_teacher(pairs, teachers, tmp_path, monkeypatch):
     seen = []
-    real = scoring.encode_sentences
+    real = frozen.encode_sentences
     monkeypatch.setattr(
-        scoring, "encode_sentences", lambda *a, **options: (seen.append(options), real(*a, **options))[1]
+        frozen, "encode_sentences", lambda *a, **options: (seen.append(options), real(*a, **options))[1]
     )
     options = {teachers[1]: {"prompt": "query: "}}
-    with_prompt = scoring.score(config(pairs, teachers, tmp_path / "a.tsv", teacher=options))
+    with_prompt = scored(pairs, teachers, tmp_path / "a.tsv", teacher=options)
     assert seen == [{}, {"prompt": "query: "}]
-    without = scoring.score(config(pairs, teachers, tmp_path / "b.tsv"))
+    without = scored(pairs, teachers, tmp_path / "b.tsv")
     assert with_prompt["mean"] != without["mean"]
 
 
 def test_teachers():
-    paper = scoring.resolve_teachers([], {})
-    assert list(paper) == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]
-    assert paper["jinaai/jina-embeddings-v3"] == {"trust_remote_code": True, "task": "text-matching"}
-    changed = scoring.resolve_teachers([], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
-    assert changed["jinaai/jina-embeddings-v3"] == {"trust_remote_code": True, "task": "classification"}
-    assert scoring.resolve_teachers(["a", "b"], {"b": {"prompt": "x"}}) == {"a": {}, "b": {"prompt": "x"}}
+    paper = resolve_teachers([], {})
+    assert [teacher.name for teacher in paper] == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]
+    assert paper[1] == FrozenEncoder("jinaai/jina-embeddings-v3", trust_remote_code=True, task="text-matching")
+    _, changed = resolve_teachers([], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
+    assert changed.trust_remote_code and changed.task == "classification"
+    assert resolve_teachers(["a", "b"], {"b": {"prompt": "x"}}) == [FrozenEncoder("a"), FrozenEncoder("b", prompt="x")]
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
-            scoring.resolve_teachers(names, {})
+            resolve_teachers(names, {})
     with pytest.raises(ValueError, match="not among the teachers"):
-        scoring.resolve_teachers(["a", "b"], {"c": {}})
+        resolve_teachers(["a", "b"], {"c": {}})
     with pytest.raises(ValueError, match="teacher options of a are task"):
-        scoring.resolve_teachers(["a", "b"], {"a": {"propmt": "x"}})
+        resolve_teachers(["a", "b"], {"a": {"propmt": "x"}})
+
+
+def test_a_job_is_a_function(pairs, teachers, tmp_path):
+    """rt.score("nli.tsv", teachers=[A, B], output="scored.tsv")"""
+    found = score(str(pairs), teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
+    assert found == {**scored(pairs, teachers, tmp_path / "other.tsv"), "output": str(tmp_path / "scored.tsv")}
+    teacher = FrozenEncoder(teachers[0], device="cpu", batch_size=7)
+    assert found["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
 
 
 def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
     def run(content, output="out.tsv", name="in.tsv", **more):
         (tmp_path / name).write_text(content)
-        return scoring.score(
-            config(tmp_path / name, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / output, **more)
-        )
+        return scored(tmp_path / name, ["no/such/teacher/a", "no/such/teacher/b"], tmp_path / output, **more)
 
     header = "sentence1\tsentence2\n"
     with pytest.raises(ValueError, match="has score already"):
@@ -287,15 +327,15 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
     with pytest.raises(ValueError, match="the suffix names no format"):
         run(header + "a\tb\n", output="out")
     with pytest.raises(FileNotFoundError, match="no such file"):
-        scoring.score(config(tmp_path / "nope.tsv", ["a", "b"], tmp_path / "out.tsv"))
-    with pytest.raises(FileNotFoundError, match="no such model folder: no/such/teacher/a"):
+        scored(tmp_path / "nope.tsv", ["a", "b"], tmp_path / "out.tsv")
+    with pytest.raises(FileNotFoundError, match="no such model directory: no/such/teacher/a"):
         run(header + "a\tb\n")
 
 
 def test_left_out_rows_are_counted(teachers, tmp_path):
     path = tmp_path / "in.tsv"
     path.write_text("sentence1\tsentence2\na\tb\n\nbroken\nc\td\n")
-    result = scoring.score(config(path, teachers, tmp_path / "out.tsv", **{"data.on_error": "skip"}))
+    result = scored(path, teachers, tmp_path / "out.tsv", **{"data.on_error": "skip"})
     assert (result["rows"], result["left_out"]) == (2, {"blank line": 1, "malformed row": 1})
     assert result["by_label"] == {}
     assert not (tmp_path / "out.tsv.png").exists()

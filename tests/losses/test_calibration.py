@@ -49,7 +49,7 @@ def test_two_files_have_a_scale_each(tmp_path):
     tiny_encoder(double=False).save_pretrained(str(tmp_path / "tiny"), create_model_card=False)
     for name in ("some.tsv", "more.tsv"):
         pairs = generate_corpus(40, seed=len(name))
-        rows = zip(pairs.sentence1, pairs.sentence2, pairs.score, pairs.label, strict=True)
+        rows = zip(*pairs.to_dict().values(), strict=True)
         lines = ["\t".join(map(str, row)) for row in (("sentence1", "sentence2", "score", "label"), *rows)]
         (tmp_path / name).write_text("\n".join(lines) + "\n")
     metrics = run(

@@ -11,8 +11,8 @@ import torch
 
 from raoe_train import run
 from raoe_train.config import LossConfig
-from raoe_train.data.pairs import read_pairs
-from raoe_train.data.triplets import read_triplets
+from raoe_train.data.pairs import pair_table, read_pairs
+from raoe_train.data.triplets import triplet_table
 from raoe_train.encoders.embed import cosines
 from raoe_train.losses import (
     AnglEContrastiveLoss,
@@ -166,12 +166,12 @@ def test_labels_that_are_left_out(tmp_path):
     labels = ["entailment", "neutral", "contradiction", "-"]
     path.write_text("label\tpremise\thypothesis\n" + "".join(f"{label}\tp\th {label}\n" for label in labels))
     chosen = {"entailment": 0, "neutral": None, "contradiction": 2}
-    pairs = read_pairs(str(path), labels=chosen)
-    assert pairs.label == [0, 2]
-    assert pairs.counts["dropped"] == {"label left out": 1, "no gold label": 1}
-    triplets = read_triplets(str(path), labels=chosen)
-    assert (triplets.positive, triplets.negative) == (["h entailment"], ["h contradiction"])
-    assert triplets.counts["dropped"] == {"label left out": 1, "no gold label": 1}
+    pairs, counts = pair_table(str(path), labels=chosen)
+    assert pairs["label"] == [0, 2]
+    assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
+    triplets, counts = triplet_table(str(path), labels=chosen)
+    assert (triplets["positive"], triplets["negative"]) == (["h entailment"], ["h contradiction"])
+    assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
     with pytest.raises(ValueError, match="labels leaves every row out: give a class to one of neutral"):
         read_pairs(str(path), labels={"neutral": None})
     with pytest.raises(ValueError, match="or to null, which leaves such rows out; got 'neutral': 'x'"):

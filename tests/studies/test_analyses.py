@@ -15,9 +15,9 @@ from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
 from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
-from raoe_train.studies import plots
-from raoe_train.studies.dependency import default_pivot, dependency, plot_dependency, summary, token_states
-from raoe_train.studies.layers import degradation, first_layers, plot_degradation
+from raoe_train.studies.dependency import default_pivot, dependency, summary, token_states
+from raoe_train.studies.layers import degradation, first_layers
+from raoe_train.studies.plots import plot_degradation, plot_dependency
 from raoe_train.studies.words import frequent_share, language_head, representative_words, word_report
 from tests.tiny import SENTENCES
 
@@ -358,14 +358,6 @@ def test_word_report():
     assert word_report(model, sentences)["wordless_share"] == 1
     with pytest.raises(ValueError, match="top"):
         word_report(None, sentences, top=0)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    figures = []
-    real = plots._save
-    monkeypatch.setattr(plots, "_save", lambda figure, path: (figures.append(figure), real(figure, path)))
-    return figures
 
 
 def test_plot_degradation(drawn, tmp_path):

@@ -18,7 +18,9 @@ from sentence_transformers import SentenceTransformer
 import raoe_train.training.list_targets as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
+from raoe_train.artifacts import once
 from raoe_train.config import TeacherConfig
+from raoe_train.encoders.named import Encoder, FrozenEncoder, as_model
 from raoe_train.old_recipe import load
 from raoe_train.training.run_directory import finished_metrics
 from raoe_train.training.training_data import read_training_data
@@ -107,7 +109,7 @@ def test_shuffled_lists(tmp_path, encoders, monkeypatch):
     for texts, square in zip(lists, squares, strict=True):
         expected = refine_similarity(cosines(encoders[1], texts), 0.5)
         torch.testing.assert_close(square, expected, atol=1e-5, rtol=0)
-    monkeypatch.setattr("raoe_train.evaluation.encode_sentences", None)  # all is there already
+    monkeypatch.setattr("raoe_train.encoders.embed.encode_sentences", None)  # all is there already
     assert targets(made, seed=1)[0] == lists != targets(made, seed=2)[0]
     assert targets({**made, "data.shuffle_lists": False}, seed=1)[0] == CHAINS
 
@@ -121,7 +123,7 @@ def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
 
 
 def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders, monkeypatch):
-    monkeypatch.setattr(teaching, "SHARD", 2)
+    monkeypatch.setattr(once, "SHARD", 32)
     teacher, asked, killed = TeacherConfig(name=encoders[1], device="cpu"), [], []
     embedder = teaching.embedder
 
@@ -158,7 +160,7 @@ def test_each_process_makes_its_share(tmp_path):
     """Two processes as torchrun starts them: shards 0 and 2 from the first, shard 1 from the second."""
     code = (
         "import os, pathlib, sys, numpy as np\n"
-        "from raoe_train.encoders.frozen import in_shards\n"
+        "from raoe_train.artifacts.once import in_shards\n"
         "def make(items):\n"
         "    (pathlib.Path(sys.argv[1]) / f'made-{items[0]}-by-{os.environ[\"RANK\"]}').touch()\n"
         "    return np.array(items)\n"
@@ -196,9 +198,10 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
 
 def test_the_default_teachers_pooling(encoders):
     diffcse = load("train", "ranking-post").teacher
-    assert diffcse.pooling is None and teaching.identity(diffcse)["pooling"] == "cls"
-    assert teaching.identity(TeacherConfig(name=encoders[1]))["pooling"] is None
-    assert teaching.identity(TeacherConfig(name=diffcse.name, pooling="mean"))["pooling"] == "mean"
+    assert diffcse.pooling is None and as_model(FrozenEncoder(diffcse.name)).pooling == "cls"
+    assert as_model(FrozenEncoder(encoders[1])).pooling is None
+    assert as_model(FrozenEncoder(diffcse.name, pooling="mean")).pooling == "mean"
+    assert as_model(Encoder(diffcse.name)).pooling is None  # one that is evaluated, not asked, is as it came
 
 
 def test_the_recipe():

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
-from raoe_train.generation.contexts import Context
-from raoe_train.generation.decoding import GuidedDecoder, Request
-from raoe_train.generation.sampling import Sampling
+from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
 from tests.decoders import DECODERS, tiny_language_model
-from tests.generation.test_generation_decoding import WINDOWS
+from tests.generation.test_decoding import WINDOWS
 
 WINDOWED = (*WINDOWS, "mistral")  # its window is 4096 tokens unless said otherwise
 PLAIN = [name for name in DECODERS if name not in WINDOWED]
@@ -27,14 +26,13 @@ class Seeing(GuidedDecoder):
     def __init__(self, model, *args, **options) -> None:
         super().__init__(model, *args, **options)
         self.scores, self.shapes = [], []
+        best, scores = self.mix.best, self.mix.scores
+        self.mix.scores = lambda *of: (self.scores.append(scores(*of)), self.scores[-1])[1]
+        self.mix.best = lambda *of: (self.scores.append(scores(*of)), best(*of))[1]
         model.get_input_embeddings().register_forward_hook(self._see)
 
     def _see(self, module, args, output) -> None:
         self.shapes.append(tuple(args[0].shape))
-
-    def _next(self, state, plan):
-        self.scores.append(self.mix.scores(state, plan.contexts))
-        return super()._next(state, plan)
 
 
 def prompt(sentence) -> list[int]:
@@ -93,7 +91,7 @@ def llama():
 @pytest.mark.parametrize("mix", ["hidden", "logits"])
 @pytest.mark.parametrize("name", PLAIN)
 def test_chains_are_the_same_with_what_is_known(name, mix):
-    # as in test_generation_decoding, Gemma's mask is NaN beside padding in float64
+    # as in test_decoding, Gemma's mask is NaN beside padding in float64
     double = name != "gemma"
     model = tiny_language_model(name, torch.float64 if double else torch.float32)
     atol = 1e-10 if double else 1e-3
@@ -249,8 +247,7 @@ def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
 
 
 @pytest.mark.slow
-def test_with_a_compiled_step(llama):
-    decoder = GuidedDecoder(llama)
-    wanted = ids(grown(decoder, reuse=False))
-    decoder._one = torch.compile(decoder._forward, dynamic=True, backend="eager", fullgraph=True)
-    assert ids(grown(decoder, slots=3)) == wanted
+def test_with_a_compiled_step(llama, monkeypatch):
+    wanted = ids(grown(GuidedDecoder(llama), reuse=False))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    assert ids(grown(GuidedDecoder(llama, compile=True), slots=3)) == wanted

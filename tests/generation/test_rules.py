@@ -1,18 +1,18 @@
-"""Prompts, verification, inputs and seeds: what is asked, what is kept, what chains begin with."""
+"""Instructions, rules, starts and seeds: what is asked, what is kept, what chains begin with."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from raoe_train.config import DataConfig, SeedsConfig
-from raoe_train.generation.instructions import EXAMPLE, Prompts, numbered, parse_list
+from raoe_train.data.settings import Data
+from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts
 from raoe_train.generation.rules import verify_chain, verify_sentence
-from raoe_train.generation.seeds import draw_from_clusters, select_seeds
-from raoe_train.generation.starts import read_inputs
+from raoe_train.generation.seeds import Seeds, draw_from_clusters, select_seeds
+from raoe_train.generation.starts import read_starts
 from tests.tiny import SENTENCES, tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."
@@ -40,41 +40,42 @@ def read(ids):
     return "".join(map(chr, ids))
 
 
-# Prompts
+# Instructions
 
 
 def test_the_papers_prompts():
-    guided = Prompts(Letters(), "guided", 32).text(SOURCE)
+    example = texts()["example"]
+    guided = Instructions(Letters(), "guided", 32).text(SOURCE)
     assert guided.startswith("Rewrite the following sentence or phrase using different words and sentence structure")
     assert guided.endswith("Write a sentence that is entailment with:A man plays a guitar on the stage..\n\nResult:")
-    iterative = Prompts(Letters(), "iterative", 32).text(SOURCE)
+    iterative = Instructions(Letters(), "iterative", 32).text(SOURCE)
     assert "should introduce a subtle variation in meaning. Do not lose the core idea" in iterative
     assert "\n\nHere is the sentence: A man plays a guitar on the stage.\n\nYour response should" in iterative
-    single = Prompts(Letters(), "single-step", 32).text(SOURCE)
+    single = Instructions(Letters(), "single-step", 32).text(SOURCE)
     assert "generate a sequence of 32 sentences that gradually and progressively diverge" in single
     assert "1. The cat is resting on the cozy windowsill.\n2. The cat is lying on a soft cushion by the" in single
-    assert f"\n32. {EXAMPLE[-1]}\n\nHere is the sentence: A man" in single
+    assert f"\n32. {example[-1]}\n\nHere is the sentence: A man" in single
     for text in (guided, iterative, single):
         assert "  " not in text and "{" not in text
-    short = Prompts(Letters(), "single-step", 4).text(SOURCE)
-    assert "sequence of 4 sentences" in short and f"\n4. {EXAMPLE[-1]}\n" in short and "\n5." not in short
-    assert parse_list(numbered(EXAMPLE), 32) == list(EXAMPLE)
-    assert verify_chain([SOURCE, *EXAMPLE], 32) is None
-    assert "1. The cat" in Prompts(Letters(), "single-step", 1).text(SOURCE)
+    short = Instructions(Letters(), "single-step", 4).text(SOURCE)
+    assert "sequence of 4 sentences" in short and f"\n4. {example[-1]}\n" in short and "\n5." not in short
+    assert parse_list(numbered(example), 32) == example
+    assert verify_chain([SOURCE, *example], 32) is None
+    assert "1. The cat" in Instructions(Letters(), "single-step", 1).text(SOURCE)
 
 
 def test_a_chat_template_is_used_where_there_is_one():
-    prompts = Prompts(Chatting(), "guided", 2, "Say {sentence} again")
-    assert read(prompts("hi {sentence} {x}")) == "<user>Say hi {sentence} {x} again</><assistant>"
-    plain = Prompts(Chatting(), "guided", 2, "Say {sentence} again", chat=False)
+    instructions = Instructions(Chatting(), "guided", 2, "Say {sentence} again")
+    assert read(instructions("hi {sentence} {x}")) == "<user>Say hi {sentence} {x} again</><assistant>"
+    plain = Instructions(Chatting(), "guided", 2, "Say {sentence} again", chat=False)
     assert read(plain("hi")) == "\x01Say hi again"
-    assert read(Prompts(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
+    assert read(Instructions(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
     with pytest.raises(ValueError, match="no chat template"):
-        Prompts(Letters(), "guided", 2, chat=True)
+        Instructions(Letters(), "guided", 2, chat=True)
     with pytest.raises(ValueError, match="must be one of guided, iterative, single-step, got 'guide'"):
-        Prompts(Letters(), "guide", 2)
+        Instructions(Letters(), "guide", 2)
     with pytest.raises(ValueError, match="where the sentence goes"):
-        Prompts(Letters(), "guided", 2, "Say it again")
+        Instructions(Letters(), "guided", 2, "Say it again")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_lists_are_taken_whole_or_not_at_all(text, found):
     assert parse_list(text, 3) == found
 
 
-# Verification
+# Rules
 
 
 @pytest.mark.parametrize(
@@ -156,44 +157,44 @@ def test_rules_that_look_at_more_than_the_sentence():
     assert verify_chain(["a b", "a  b", "c", "ab", "A B!"]) == "repeated: sentence 4 is there for the 3rd time"
 
 
-# Inputs
+# Starts
 
 
 def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes("\n".join(["a man", "", "two dogs", " a man ", "12 .", "x" * 50, "  ", "more"]).encode())
-    data = DataConfig(input=str(path))
-    kept, skipped = read_inputs(data, lambda text: "too long" if len(text) > 20 else None)
+    data = Data(input=str(path))
+    kept, skipped = read_starts(data, lambda text: "too long" if len(text) > 20 else None)
     assert kept == [(1, "a man"), (3, "two dogs"), (8, "more")]
     assert skipped == {"empty": 2, "duplicate": 1, "no letters": 1, "too long": 1}
-    assert read_inputs(DataConfig(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
+    assert read_starts(Data(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
     with pytest.raises(ValueError, match=r"no sentences to begin with \(5 bad, 3 empty"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
-        read_inputs(data, lambda _: "bad")
+        read_starts(data, lambda _: "bad")
     with pytest.raises(ValueError, match=r"data\.input is missing"):
-        read_inputs(DataConfig(), lambda _: None)
+        read_starts(Data(), lambda _: None)
 
 
 def test_bytes_and_rows_that_are_no_text(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
     with pytest.raises(ValueError, match=r"line 2: not UTF-8; data\.on_error skip leaves such rows out"):
-        read_inputs(DataConfig(input=str(path)), lambda _: None)
-    kept, skipped = read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
+        read_starts(Data(input=str(path)), lambda _: None)
+    kept, skipped = read_starts(Data(input=str(path), on_error="skip"), lambda _: None)
     assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
     path = tmp_path / "in.jsonl"
     rows = [{"sentence": "a man"}, {"sentence": 7}, {"sentence": "two\nlines"}, {"sentence": "dogs"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n\n")
-    kept, skipped = read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
+    kept, skipped = read_starts(Data(input=str(path), on_error="skip"), lambda _: None)
     assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
     path = tmp_path / "in.tsv"
     path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
     with pytest.raises(ValueError, match="no column 'sentence or text'"):
-        read_inputs(DataConfig(input=str(path), on_error="skip"), lambda _: None)
-    kept, _ = read_inputs(DataConfig(input=str(path), columns={"sentence": "premise"}), lambda _: None)
+        read_starts(Data(input=str(path), on_error="skip"), lambda _: None)
+    kept, _ = read_starts(Data(input=str(path), columns={"sentence": "premise"}), lambda _: None)
     assert kept == [(1, "a man"), (2, "dogs")]
     with pytest.raises(ValueError, match="on_error must be raise or skip"):
-        read_inputs(DataConfig(input=str(path), on_error="ignore"), lambda _: None)
+        read_starts(Data(input=str(path), on_error="ignore"), lambda _: None)
 
 
 # Seeds
@@ -217,12 +218,20 @@ def test_seeds_are_some_of_each_cluster():
             draw_from_clusters(rows, clusters, each)
 
 
-def test_seeds_of_sentences(tmp_path):
+def test_seeds_of_sentences(tmp_path, monkeypatch):
     tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    config = SeedsConfig(encoder=str(tmp_path / "encoder"), clusters=3, per_cluster=2, device="cpu")
-    chosen = select_seeds(SENTENCES, config)
-    assert chosen == select_seeds(SENTENCES, config) and 3 <= len(chosen) <= 6
+    seeds = Seeds(FrozenEncoder(str(tmp_path / "encoder")), clusters=3, per_cluster=2, device="cpu")
+    chosen = select_seeds(SENTENCES, seeds)
+    assert chosen == select_seeds(SENTENCES, seeds) and 3 <= len(chosen) <= 6
+    monkeypatch.setenv("WORLD_SIZE", "2")  # one of them chooses, and waits for nobody
+    cached = Seeds(FrozenEncoder(seeds.encoder.name, cache=str(tmp_path / "cache")), 3, 2, device="cpu")
+    assert select_seeds(SENTENCES, cached) == chosen and not (tmp_path / "cache").exists()
+    monkeypatch.delenv("WORLD_SIZE")
+    assert select_seeds(SENTENCES, cached) == chosen and len(list(tmp_path.glob("cache/*/*.npy"))) == 1
+    assert seeds.effective()["encoder"] == str(tmp_path / "encoder")
+    plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
+    assert plain["encoder"] != prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
     with pytest.raises(ValueError, match=r"11 sentences cannot be in 1000 clusters"):
-        select_seeds(SENTENCES, SeedsConfig(encoder="no/such"))
+        select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
     with pytest.raises(ValueError, match=r"seeds\.encoder is missing"):
-        select_seeds(SENTENCES, SimpleNamespace(encoder=None))
+        select_seeds(SENTENCES, Seeds())

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raoe_train.config import GenerationSection
-from raoe_train.generation.decoding import Answer
-from raoe_train.generation.instructions import Prompts
-from raoe_train.jobs.generate import Chain, grow
-from tests.generation.test_generation_rules import Letters, read
+from raoe_train.generation import Answer, Chain, Generation, Instructions, grow
+from tests.generation.test_rules import Letters, read
 
 
 class Script:
@@ -47,11 +44,11 @@ class Script:
 
 
 def chains_of(write, sources, slots=2, can_join=True, limit=None, prompt="{sentence}", **settings):
-    wish = GenerationSection(steps=settings.pop("steps", 3), **settings)
-    prompts = Prompts(Letters(), wish.method, wish.steps, prompt)
+    wish = Generation(steps=settings.pop("steps", 3), **settings)
+    instructions = Instructions(Letters(), wish.method, wish.steps, prompt)
     decoder = Script(write, can_join)
     decoder.limit = limit
-    made = (Chain(key, [source], prompts, wish) for key, source in enumerate(sources, 1))
+    made = (Chain(key, [source], instructions, wish) for key, source in enumerate(sources, 1))
     found = {chain.key: chain for chain in grow(made, decoder, slots)}
     assert sorted(found) == list(range(1, len(sources) + 1)) and decoder.most <= slots and not decoder.active
     return found

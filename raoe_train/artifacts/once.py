@@ -1,0 +1,131 @@
+"""What takes long is made once, survives a kill, and is found again: the one way in which all jobs do so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from raoe_train.artifacts.processes import locked, rank_and_world
+from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import partial, replacing, write_json
+
+Item = TypeVar("Item")
+
+SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+POLL = 0.2  # seconds
+
+
+def beside(output: Path, suffix: str) -> Path:
+    """OUTPUT + suffix: `OUTPUT.json`, the summary of what OUTPUT was made from, or `OUTPUT.parts`, unfinished work."""
+    return output.with_name(output.name + suffix)
+
+
+def parts(output: Path, settings: dict[str, Any]) -> Path:
+    """The folder of unfinished work for an output of these settings: work for others never mixes with it."""
+    return beside(output, ".parts") / digest(settings)[:16]
+
+
+def found(
+    output: Path, settings: dict[str, Any], overwrite: bool, summary: Path | None = None
+) -> dict[str, Any] | None:
+    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in the way.
+
+    Args:
+        output: what a job writes.
+        settings: plain values, all that the output depends on; they are the entry "settings" of the summary.
+        overwrite: whether an output of other settings may be replaced. Where there is unfinished work of these
+            settings it was said before, or the output is theirs and a kill kept it from being summed up.
+        summary: a JSON file, OUTPUT.json by default.
+
+    Raises:
+        ValueError: `output` is there, but not from these settings, and `overwrite` is not set.
+    """
+    if not output.exists():
+        return None
+    try:
+        result = json.loads((summary or beside(output, ".json")).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if isinstance(result, dict) and result.get("settings") == settings:
+        shutil.rmtree(beside(output, ".parts"), ignore_errors=True)  # what a kill left
+        return result
+    if not overwrite and not parts(output, settings).exists():
+        raise ValueError(f"output {output} is there already, not from these settings and inputs; overwrite replaces it")
+    return None
+
+
+def finish(output: Path, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Write OUTPUT.json beside an output that is whole: `result`, the settings and versions, which are returned. Then
+    all unfinished work for it goes."""
+    result = {"output": str(output), **result, "settings": settings, "versions": versions()}
+    write_json(beside(output, ".json"), result)
+    shutil.rmtree(beside(output, ".parts"), ignore_errors=True)
+    return result
+
+
+def awaited(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """The result that another process, the first, is about to finish."""
+    while not (result := found(output, settings, overwrite=True)):
+        time.sleep(POLL)
+    return result
+
+
+def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
+    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
+    there. Of several processes one writes, and the others wait."""
+    work = partial(entry)
+    try:
+        while not entry.is_dir():
+            with locked(work, concluded=lambda: True):
+                if not entry.is_dir():
+                    unfinished = work / "unfinished"
+                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
+                    unfinished.mkdir()
+                    write(unfinished)
+                    unfinished.rename(entry)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
+    return entry
+
+
+def in_shards(
+    folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str
+) -> list[np.ndarray]:
+    """`make` of each run of `size` items, from `folder` where it was made before.
+
+    Under torchrun each process makes its own share and waits for the others'. What a shard holds does not depend on how
+    many processes there are, so that a rerun may have more or fewer of them.
+
+    Args:
+        folder: of nothing else; its name should say, by a digest, what the shards were made from.
+        items: read by slices.
+        size: items of a shard; SHARD, but for items that are many sentences each.
+        make: a slice of the items to an array; not called where nothing is missing.
+        name: what the progress bar says.
+    """
+    return gathered(share(folder, items, size, make, name))
+
+
+def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
+    """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
+    rank, world = rank_and_world()
+    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
+    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
+    for number in tqdm(missing, desc=name, unit="shard", disable=None):
+        with replacing(paths[number]) as temporary:
+            np.save(temporary, make(items[number * size : (number + 1) * size]))
+    return paths
+
+
+def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
+    """The shards of all processes, which are waited for."""
+    while not all(path.exists() for path in paths):
+        time.sleep(POLL)
+    return [np.load(path) for path in paths]

@@ -1,0 +1,83 @@
+"""The rows of a source of pairs as they are, whatever their columns, to be written again with more of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from raoe_train.data.columns import RowProblem, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.files import cell
+from raoe_train.data.rows import Tally, each_kept
+from raoe_train.data.settings import Data
+from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import to_table
+
+
+class PairsToScore:
+    """Read once to be checked, so that what is wrong shows now and not after hours of encoding, and once to be written.
+
+    Args:
+        data: input, columns, labels and on_error as for reading pairs; rows without a gold label are kept.
+        kind: the format that they are to be written in.
+        added: columns that they must not have.
+
+    Attributes:
+        pairs: datasets.Dataset of sentence1 and sentence2.
+        labels: [n] NLI labels, -1 where there is none.
+        columns: all that are there, in order.
+        left_out: {reason: rows}.
+        digest: of all rows.
+
+    Raises:
+        ValueError: a malformed row, none at all, a value that the format cannot hold, or one of `added` is there.
+        FileNotFoundError: no such input.
+    """
+
+    def __init__(self, data: Data, kind: str, added: Sequence[str] = ()) -> None:
+        self.data, self.kind, self.label_map = data, kind, resolve_label_map(data.labels)
+        columns, labels, read, tally = dict[str, None](), list[int](), hashlib.sha256(), Tally(data.on_error)
+
+        def pairs() -> Iterator[dict[str, str]]:
+            for fields, sentences, label in self._checked(tally):
+                columns.update(dict.fromkeys(fields))
+                labels.append(label)
+                read.update(json.dumps(fields, sort_keys=True, default=str).encode())
+                yield sentences
+
+        self.pairs = to_table(pairs())
+        self.labels, self.columns = np.array(labels), list(columns)
+        self.left_out, self.digest = dict(tally.dropped), read.hexdigest()
+        if not labels:
+            raise ValueError(f"{data.input}: there are no rows to score")
+        if taken := [name for name in added if name in columns]:
+            raise ValueError(f"{data.input} has {', '.join(taken)} already; rename or remove the column first")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The fields of each row, as they are written."""
+        return (fields for fields, _, _ in self._checked(Tally(self.data.on_error)))
+
+    def _checked(self, tally: Tally) -> Iterator[tuple[dict[str, Any], dict[str, str], int]]:
+        return each_kept(open_source(str(self.data.input), self.data.columns), self._parse, tally)
+
+    def _parse(self, fields: dict[str, Any], source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
+        found = source.columns.find(fields)
+        sentences = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
+        label = _label(fields[found["label"]], self.label_map) if "label" in found else -1
+        if source.columns.positions:  # no header line, so the names are ours
+            names = {column: name for name, column in found.items()}
+            fields = {names.get(column, f"column_{column}"): value for column, value in fields.items()}
+        if self.kind in ("tsv", "csv"):
+            for value in fields.values():
+                cell(value, self.kind)
+        return fields, sentences, label
+
+
+def _label(value: Any, label_map: Mapping[str, int | None]) -> int:
+    try:
+        return parse_label(value, label_map)
+    except RowProblem:
+        return -1  # no part in the scores; reading them for training will say so

@@ -1,0 +1,176 @@
+"""Chains of sentences while they grow, many at once: what each step asks, and where a chain ends.
+
+Three methods (the ranking-sentences paper's Appendix A): `guided`, in which each sentence answers the one before it,
+led away from the one before that (Eq. 3 and 4); `iterative`, the same without guidance; `single-step`, one instruction
+for the whole list.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from raoe_train.artifacts.provenance import digest
+from raoe_train.generation.instructions import Instructions, parse_list
+from raoe_train.generation.rules import verify_chain, verify_sentence
+
+if TYPE_CHECKING:
+    from raoe_train.generation.contexts import Context
+    from raoe_train.generation.decoding import GuidedDecoder
+    from raoe_train.generation.slots import Answer, Request
+
+
+@dataclass
+class Generation:
+    """How chains are written."""
+
+    REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
+
+    method: Annotated[str, "guided, iterative (without guidance) or single-step (one prompt for the list)"] = "guided"
+    steps: Annotated[int, "sentences of a chain, its source not counted"] = 32
+    guidance: Annotated[float, "1 + lambda: how far from the sentence before the last (guided)"] = 1.5
+    max_new_tokens: Annotated[int, "longest sentence in tokens; single-step's list may have steps times as many"] = 64
+    batch_size: Annotated[int, "chains at a time"] = 16
+    verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
+    seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
+    prompt: Annotated[str | None, "in place of the paper's: a text with {sentence}, perhaps {steps} and {example}"] = (
+        None
+    )
+    chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
+    max_input_tokens: Annotated[int, "longer sentences to begin with are skipped, and counted"] = 128
+    mix: Annotated[str, "mix hidden states before the head or logits after it: hidden, logits [hidden if exact]"] = (
+        "auto"
+    )
+    compile: Annotated[bool, "torch.compile the decoding step"] = False
+    decoding: Annotated[
+        dict[str, Any],
+        "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
+    ] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "max_new_tokens", "batch_size", "max_input_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"generation.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.guidance < float("inf"):
+            raise ValueError(f"generation.guidance must be finite and not negative, got {self.guidance}")
+        if clash := [name for name in self.decoding if name in asdict(self)]:
+            raise ValueError(f"generation.decoding.{clash[0]}: say generation.{clash[0]}")
+
+    def effective(self) -> dict[str, Any]:
+        """The settings that have a part in what is written, as plain values."""
+        from raoe_train.generation.sampling import FIELDS
+
+        values = asdict(self)
+        for name in ("batch_size", "compile", "prompt", "chat", "max_input_tokens", "decoding"):
+            del values[name]
+        if self.method != "guided":
+            values["guidance"] = 1.0
+        decoding = {name: value for name, value in self.decoding.items() if value is not None and name in FIELDS}
+        return {**values, **dict(sorted(decoding.items()))}
+
+
+@dataclass
+class Chain:
+    """One sentence's chain while it grows.
+
+    Attributes:
+        key: its id.
+        sentences: the source and what has been written so far.
+        reason: why it failed, or None.
+        context: what its last answer was an answer to, as the decoder has it, until the chain is finished; at first
+            another chain's, or None.
+        tokens: of all its answers.
+    """
+
+    key: int
+    sentences: list[str]
+    instructions: Instructions
+    generation: Generation
+    reason: str | None = field(default=None, init=False)
+    context: Context | None = field(default=None, init=False)
+    tokens: int = field(default=0, init=False)
+    finished: bool = field(default=False, init=False)
+
+    def request(self, limit: int | None) -> Request | None:
+        """What to ask next; None where the model's `limit` of positions leaves no room, and then it has failed."""
+        from raoe_train.generation.slots import Request
+
+        wish, step = self.generation, len(self.sentences)
+        single = wish.method == "single-step"
+        guidance = wish.guidance if wish.method == "guided" and step > 1 else 1.0  # lambda = 0 at first
+        near = self.instructions(self.sentences[-1])
+        far = self.instructions(self.sentences[-2]) if guidance != 1 else None
+        new = wish.max_new_tokens * (wish.steps if single else 1)
+        if limit is not None and max(len(near), len(far or ())) + new > limit:
+            self._fail(f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions")
+            return None
+        seed = int(digest([wish.seed, self.key, step])[:15], 16)
+        return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
+
+    def take(self, answer: Answer) -> None:
+        """Go on with an answer; afterwards it may be finished, or have failed."""
+        self.tokens += len(answer.ids)
+        steps, text = self.generation.steps, answer.text.strip()
+        single = self.generation.method == "single-step"
+        written: list[str] | str = [text]
+        if single:
+            cut = answer.finish == "length"
+            written = "not complete: cut off at max_new_tokens" if cut else parse_list(text, steps)
+        if isinstance(written, str):
+            # what there is, for those who want to see it
+            self.sentences += filter(None, map(str.strip, text.splitlines()))
+            self._judge(written)
+        else:
+            for sentence in written:
+                self.sentences.append(sentence)
+                self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
+                if self.finished:
+                    break
+        self.finished = self.finished or single or len(self.sentences) > steps
+        if self.reason is None:
+            self._judge(verify_chain(self.sentences, steps if self.finished else None))
+        self.context = None if self.finished else answer.context
+
+    def _judge(self, reason: str | None) -> None:
+        if reason is not None and self.generation.verify:
+            self._fail(reason)
+
+    def _fail(self, reason: str) -> None:
+        self.reason, self.finished = reason, True
+
+
+def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
+    """Finished chains of `chains`, as they finish, `slots` of them in flight.
+
+    A chain's next step, or the next chain, joins those under way as soon as a quarter of them wait to, where the
+    decoder lets requests join others; else all wait for the last.
+    """
+    flying: dict[int, Chain] = {}
+    ready: list[Chain] = []
+    latest: Context | None = None
+    while True:
+        for chain in itertools.islice(chains, slots - len(flying)):
+            chain.context = latest  # its instruction begins as another chain's does
+            flying[chain.key] = chain
+            ready.append(chain)
+        if not flying:
+            return
+        answers: list[Any] = []
+        if ready and (not decoder.active or (decoder.can_join and 4 * len(ready) >= len(flying))):
+            requests = [(chain, chain.request(decoder.limit)) for chain in ready]
+            ready = []
+            answers += decoder.add((chain.key, request) for chain, request in requests if request is not None)
+            for chain, request in requests:
+                if request is None:
+                    yield flying.pop(chain.key)
+        answers += decoder.step()
+        for key, answer in answers:
+            chain = flying[key]
+            chain.take(answer)
+            latest = chain.context or latest
+            if chain.finished:
+                yield flying.pop(key)
+            else:
+                ready.append(chain)
