@@ -265,9 +265,10 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     if option.convert is not None:
         return option.convert(value, key)
     if dataclasses.is_dataclass(kind):
-        if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, type(None)))):  # type: ignore[arg-type]
+        if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
             return value
-        value = {option.word: value} if option.word and isinstance(value, str) else {} if value is None else value
+        word = option.word and isinstance(value, (str, Path))
+        value = {option.word: value} if word else {} if value is None else value
     return convert(kind, value, key)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from raoe_train.data.captions import read_captions
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.evaluation.finding import find_task
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples
-
-if TYPE_CHECKING:
-    from raoe_train.evaluation.tasks import Reading
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Reading
 
 CAPTIONS = 5  # of an image: the query and the 4 that it is to find
 BLOCK = 256  # queries at a time: their similarities to all captions are in memory
@@ -33,7 +31,7 @@ class CaptionTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return self.captions
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """Share of images, x100, whose first caption has exactly the image's four others as its four nearest, by
         cosine, among all captions of all images but itself.
 
@@ -58,7 +56,7 @@ class CaptionTask(EmbeddingTask):
             similarity[rows, own] = -np.inf
             right[numbers] = 100 * (farthest > similarity.max(axis=1))
         result = {"accuracy": float(right.mean()), "images": images, "captions": len(self.captions)}
-        return result, Examples(right)
+        return result, Outcomes(right)
 
 
 def read_caption_task(name: str, reading: Reading) -> CaptionTask:

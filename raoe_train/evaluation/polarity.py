@@ -3,68 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.config import PolarityConfig
 from raoe_train.data.labelled import distinct, read_labelled
 from raoe_train.data.tables import drawn
-from raoe_train.encoders.frozen import embeddings as embeddings_of
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders import frozen
+from raoe_train.encoders.named import identity
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from raoe_train.evaluation.tasks import Reading
+    from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
 
 @dataclass(frozen=True)
 class PolarityTask(EmbeddingTask):
-    """Labelled sentences, and others to retrieve from; see PolarityEvaluator.
-
-    Attributes:
-        test: the sentences that are scored.
-        sources: those that are retrieved.
-        options: how; its reference is asked when the first encoder is scored.
-        batch_size: sentences at a time, for the reference.
-    """
+    """Labelled sentences that are scored, and `sources` to retrieve from; see PolarityEvaluator."""
 
     kind = "polarity"
     main = "polarity"
     test: Dataset
     sources: Dataset
-    options: PolarityConfig
-    batch_size: int
+    options: Polarity
 
     def content(self) -> Any:
-        options = {**asdict(self.options), "cache": None, "files": fingerprint(str(self.options.reference))}
+        options = {**asdict(self.options), "cache": None, "reference": identity(self.options.reference)}
         return [self.sentences(), self.test["label"][:], self.sources["label"][:], options]
 
     def sentences(self) -> list[str]:
         return [*self.test["text"][:], *self.sources["text"][:]]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
-        """PolarityEvaluator.report, with the P of each sentence."""
+    @cached_property
+    def evaluator(self) -> PolarityEvaluator:
+        """What scores encoders. Making it asks the reference: once, when the first encoder is scored."""
         from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
 
         options = self.options
-        encoder = FrozenEncoder(options.reference, cache=options.cache, batch_size=self.batch_size)
-        reference = embeddings_of(encoder, self.sentences(), "reference")
-        evaluator = PolarityEvaluator(
-            self.test["text"][:],
-            self.test["label"][:],
-            self.sources["text"][:],
-            self.sources["label"][:],
-            reference,
-            options.k,
-            options.discount,
-        )
-        result, polarity = evaluator.report(embeddings, options.curve)
-        return result, Examples(100 * polarity)
+        reference = frozen.embeddings(options.reference, self.sentences(), "reference", options.cache)
+        (test, labels), (sources, theirs) = ((data["text"][:], data["label"][:]) for data in (self.test, self.sources))
+        return PolarityEvaluator(test, labels, sources, theirs, reference, options.k, options.discount)
+
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
+        """PolarityEvaluator.report, with the P of each sentence."""
+        result, polarity = self.evaluator.report(embeddings, self.options.curve)
+        return result, Outcomes(100 * polarity)
 
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:
@@ -75,7 +63,7 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
         ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as read_labelled.
     """
     options = reading.polarity
-    if not options.reference:
+    if not options.reference.name:
         raise ValueError(
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
@@ -93,4 +81,4 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
             f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    return PolarityTask(test, drawn(train, wanted, options.seed), options, reading.batch_size)
+    return PolarityTask(test, drawn(train, wanted, options.seed), options)

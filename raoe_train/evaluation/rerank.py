@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from raoe_train.data.queries import Candidates, read_candidates
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
-from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Examples, Task
-
-if TYPE_CHECKING:
-    from raoe_train.evaluation.tasks import Reading
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Reading, Task
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class RerankTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [text for query in self.queries for text in (query.query, *query.positive, *query.negative)]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many; with each query's precision.
 
         Of candidates with equal cosines, negatives come first: an encoder that gives all texts one embedding gets
@@ -53,7 +51,7 @@ class RerankTask(EmbeddingTask):
             "mrr": 100 * float(np.mean(ranks)),
             "queries": len(self.queries),
         }
-        return result, Examples(100 * np.array(precisions))
+        return result, Outcomes(100 * np.array(precisions))
 
 
 def read_rerank(name: str, reading: Reading) -> Task:

@@ -12,12 +12,11 @@ from raoe_train.data import read_pairs
 from raoe_train.data.conditional import is_conditional, read_scored
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples, mean_of_all
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Reading, mean_of_all
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from raoe_train.evaluation.tasks import Reading
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class StsTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [*self.pairs["sentence1"][:], *self.pairs["sentence2"][:]]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of the set together,
         the "all" setting of Gao et al. 2021, Appendix B; beside it those of each subset and their unweighted mean.
 
@@ -58,7 +57,7 @@ class StsTask(EmbeddingTask):
                 for metric in ("spearman", "pearson")
             }
             result["subsets"] = subsets
-        return result, Examples(similarity.astype(np.float64), scores.astype(np.float64))
+        return result, Outcomes(similarity.astype(np.float64), scores.astype(np.float64))
 
 
 def read_sts(name: str, reading: Reading) -> StsTask:

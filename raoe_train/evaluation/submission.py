@@ -9,20 +9,23 @@ from typing import TYPE_CHECKING, Any
 from raoe_train.data.conditional import read_conditional, split_conditional, with_conditions, write_submission
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.encoders.load import CONDITIONAL
+from raoe_train.encoders.named import Model
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 
-def conditional_prompt(name: str, given: str | None) -> str | None:
-    """The prompt that fills in conditions: the one given, or that of a saved model, up to its {text}."""
-    if given is not None:
-        return given
-    saved = Path(name).expanduser() / "config_sentence_transformers.json"
-    if not saved.is_file():
-        return None
-    before = json.loads(saved.read_text(encoding="utf-8")).get("prompts", {}).get(CONDITIONAL)
-    return None if before is None else before + "{text}"
+def conditional_prompt(model: Any) -> str | None:
+    """The prompt that a model's recipe gives, or, up to its {text}, the one with a {condition} that the model was saved
+    with, or that a SentenceTransformer in memory has."""
+    if not isinstance(model, Model):
+        prompts = model.prompts
+    elif model.prompt is not None:
+        return model.prompt
+    else:
+        saved = Path(model.name).expanduser() / "config_sentence_transformers.json"
+        prompts = json.loads(saved.read_text(encoding="utf-8")).get("prompts", {}) if saved.is_file() else {}
+    return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
 
 
 def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:

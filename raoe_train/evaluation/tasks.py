@@ -11,15 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from raoe_train.config import PolarityConfig
 from raoe_train.data.conditional import is_conditional
 from raoe_train.data.sources import is_file
 from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.finding import NoSuchTask
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.recipe import Option
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
@@ -41,6 +43,21 @@ SUITES: dict[str, tuple[str, ...]] = {
 DEFAULT = "sts"
 
 
+@dataclass
+class Polarity:
+    """How the tasks polarity:NAME score what an encoder retrieves."""
+
+    # the encoder that says how alike sentences are; in train, the one that training starts from
+    reference: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
+    k: Annotated[int, "sentences that are retrieved"] = 16
+    discount: Annotated[str, "weights of the k: linear (Eq. 1) or none"] = "linear"
+    sources: Annotated[int, "sentences to retrieve from, drawn from train: so many times those of test"] = 5
+    max_sentences: Annotated[int | None, "at most so many of test, drawn with seed"] = None
+    seed: Annotated[int, "of what is drawn"] = 42
+    curve: Annotated[list[int], "other numbers of retrieved sentences, too"] = field(default_factory=list)
+    cache: Annotated[str | None, "directory that keeps the reference's embeddings for other runs"] = None
+
+
 @dataclass(frozen=True)
 class Reading:
     """How tasks are read.
@@ -52,7 +69,6 @@ class Reading:
         prompt: the encoder's; one with a {condition} makes sets of kind sts C-STS files.
         cache: folder for results of tasks that take long, so that they can go on; None keeps none.
         polarity: of tasks of that kind.
-        batch_size: of encoders that a task has of its own.
     """
 
     data_dir: str | Path | None = None
@@ -60,8 +76,7 @@ class Reading:
     on_error: str = "raise"
     prompt: str | None = None
     cache: Path | None = None
-    polarity: PolarityConfig = field(default_factory=PolarityConfig)
-    batch_size: int = 64
+    polarity: Polarity = field(default_factory=Polarity)
 
 
 class Task(ABC):
@@ -80,19 +95,6 @@ class Task(ABC):
         """What a result depends on, as plain values: the data itself, or its name and version."""
 
 
-@dataclass(frozen=True)
-class Examples:
-    """What a task's main metric is made of, so that two encoders can be compared example by example.
-
-    Attributes:
-        values: [n] float64, the main metric x100 of each example, whose mean it is; with gold, what the encoder gives.
-        gold: [n] float64, of which and `values` the main metric is Spearman's correlation x100; or None.
-    """
-
-    values: np.ndarray
-    gold: np.ndarray | None = None
-
-
 class EmbeddingTask(Task):
     """A task that scores embeddings of its sentences."""
 
@@ -101,7 +103,7 @@ class EmbeddingTask(Task):
         """The n texts to encode, in the order that score wants; repeated ones are encoded once."""
 
     @abstractmethod
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """({metric: value}, what the main one is made of) of [n, d] float32 embeddings; None for what is undefined."""
 
 
@@ -151,14 +153,13 @@ def read_tasks(
     on_error: str = "raise",
     prompt: str | None = None,
     cache: Path | None = None,
-    polarity: PolarityConfig | None = None,
-    batch_size: int = 64,
+    polarity: Polarity | None = None,
 ) -> dict[str, Task]:
     """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
 
     Args:
         tasks: see evaluate_encoder.
-        data_dir, columns, on_error, prompt, cache, polarity, batch_size: see Reading.
+        data_dir, columns, on_error, prompt, cache, polarity: see Reading.
 
     Raises:
         ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
@@ -168,7 +169,7 @@ def read_tasks(
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or PolarityConfig(), batch_size)
+    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or Polarity())
     found: dict[str, Task] = {}
     missing: list[str] = []
     for word in tasks:
@@ -192,7 +193,7 @@ def evaluate_encoder(
     batch_size: int = 64,
     *,
     prompt: str | None = None,
-    polarity: PolarityConfig | None = None,
+    polarity: Polarity | None = None,
 ) -> dict[str, Any]:
     """Scores of an encoder on tasks of any kind.
 
@@ -217,12 +218,12 @@ def evaluate_encoder(
     Raises:
         ValueError: an unknown or ambiguous task, or data that its kind cannot use; see the kinds' readers.
     """
-    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity, batch_size=batch_size)
+    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity)
     return evaluate_tasks(model, found, batch_size)
 
 
 def evaluate_tasks(
-    model: Any, tasks: Mapping[str, Task], batch_size: int = 64, examples: dict[str, Examples] | None = None
+    model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
     """Scores of tasks; what they share (sick and sick-all, STS-B and the STS years) is encoded once.
 
@@ -230,7 +231,7 @@ def evaluate_tasks(
         model: a SentenceTransformer.
         tasks: by their words.
         batch_size: sentences at a time.
-        examples: where given, is filled with those of each task that has them.
+        outcomes: where given, is filled with those of each task that has them.
 
     Returns:
         {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics}, and "averages",
@@ -244,8 +245,8 @@ def evaluate_tasks(
     for word, task in tasks.items():
         if isinstance(task, EmbeddingTask):
             scores, made_of = task.score(embeddings[[places[text] for text in task.sentences()]])
-            if examples is not None:
-                examples[word] = made_of
+            if outcomes is not None:
+                outcomes[word] = made_of
         else:
             assert isinstance(task, ModelTask)
             scores = task.run(model, batch_size)

@@ -18,12 +18,11 @@ from tqdm import tqdm
 
 from raoe_train.data.labelled import read_labelled
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.tasks import EmbeddingTask, Examples
+from raoe_train.evaluation.outcomes import Outcomes
+from raoe_train.evaluation.tasks import EmbeddingTask, Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from raoe_train.evaluation.tasks import Reading
 
 SEED = 1111
 FOLDS = 10
@@ -52,7 +51,7 @@ class TransferTask(EmbeddingTask):
     def sentences(self) -> list[str]:
         return [text for texts in self.texts() for text in texts]
 
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Examples]:
+    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """Accuracy, x100, of the classifier.
 
         - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
@@ -90,7 +89,7 @@ class TransferTask(EmbeddingTask):
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
-        return result, Examples(right)
+        return result, Outcomes(right)
 
 
 def read_transfer(name: str, reading: Reading) -> TransferTask:
@@ -169,7 +168,7 @@ def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[f
     return grid[int(np.argmax(scores))], float(scores.max())
 
 
-def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Examples]:
+def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
     right = np.zeros(len(labels))
     accuracies, chosen_by = [], []
     for train, test in tqdm(_folds(features, labels), desc="folds", disable=None):
@@ -184,4 +183,4 @@ def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], E
         "dev_accuracy": float(np.mean(chosen_by)),
         "examples": len(labels),
     }
-    return result, Examples(right)
+    return result, Outcomes(right)

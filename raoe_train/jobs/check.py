@@ -1,4 +1,4 @@
-"""``raoe-train check``: does an encoder give a sentence the same embedding whatever it is batched with?
+"""The job `check`: does an encoder give a sentence the same embedding whatever it is batched with?
 
 It should, and yet with attention masks that leave padding in, or are lost where nothing is padded, it does not.
 """
@@ -6,15 +6,15 @@ It should, and yet with attention masks that leave padding in, or are lost where
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import versions
 from raoe_train.artifacts.writing import write_json
-
-if TYPE_CHECKING:
-    from raoe_train.config import CheckConfig
+from raoe_train.encoders.named import Model
+from raoe_train.jobs.shared import job
+from raoe_train.recipe import Option
 
 SENTENCES = (
     "Yes.",
@@ -29,8 +29,14 @@ SENTENCES = (
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
-def check(config: CheckConfig) -> dict[str, Any]:
-    """The job `check`: padding and batch-size invariance of an encoder, and which way its layers look.
+@job
+def check(
+    model: Annotated[Model, Option(word="name")] = Model(),
+    output: Annotated[str | None, "JSON file to write"] = None,
+) -> dict[str, Any]:
+    """Padding and batch-size invariance of a saved encoder.
+
+    And which way its layers look.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
@@ -43,10 +49,9 @@ def check(config: CheckConfig) -> dict[str, Any]:
     """
     from raoe_train.encoders.load import load_encoder
 
-    model = load_encoder(config.model).eval()
-    result = {**check_encoder(model), "model": config.model.name, "versions": versions()}
-    if config.output:
-        write_json(Path(config.output).expanduser(), result)
+    result = {**check_encoder(load_encoder(model).eval()), "model": model.name, "versions": versions()}
+    if output:
+        write_json(Path(output).expanduser(), result)
     print(_table(result))
     return result
 
@@ -56,16 +61,14 @@ def check_encoder(model: Any) -> dict[str, Any]:
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner, tokenizer = model[0].model, model.tokenizer
-    alone = _normalised(np.concatenate([model.encode([text]) for text in SENTENCES]))
     dtype = str(next(inner.parameters()).dtype).removeprefix("torch.")
-    looks_ahead = _sees_later_tokens(model)
-    expected, layers, mode = None, None, None
-    sides = [tokenizer.padding_side]
+    layers, mode, sides = None, None, [tokenizer.padding_side]
     if isinstance(inner, BidirectionalModel):
         layers, mode = inner.config.bidirectional_layers, inner.config.bidirectional_mode
-        expected = layers > 0
         # positions of these decoders are relative: they are to work with padding on either side
         sides = ["right", "left"]
+    looks_ahead = _sees_later_tokens(model)
+    alone = _unit([model.encode([text]) for text in SENTENCES])
     differences = {}
     was = tokenizer.padding_side
     for side in sides:
@@ -73,12 +76,11 @@ def check_encoder(model: Any) -> dict[str, Any]:
         for size in (2, 3, len(SENTENCES)):
             # in the order given: encode would put sentences of like length together, and pad nothing
             found = [model.encode(list(SENTENCES[at : at + size]), batch_size=size) for at in range(0, 6, size)]
-            worst = float(np.abs(_normalised(np.concatenate(found)) - alone).max())
-            differences[f"padding {side}, batches of {size}"] = worst
+            differences[f"padding {side}, batches of {size}"] = float(np.abs(_unit(found) - alone).max())
     tokenizer.padding_side = was
     tolerance = TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
     failed = [name for name, value in differences.items() if not value <= tolerance]
-    if expected is not None and looks_ahead != expected:
+    if layers is not None and looks_ahead != (layers > 0):
         failed.append("bidirectional")
     return {
         "differences": differences,
@@ -86,6 +88,11 @@ def check_encoder(model: Any) -> dict[str, Any]:
         "failed": failed,
         "bidirectional": {"layers": layers, "mode": mode, "seen": looks_ahead},
     }
+
+
+def _unit(parts: list[np.ndarray]) -> np.ndarray:
+    embeddings = np.concatenate(parts).astype(np.float64)
+    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)  # NaN stays NaN, and fails
 
 
 def _sees_later_tokens(model: Any) -> bool:
@@ -100,11 +107,6 @@ def _sees_later_tokens(model: Any) -> bool:
         tokens[0, -1] = tokens[0, -2]
         other = model[0].model(**{**features, "input_ids": tokens}).last_hidden_state[0, 0].float()
     return bool((first - other).abs().max() > 1e-6 * first.abs().max())
-
-
-def _normalised(embeddings: np.ndarray) -> np.ndarray:
-    embeddings = embeddings.astype(np.float64)
-    return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
 
 
 def _table(result: dict[str, Any]) -> str:

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
+from raoe_train.artifacts.once import beside, found
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import replacing, write_json
 from raoe_train.data.sentences import read_sentences
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.named import Model, identity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 
@@ -42,10 +43,9 @@ def encode(
     if not output or not output.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {output!r}")
     path = Path(output).expanduser()
-    summary = path.with_name(path.name + ".json")
     sentences = read_sentences(data.input, data.columns)
     settings = {"model": identity(model), "input": digest(sentences)}
-    if done := earlier_result(summary, path, settings, overwrite):
+    if done := found(path, settings, overwrite):
         print(f"{path} is there already, from the same model and sentences")
         return done
 
@@ -62,6 +62,6 @@ def encode(
         "versions": versions(),
         "settings": settings,
     }
-    write_json(summary, result)
+    write_json(beside(path, ".json"), result)
     print(f"{len(embeddings)} sentences x {embeddings.shape[1]} dimensions -> {path}")
     return result

@@ -1,83 +1,125 @@
-"""The job `evaluate`, and the same from Python for an encoder in memory."""
+"""The job `evaluate`."""
 
 from __future__ import annotations
 
 import json
+import pkgutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-from raoe_train.artifacts.provenance import commit, digest, earlier_result, identity, versions
+from raoe_train.artifacts.once import beside, found
+from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.writing import write_json
+from raoe_train.data.settings import Data
+from raoe_train.encoders.named import Model, identity
+from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
-from raoe_train.evaluation.tasks import Examples, Task, evaluate_tasks, read_tasks, suite_tasks, table
-from raoe_train.studies.analyses import analyse, check_analyses
-from raoe_train.studies.bootstrap import write_examples
+from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.jobs.shared import job
+from raoe_train.recipe import Option
 
-if TYPE_CHECKING:
-    from raoe_train.config import EvaluateConfig
+ANALYSES = {
+    "degradation": "raoe_train.studies.analyses:degradation",
+    "dependency": "raoe_train.studies.analyses:dependency",
+    "words": "raoe_train.studies.analyses:words",
+}
+"""The function of each analysis, (model, tasks, output, batch_size) -> plain values; imported when asked for."""
 
 
-def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """The job `evaluate`: see evaluate_encoder; writes the result to `output` if that is given, and prints it
-    as a table. With `suite`, the tasks of SUITES beside those named; with `analyses`, see there; with `submission`,
-    predictions for Conditional STS. What main metrics are made of, example by example, goes to OUTPUT.examples.npz, for
-    the job `report`. Results of mteb's tasks are kept in OUTPUT.mteb/, as they come.
+@job
+def evaluate(
+    model: Annotated[Model, Option(word="name", live=True)] = Model(),
+    tasks: Annotated[
+        list[str],
+        "NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb, "
+        "polarity",
+    ] = [],
+    data: Annotated[Data, Option(word="dir")] = Data(),
+    suite: Annotated[list[str], "tasks beside these: sts, transfer, rerank or all"] = [],
+    polarity: Annotated[Polarity, Option()] = Polarity(),
+    analyses: Annotated[list[str], "of the tasks' sentences: degradation, dependency, words"] = [],
+    submission: Annotated[str | None, "JSON file of predictions for data.input, C-STS rows without labels"] = None,
+    batch_size: Annotated[int, "sentences at a time"] = 64,
+    output: Annotated[str | None, "JSON file to write"] = None,
+    overwrite: Annotated[bool, "replace the output of another setting"] = False,
+) -> dict[str, Any]:
+    """Scores of an encoder: similarity, transfer, reranking, captions, MTEB.
+
+    The result is printed as a table. With `output` it is written, and OUTPUT.examples.npz beside it: what main metrics
+    are made of, example by example, for the job `report`. Results of mteb's tasks are kept in OUTPUT.mteb/, as they
+    come. From Python the model may also be a SentenceTransformer in memory; what it gave is never found again, as
+    nothing tells its weights from others.
+
+    Task words are those of read_tasks. The analyses are BeLLM's: degradation (score against layers kept, Figure 4),
+    dependency (of tokens on the pivot, Figures 2 and 5) and words (that the model would write at the pivot, Appendix
+    A), with plots beside `output`.
 
     Returns:
-        {"tasks": {word: {"kind", "main", metric: value, …}}, "average", "analyses": {name: …}, "model", "versions",
-        "commit", "settings"}.
+        {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
+        metrics, x100, "averages": {kind: that of its tasks} where there are several, "analyses": {name: …},
+        "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
+        "settings"}. A metric is None, and so are the averages over it, where it is undefined, as a correlation is where
+        all cosines of a set are equal.
 
     Raises:
-        ValueError: as evaluate_encoder; or the output of other settings is there and overwrite is not set.
+        ValueError: an unknown or ambiguous task, data that its kind cannot use, or the output of other settings (or of
+            a model in memory) is there and overwrite is not set.
+        FileNotFoundError: a file or a model that is not there.
     """
     # before the model is loaded, so that a misspelt task costs no time
-    prompt = conditional_prompt(config.model.name, config.model.prompt)
-    check_analyses(config.analyses)
+    prompt = conditional_prompt(model)
+    for name in analyses:
+        if name not in ANALYSES:
+            raise ValueError(f"analyses must be of {', '.join(ANALYSES)}, got {name!r}")
     rows = None
-    if config.submission:
-        if not config.data.input:
+    if submission:
+        if not data.input:
             raise ValueError("data.input is missing: the C-STS rows to predict")
-        rows = read_unlabelled(config.data.input, config.data.columns, prompt)
-    output = Path(config.output).expanduser() if config.output else None
-    model_settings = identity(config.model)
-    words = [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)]
-    tasks: dict[str, Task] = {}
+        rows = read_unlabelled(data.input, data.columns, prompt)
+    path = Path(output).expanduser() if output else None
+    named = isinstance(model, Model)
+    model_settings = identity(model) if named else None
+    words = [*tasks, *(task for task in suite_tasks(suite) if task not in tasks)]
+    read: dict[str, Task] = {}
     if words or rows is None:
-        tasks = read_tasks(
+        read = read_tasks(
             words,
-            config.data.dir,
-            columns=config.data.columns,
-            on_error=config.data.on_error,
+            data.dir,
+            columns=data.columns,
+            on_error=data.on_error,
             prompt=prompt,
             # a folder for each state of the model: mteb tells models by their names, which a model trained anew keeps
-            cache=output and output.with_name(output.name + ".mteb") / digest(model_settings)[:16],
-            polarity=config.polarity,
-            batch_size=config.batch_size,
+            cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and named else None,
+            polarity=polarity,
         )
     settings = {
         "model": model_settings,
-        "tasks": {word: digest(task.content()) for word, task in tasks.items()},
-        "analyses": config.analyses,
+        "tasks": {word: digest(task.content()) for word, task in read.items()},
+        "analyses": analyses,
     }
     result = None
-    if output and rows is None:
-        result = earlier_result(output, output, settings, config.overwrite)
+    if path and not named and path.exists() and not overwrite:
+        raise ValueError(f"output {path} is there already, and the model is one in memory; overwrite replaces it")
+    if path and named and rows is None:
+        result = found(path, settings, overwrite, summary=path)
     if result is None:
         from raoe_train.encoders.load import load_encoder
 
-        model = load_encoder(config.model)
-        examples: dict[str, Examples] = {}
-        result = evaluate_tasks(model, tasks, config.batch_size, examples)
-        if config.analyses:
-            result["analyses"] = analyse(config.analyses, model, tasks, output, config.batch_size)
+        encoder = load_encoder(model) if named else model
+        outcomes: dict[str, Outcomes] = {}
+        result = evaluate_tasks(encoder, read, batch_size, outcomes)
+        if analyses:
+            made = {name: pkgutil.resolve_name(ANALYSES[name]) for name in analyses}
+            result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
         if rows is not None:
-            result["predictions"] = submit(model, rows, str(prompt), str(config.submission), config.batch_size)
-        result.update(model=config.model.name, versions=versions(), commit=commit(), settings=settings)
-        if output:
-            write_examples(output, examples, settings)
-            write_json(output, result)
-    if tasks:
+            result["predictions"] = submit(encoder, rows, str(prompt), str(submission), batch_size)
+        made_by = model.name if named else None
+        result.update(model=made_by, versions=versions(), commit=commit(), settings=settings)
+        if path:
+            write_outcomes(path, outcomes, settings)
+            write_json(path, result)
+    if read:
         print(table(result))
-    for name, found in result.get("analyses", {}).items():
-        print(f"{name}: {json.dumps({key: value for key, value in found.items() if key != 'examples'})}")
+    for name, analysed in result.get("analyses", {}).items():
+        print(f"{name}: {json.dumps({key: value for key, value in analysed.items() if key != 'examples'})}")
     return result

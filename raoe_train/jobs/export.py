@@ -1,16 +1,23 @@
-"""``raoe-train export``: an encoder with its adapter merged into plain weights."""
+"""The job `export`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
-if TYPE_CHECKING:
-    from raoe_train.config import ExportConfig
+from raoe_train.encoders.named import Model
+from raoe_train.jobs.shared import job
+from raoe_train.recipe import Option
 
 
-def export(config: ExportConfig) -> dict[str, Any]:
-    """The job `export`: load an encoder and save it again, with --merge its LoRA adapter as part of the weights.
+@job
+def export(
+    model: Annotated[Model, Option(word="name")] = Model(),
+    merge: Annotated[bool, "make one model of a LoRA adapter and its base"] = False,
+    output: Annotated[str | None, "directory to write"] = None,
+    overwrite: Annotated[bool, "replace what is in output"] = False,
+) -> dict[str, Any]:
+    """Save an encoder with its adapter merged in.
 
     Where no layer is bidirectional the decoder is saved as what it is, which loads anywhere; otherwise the model loads
     after `import raoe_train`, or, with trust_remote_code, where raoe is not installed. An adapter that was trained over
@@ -30,44 +37,37 @@ def export(config: ExportConfig) -> dict[str, Any]:
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
-    if not config.output:
+    if not output:
         raise ValueError("--output is missing: the directory to write to")
-    output = Path(config.output).expanduser()
-    if output.is_dir() and any(output.iterdir()) and not config.overwrite:
-        raise ValueError(f"{output} is not empty; choose another output, or --overwrite it")
-    source = Path(config.model.name).expanduser()
+    folder, source = Path(output).expanduser(), Path(model.name).expanduser()
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise ValueError(f"{folder} is not empty; choose another output, or --overwrite it")
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
-    if source.resolve() == output.resolve():
-        raise ValueError(f"output and model.name are both {output}")
+    if source.resolve() == folder.resolve():
+        raise ValueError(f"output and model.name are both {folder}")
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()
-    if (ours or theirs) and not config.merge:
+    if (ours or theirs) and not merge:
         raise ValueError(f"{source} is an adapter: --merge makes one model of it and its base")
-    options: dict[str, Any] = {"dtype": config.model.dtype} if config.model.dtype else {}
+    options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if ours:
         options["merge_adapter"] = True
-    model = SentenceTransformer(
-        str(source), device="cpu", model_kwargs=options, trust_remote_code=config.model.trust_remote_code
+    encoder = SentenceTransformer(
+        str(source), device="cpu", model_kwargs=options, trust_remote_code=model.trust_remote_code
     )
     if theirs:
-        model[0].model = _merged(source, options)
-    inner: Any = model[0].model
+        encoder[0].model = _merged(source, options)
+    inner: Any = encoder[0].model
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
-        model[0].model = inner.decoder
-    if config.overwrite and output.is_dir():
-        shutil.rmtree(output)
-    model.save_pretrained(str(output))
-    merged = "merged, " if ours or theirs else ""
-    print(f"{merged}saved to {output}")
-    return {
-        "output": str(output),
-        "merged": ours or theirs,
-        "bidirectional_layers": layers,
-        "model": config.model.name,
-    }
+        encoder[0].model = inner.decoder
+    if overwrite and folder.is_dir():
+        shutil.rmtree(folder)
+    encoder.save_pretrained(str(folder))
+    print(f"{'merged, ' if ours or theirs else ''}saved to {folder}")
+    return {"output": str(folder), "merged": ours or theirs, "bidirectional_layers": layers, "model": model.name}
 
 
 def _merged(adapter: Path, options: dict[str, Any]) -> Any:

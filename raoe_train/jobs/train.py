@@ -16,9 +16,11 @@ from typing import Any
 from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import partial, write_json
-from raoe_train.config import TRAINING_NAMES, PolarityConfig, TrainConfig
+from raoe_train.config import TRAINING_NAMES, TrainConfig
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.tokens import with_tokens
+from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.evaluation.tasks import Polarity
 from raoe_train.losses.registry import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
 from raoe_train.training.list_targets import check_teacher
 from raoe_train.training.run_directory import (
@@ -344,13 +346,13 @@ def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
     )
 
 
-def polarity_of(config: TrainConfig) -> PolarityConfig:
+def polarity_of(config: TrainConfig) -> Polarity:
     """polarity, its reference the encoder that training starts from where the recipe names none."""
     from raoe_train.encoders.load import SCRATCH
 
-    if config.polarity.reference or config.model.random_weights or config.model.name == SCRATCH:
-        return config.polarity
-    return dataclasses.replace(config.polarity, reference=config.model.name)
+    started = config.model.random_weights or config.model.name == SCRATCH
+    name = config.polarity.reference or (None if started else config.model.name)
+    return Polarity(**{**vars(config.polarity), "reference": FrozenEncoder(name=name)})
 
 
 def _summary(metrics: dict[str, Any]) -> str:

@@ -1,50 +1,15 @@
-"""Two encoders on one task, example by example: what `evaluate` keeps for it, and the paired bootstrap."""
+"""Two encoders on one task, example by example: the paired bootstrap."""
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.writing import replacing
-from raoe_train.evaluation.tasks import Examples
+from raoe_train.evaluation.outcomes import Outcomes
 
 LEVEL = 95  # of intervals, in percent
 
 
-def write_examples(result: Path, examples: Mapping[str, Examples], settings: Mapping[str, Any]) -> None:
-    """Write the examples of each task, by its word, beside the result that has those settings, in one step."""
-    arrays = {f"{word}\tvalues": of.values for word, of in examples.items()}
-    arrays |= {f"{word}\tgold": of.gold for word, of in examples.items() if of.gold is not None}
-    with replacing(_beside(result)) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)
-
-
-def read_examples(result: Path, settings: Mapping[str, Any]) -> dict[str, Examples]:
-    """What write_examples wrote; nothing where there is none, or that of other settings.
-
-    Raises:
-        ValueError: a file that is not one of these.
-    """
-    path = _beside(result)
-    if not path.is_file():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            kept = dict(arrays)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None
-    if str(kept.get("made_from")) != digest(settings):
-        return {}
-    words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
-    return {word: Examples(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}
-
-
-def bootstrap(first: Examples, second: Examples, resamples: int, seed: int) -> np.ndarray:
+def bootstrap(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
     """Differences, second - first, of the main metric x100 on as many examples drawn with replacement, the same ones
     of both encoders (Efron and Tibshirani 1993, chapter 8).
 
@@ -71,11 +36,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _beside(result: Path) -> Path:
-    return result.with_name(result.name + ".examples.npz")
-
-
-def _metric(examples: Examples, drawn: np.ndarray) -> float:
+def _metric(examples: Outcomes, drawn: np.ndarray) -> float:
     if examples.gold is None:
         return float(examples.values[drawn].mean())
     from scipy.stats import rankdata

@@ -14,8 +14,9 @@ import yaml
 from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.provenance import digest, earlier_result, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.evaluation.tasks import DEFAULT, Examples, main_score, mean_of_all, split_word
-from raoe_train.studies.bootstrap import LEVEL, bootstrap, interval, read_examples
+from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
+from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
+from raoe_train.studies.bootstrap import LEVEL, bootstrap, interval
 from raoe_train.studies.markdown import cell, table_head, table_row
 from raoe_train.studies.plots import plot_differences, plot_main_metrics
 
@@ -40,7 +41,7 @@ class Result:
     label: str
     tasks: dict[str, dict[str, Any]]
     data: dict[str, str] = field(default_factory=dict)
-    examples: dict[str, Examples] = field(default_factory=dict)
+    examples: dict[str, Outcomes] = field(default_factory=dict)
     made_by: dict[str, Any] = field(default_factory=dict)
 
 
@@ -131,7 +132,7 @@ def _result(label: str, path: Path) -> Result:
         "commit": found.get("commit"),
         "versions": found.get("versions", {}),
     }
-    return Result(label, tasks, dict(settings.get("tasks", {})), read_examples(file, settings), made_by)
+    return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
 
 
 def _scores(results: list[Result]) -> dict[str, dict[str, dict[str, float | None]]]:

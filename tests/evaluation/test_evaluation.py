@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from raoe_train.cli import run
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.finding import find_task
 from raoe_train.evaluation.sts import correlate
 from raoe_train.evaluation.tasks import evaluate_encoder
-from raoe_train.jobs.encode import encode
 from raoe_train.jobs.evaluate import evaluate
-from raoe_train.old_recipe import load
 from tests.tiny import SENTENCES, tiny_encoder
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -190,16 +189,16 @@ def test_an_encoder_that_gives_nan_is_an_error(tasks):
 
 
 def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
-    def config(**more):
+    def evaluated(**more):
         values = {
             "model.name": saved,
             "model.device": "cpu",
             "tasks": ["stsx", "plain"],
             "data.dir": str(tasks),
         }
-        return load("evaluate", None, {**values, "output": str(tmp_path / "out.json"), **more})
+        return run("evaluate", **{**values, "output": str(tmp_path / "out.json"), **more})
 
-    result = evaluate(config())
+    result = evaluated()
     assert measures(result["tasks"]["stsx"]) == expected(model, rows("test"))
     assert result["model"] == saved
     assert {"torch", "sentence-transformers"} <= set(result["versions"])
@@ -213,17 +212,32 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
         "20",
     ]
     assert table[3].split() == ["average", f"{result['average']:.2f}"]
-    assert evaluate(config()) == result
+    assert evaluated() == result
     with pytest.raises(ValueError, match="not from these settings"):
-        evaluate(config(tasks=["plain"]))
-    assert list(evaluate(config(tasks=["plain"], overwrite=True))["tasks"]) == ["plain"]
+        evaluated(tasks=["plain"])
+    assert list(evaluated(tasks=["plain"], overwrite=True)["tasks"]) == ["plain"]
     os.utime(Path(saved) / "model.safetensors", ns=(1, 1))  # trained anew, so its results are old
     with pytest.raises(ValueError, match="not from these settings"):
-        evaluate(config(tasks=["plain"]))
+        evaluated(tasks=["plain"])
+
+
+def test_a_model_in_memory(saved, model, tasks, tmp_path):
+    """Scored as the same one by its name, whatever mode it is in; and what it gave is never taken for another's."""
+    output = tmp_path / "out.json"
+    result = evaluate(model, ["stsx", "plain"], tasks, output=output, batch_size=3)
+    named = evaluate(saved, ["stsx", "plain"], data={"dir": str(tasks)}, batch_size=3)
+    assert (result["tasks"], result["average"]) == (named["tasks"], named["average"])
+    assert result["model"] is None and named["model"] == saved
+    assert json.loads(output.read_text()) == result
+    with pytest.raises(ValueError, match=r"out\.json is there already, and the model is one in memory"):
+        evaluate(model, ["stsx", "plain"], tasks, output=output)
+    assert list(evaluate(model, ["plain"], tasks, output=output, overwrite=True)["tasks"]) == ["plain"]
+    with pytest.raises(ValueError, match=r"unknown key polarity\.kk \(did you mean polarity\.k\?\)"):
+        evaluate(model, ["plain"], tasks, polarity={"kk": 3})
 
 
 def test_encode_job(saved, model, tmp_path):
-    def run(name, content, **more):
+    def encoded(name, content, **more):
         path = tmp_path / name
         path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
         values = {
@@ -232,27 +246,27 @@ def test_encode_job(saved, model, tmp_path):
             "data.input": str(path),
             "output": str(tmp_path / f"{name}.npy"),
         }
-        result = encode(load("encode", None, {**values, **more}))
+        result = run("encode", **{**values, **more})
         return np.load(result["output"])
 
     lines = [SENTENCES[0], "", "one\x0bline", SENTENCES[0]]
     for name in ("a.txt", "a.txt.gz"):
-        found = run(name, "\n".join(lines) + "\n")
+        found = encoded(name, "\n".join(lines) + "\n")
         assert (found.shape, found.dtype) == ((4, 16), np.float32)
         np.testing.assert_allclose(found, model.encode(lines), atol=1e-6)
     with pytest.raises(ValueError, match="not from these settings"):
-        run("a.txt", "other\n")
-    assert run("a.txt", "other\n", overwrite=True).shape == (1, 16)
+        encoded("a.txt", "other\n")
+    assert encoded("a.txt", "other\n", overwrite=True).shape == (1, 16)
     table = f"id\ttext\tq\n1\t{SENTENCES[2]}\t{SENTENCES[4]}\n"
-    np.testing.assert_allclose(run("b.tsv", table), model.encode([SENTENCES[2]]), atol=1e-6)
-    by_column = run("c.tsv", table, **{"data.columns": {"sentence": "q"}})
+    np.testing.assert_allclose(encoded("b.tsv", table), model.encode([SENTENCES[2]]), atol=1e-6)
+    by_column = encoded("c.tsv", table, **{"data.columns": {"sentence": "q"}})
     np.testing.assert_allclose(by_column, model.encode([SENTENCES[4]]), atol=1e-6)
     with pytest.raises(ValueError, match="no column 'sentence or text'"):
-        run("d.tsv", "premise\na\n")
+        encoded("d.tsv", "premise\na\n")
     with pytest.raises(ValueError, match="there are no sentences"):
-        run("e.txt", "")
+        encoded("e.txt", "")
     with pytest.raises(ValueError, match=r"output must name a \.npy file"):
-        run("f.txt", "a\n", output=str(tmp_path / "f.bin"))
+        encoded("f.txt", "a\n", output=str(tmp_path / "f.bin"))
 
 
 PUBLISHED = {"sts12": 72.37, "sts14": 75.59, "sts15": 85.39, "stsb": 82.03, "sick": 77.15, "sick-all": 77.58}

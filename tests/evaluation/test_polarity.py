@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from raoe_train.cli import main
-from raoe_train.config import PolarityConfig
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.polarity import read_polarity
 from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator, weights
-from raoe_train.evaluation.tasks import Reading, evaluate_encoder
+from raoe_train.evaluation.tasks import Polarity, Reading, evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -150,7 +151,7 @@ def folder(tmp_path):
 
 
 def test_as_a_task(folder):
-    options = PolarityConfig(reference=str(folder / "reference"), k=3, cache=str(folder / "cache"))
+    options = Polarity(FrozenEncoder(str(folder / "reference")), k=3, cache=str(folder / "cache"))
     model = tiny_encoder(double=False).eval()
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
@@ -164,13 +165,18 @@ def test_as_a_task(folder):
     assert found["polarity"] == pytest.approx(expected["polarity"])
     assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
     assert len(list((folder / "cache").glob("*/*.npy"))) == 1
-    itself = PolarityConfig(reference=str(folder / "model"), k=3)
+    cached = next((folder / "cache").glob("*/*.npy"))
+    scores, _ = task.score(encode_sentences(model, task.sentences()))
+    cached.unlink()
+    assert task.score(encode_sentences(model, task.sentences()))[0] == scores  # the reference was asked once
+    assert not cached.exists()
+    itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
 
 
 def test_what_is_drawn(folder):
     def drawn(**options):
-        task = read_polarity("set", Reading(folder, polarity=PolarityConfig(reference="x", **options)))
+        task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
         return task.test["text"][:], task.sources["text"][:]
 
     assert drawn() == drawn() != drawn(seed=1)
@@ -184,7 +190,7 @@ def test_bad_tasks(folder):
     model = tiny_encoder(double=False)
     with pytest.raises(ValueError, match=r"polarity.reference is missing"):
         evaluate_encoder(model, ["polarity:set"], folder)
-    options = PolarityConfig(reference="x")
+    options = Polarity(FrozenEncoder("x"))
     with pytest.raises(ValueError, match="no task 'nothing'"):
         evaluate_encoder(model, ["polarity:nothing"], folder, polarity=options)
     with pytest.raises(ValueError, match=r"data\.dir is missing"):

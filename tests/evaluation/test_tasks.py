@@ -9,12 +9,12 @@ import pytest
 from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
+from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.sts import StsTask
 from raoe_train.evaluation.tasks import (
     KINDS,
     SUITES,
     EmbeddingTask,
-    Examples,
     evaluate_encoder,
     evaluate_tasks,
     main_score,
@@ -82,8 +82,8 @@ def test_suites():
 
 def test_all_kinds_together(model, folder, monkeypatch):
     encoded = []
-    real = tasks.encode_sentences
-    monkeypatch.setattr(tasks, "encode_sentences", lambda m, s, b: (encoded.append(list(s)), real(m, s, b))[1])
+    real = model.encode
+    monkeypatch.setattr(model, "encode", lambda texts, **options: (encoded.append(texts), real(texts, **options))[1])
     found = evaluate_encoder(model, WORDS, folder)
     assert sorted(encoded[0]) == sorted(SENTENCES) and len(encoded) == 1  # each sentence once for all of them
     alone = {word: evaluate_encoder(model, [word], folder)["tasks"][word] for word in WORDS}
@@ -161,7 +161,7 @@ class LengthTask(EmbeddingTask):
 
     def score(self, embeddings):
         found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
-        return found, Examples(np.array([found["long"]]))
+        return found, Outcomes(np.array([found["long"]]))
 
 
 def read_length(name, reading):

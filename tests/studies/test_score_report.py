@@ -11,14 +11,14 @@ from scipy import stats
 
 from raoe_train.cli import main, run
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation.tasks import Examples
-from raoe_train.studies.bootstrap import _metric, bootstrap, interval, read_examples, write_examples
+from raoe_train.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
+from raoe_train.studies.bootstrap import _metric, bootstrap, interval
 from raoe_train.studies.score_report import PUBLISHED
 from tests.tiny import SENTENCES, tiny_encoder
 
 
 def test_bootstrap_by_hand():
-    first, second = Examples(np.array([0.0, 100.0])), Examples(np.array([100.0, 100.0]))
+    first, second = Outcomes(np.array([0.0, 100.0])), Outcomes(np.array([100.0, 100.0]))
     drawn = bootstrap(first, second, 4000, seed=1)
     # of two draws of two: the first example twice, once, never
     values, counts = np.unique(drawn, return_counts=True)
@@ -35,7 +35,7 @@ def test_the_middle_95_percent():
 
 
 def correlated(noise, seed, gold):
-    return Examples(gold + np.random.default_rng(seed).normal(scale=noise, size=len(gold)), gold)
+    return Outcomes(gold + np.random.default_rng(seed).normal(scale=noise, size=len(gold)), gold)
 
 
 def test_correlations_are_scipys():
@@ -57,7 +57,7 @@ def test_correlations_are_scipys():
 
 
 def test_nothing_to_correlate_is_no_number():
-    same = Examples(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
+    same = Outcomes(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
     assert np.isnan(_metric(same, np.array([0, 1])))
 
 
@@ -66,20 +66,20 @@ def test_nothing_to_correlate_is_no_number():
 )
 def test_examples_of_other_data_are_refused(values, gold):
     with pytest.raises(ValueError, match="not of the same data"):
-        bootstrap(Examples(np.array([1.0, 2.0])), Examples(np.array(values), gold and np.array(gold)), 10, 0)
+        bootstrap(Outcomes(np.array([1.0, 2.0])), Outcomes(np.array(values), gold and np.array(gold)), 10, 0)
 
 
 def test_examples_belong_to_their_result(tmp_path):
-    examples = {"a:b/c.tsv": Examples(np.array([1.0, 2.0]), np.array([3.0, 4.0])), "d": Examples(np.array([5.0]))}
-    write_examples(tmp_path / "x.json", examples, {"model": "m"})
-    found = read_examples(tmp_path / "x.json", {"model": "m"})
+    examples = {"a:b/c.tsv": Outcomes(np.array([1.0, 2.0]), np.array([3.0, 4.0])), "d": Outcomes(np.array([5.0]))}
+    write_outcomes(tmp_path / "x.json", examples, {"model": "m"})
+    found = read_outcomes(tmp_path / "x.json", {"model": "m"})
     assert found["a:b/c.tsv"].gold.tolist() == [3, 4] and found["a:b/c.tsv"].values.tolist() == [1, 2]
     assert found["d"].values.tolist() == [5] and found["d"].gold is None and len(found) == 2
-    assert read_examples(tmp_path / "x.json", {"model": "another"}) == {}
-    assert read_examples(tmp_path / "y.json", {"model": "m"}) == {}
+    assert read_outcomes(tmp_path / "x.json", {"model": "another"}) == {}
+    assert read_outcomes(tmp_path / "y.json", {"model": "m"}) == {}
     (tmp_path / "x.json.examples.npz").write_text("no")
     with pytest.raises(ValueError, match=r"x\.json\.examples\.npz cannot be read"):
-        read_examples(tmp_path / "x.json", {"model": "m"})
+        read_outcomes(tmp_path / "x.json", {"model": "m"})
 
 
 def test_published_rows_average_to_what_the_papers_print():
@@ -206,8 +206,8 @@ def test_the_average_resamples_each_task(tmp_path):
     for name, first, second in (("one", 1.0, 2.0), ("two", 11.0, 32.0)):
         settings = {"tasks": {"cr": "x", "mr": "y"}, "model": {}}
         paths.append(result(tmp_path, name, {"cr": accuracy(first), "mr": accuracy(second)}, settings=settings))
-        examples = {"cr": Examples(np.full(3, first)), "mr": Examples(np.full(4, second))}
-        write_examples(tmp_path / f"{name}.json", examples, settings)
+        examples = {"cr": Outcomes(np.full(3, first)), "mr": Outcomes(np.full(4, second))}
+        write_outcomes(tmp_path / f"{name}.json", examples, settings)
     found = run("report", results=paths, output=str(tmp_path / "page"), resamples=20)
     assert found["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
     assert "| average | 7 | **+20.00 (+20.00 to +20.00)** |" in lines(tmp_path / "page")
