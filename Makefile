@@ -38,7 +38,7 @@ gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train,mining,dev]"
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
 	touch $@
 
 clean:

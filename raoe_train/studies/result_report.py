@@ -6,24 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
 
 from raoe_train.artifacts.figures import pictures
-from raoe_train.artifacts.provenance import digest, earlier_result, versions
+from raoe_train.artifacts.once import found as found_already
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
 from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
-from raoe_train.studies.bootstrap import LEVEL, bootstrap, interval
-from raoe_train.studies.markdown import cell, table_head, table_row
+from raoe_train.studies.bootstrap import LEVEL, differences, interval
+from raoe_train.studies.markdown import cell, made_with, number, table
 from raoe_train.studies.plots import plot_differences, plot_main_metrics
 
-if TYPE_CHECKING:
-    from raoe_train.config import ReportConfig
-
 PUBLISHED = Path(__file__).with_name("published.yaml")
+Rows = dict[str, dict[str, float | None]]  # {label: {word of a task, or "average": main metric x100}}
 
 
 @dataclass
@@ -34,24 +33,27 @@ class Result:
         label: its name in the report: the file's, or the directory's.
         tasks: {word: {"kind", "main", metric: value}}.
         data: {word: digest of the task's data}, where the result says it.
-        examples: {word: examples}, where they were kept.
+        outcomes: {word: outcomes}, where they were kept.
         made_by: model, versions and commit.
     """
 
     label: str
     tasks: dict[str, dict[str, Any]]
     data: dict[str, str] = field(default_factory=dict)
-    examples: dict[str, Outcomes] = field(default_factory=dict)
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
     made_by: dict[str, Any] = field(default_factory=dict)
 
 
-def report_scores(config: ReportConfig, output: Path) -> dict[str, Any]:
+def report_results(
+    paths: Sequence[Path], output: Path, resamples: int = 2000, seed: int = 42, overwrite: bool = False
+) -> dict[str, Any]:
     """OUTPUT/report.md, with scores.png and differences.png, and report.json.
 
     Args:
-        config: of `results`, each a file that `evaluate` wrote or a directory that `train` did, the first is what
-            others are compared with; `resamples` and `seed` of the bootstrap.
+        paths: files that `evaluate` wrote and directories that `train` did; others are compared with the first.
         output: directory to write.
+        resamples, seed: of the bootstrap.
+        overwrite: whether the report of other settings may be replaced.
 
     Returns:
         {"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},
@@ -61,21 +63,21 @@ def report_scores(config: ReportConfig, output: Path) -> dict[str, Any]:
     Raises:
         ValueError: a file that is no result, no task that all have, or results of different data under one name.
     """
-    results = _read(config.results)
+    results = _read(paths)
     settings = {
         "results": {result.label: digest(result.tasks) for result in results},
-        "examples": [sorted(result.examples) for result in results],
-        "resamples": config.resamples,
-        "seed": config.seed,
+        "examples": [sorted(result.outcomes) for result in results],
+        "resamples": resamples,
+        "seed": seed,
     }
-    if done := earlier_result(output / "report.json", output / "report.md", settings, config.overwrite):
+    if done := found_already(output / "report.md", settings, overwrite, summary=output / "report.json"):
         print(f"{output / 'report.md'} is there already, from the same results")
         return done
-    scores = _scores(results)
-    found = {
-        "scores": scores,
-        "published": published(scores, results),
-        "differences": _differences(results, config.resamples, config.seed),
+    metrics = _by_kind(results)
+    found: dict[str, Any] = {
+        "scores": metrics,
+        "published": published(metrics, results),
+        "differences": _differences(results, resamples, seed),
         "made_by": {result.label: result.made_by for result in results},
         "settings": settings,
         "versions": versions(),
@@ -83,24 +85,22 @@ def report_scores(config: ReportConfig, output: Path) -> dict[str, Any]:
     page = _page(found, results)
     output.mkdir(parents=True, exist_ok=True)
     page += pictures(lambda: _plots(found, output))
-    write_text(output / "report.md", "\n".join([*page, *_provenance(found)]) + "\n")
+    write_text(output / "report.md", "\n".join([*page, *_makers(found["made_by"])]) + "\n")
     write_json(output / "report.json", found)
     print("\n".join(page))
     print(f"-> {output / 'report.md'}")
     return found
 
 
-def _read(names: Sequence[str]) -> list[Result]:
-    paths = [Path(name).expanduser() for name in names]
+def _read(paths: Sequence[Path]) -> list[Result]:
     labels = [path.name if path.is_dir() else path.stem for path in paths]
-    if repeated := sorted({label for label in labels if labels.count(label) > 1}):
+    if repeated := {label for label in labels if labels.count(label) > 1}:
         # what tells files of one name apart is where they are
         labels = [str(path) if label in repeated else label for label, path in zip(labels, paths, strict=True)]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"results names {', '.join(sorted({x for x in labels if labels.count(x) > 1}))} twice")
+    if repeated := {label for label in labels if labels.count(label) > 1}:
+        raise ValueError(f"results names {', '.join(sorted(repeated))} twice")
     results = [_result(label, path) for label, path in zip(labels, paths, strict=True)]
-    words = dict.fromkeys(word for result in results for word in result.tasks)
-    for word in words:
+    for word in dict.fromkeys(word for result in results for word in result.tasks):
         of = {result.data[word]: result.label for result in results if word in result.data}
         if len(of) > 1:
             raise ValueError(
@@ -117,11 +117,10 @@ def _result(label: str, path: Path) -> Result:
         raise FileNotFoundError(f"no such result: {file}")
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        scored = found["after"] if "after" in found else found
-        tasks = scored["tasks"]
+        tasks = found.get("after", found)["tasks"]
         if not tasks or not all(isinstance(task, dict) for task in tasks.values()):
             raise ValueError("no tasks")
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError):
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
         ) from None
@@ -135,19 +134,17 @@ def _result(label: str, path: Path) -> Result:
     return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
 
 
-def _scores(results: list[Result]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """{kind: {label: {word: main metric, "average": of all the kind's words}}}."""
-    kinds: dict[str, list[str]] = {}
+def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
+    """{kind: the row of each result on all the kind's words, where it has any of them}."""
+    kinds: dict[str, dict[str, None]] = {}
     for result in results:
         for word, task in result.tasks.items():
-            words = kinds.setdefault(task.get("kind", DEFAULT), [])
-            if word not in words:
-                words.append(word)
+            kinds.setdefault(task.get("kind", DEFAULT), {})[word] = None
     return {
         kind: {
             result.label: _row({word: main_score(result.tasks.get(word, {})) for word in words})
             for result in results
-            if any(word in result.tasks for word in words)
+            if words.keys() & result.tasks.keys()
         }
         for kind, words in kinds.items()
     }
@@ -157,56 +154,46 @@ def _row(values: dict[str, float | None]) -> dict[str, float | None]:
     return {**values, "average": mean_of_all(list(values.values()))} if len(values) > 1 else values
 
 
-def published(
-    scores: Mapping[str, Mapping[str, Mapping[str, Any]]], results: Sequence[Result]
-) -> dict[str, dict[str, dict[str, float | None]]]:
-    """The papers' rows for the columns of `scores`, where a task is theirs: the same set with as many pairs. Averages
+def published(metrics: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:
+    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs. Averages
     are of these columns, not of the papers'."""
     known = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
-    found: dict[str, dict[str, dict[str, float | None]]] = {}
-    for kind, rows in scores.items():
+    found: dict[str, Rows] = {}
+    for kind, rows in metrics.items():
         if kind not in known:
             continue
         tasks, sizes = known[kind]["tasks"], known[kind].get("sizes", {})
-        words = [word for word in next(iter(rows.values())) if word != "average"]
-        names = {word: _known_name(word, tasks, sizes, results) for word in words}
-        if not any(names.values()):
-            continue
-        found[kind] = {
-            f"{model} ({paper})": _row(
-                {word: values[tasks.index(name)] if name else None for word, name in names.items()}
-            )
-            for paper, models in known[kind]["papers"].items()
-            for model, values in models.items()
-        }
+        places: dict[str, int | None] = {}
+        for word in (word for word in next(iter(rows.values())) if word != "average"):
+            name = split_word(word)[1]
+            pairs = {result.tasks[word].get("pairs") for result in results if word in result.tasks}
+            theirs = name in tasks and (name not in sizes or pairs == {sizes[name]})
+            places[word] = tasks.index(name) if theirs else None
+        if any(place is not None for place in places.values()):
+            found[kind] = {
+                f"{model} ({paper})": _row({w: None if at is None else values[at] for w, at in places.items()})
+                for paper, models in known[kind]["papers"].items()
+                for model, values in models.items()
+            }
     return found
 
 
-def _known_name(word: str, tasks: Sequence[str], sizes: Mapping[str, int], results: Sequence[Result]) -> str | None:
-    """The papers' name of a task; None where it is not theirs."""
-    _, name = split_word(word)
-    if name not in tasks:
-        return None
-    pairs = {result.tasks[word].get("pairs") for result in results if word in result.tasks}
-    return name if name not in sizes or pairs == {sizes[name]} else None
-
-
-def _differences(results: list[Result], resamples: int, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
+def _differences(results: Sequence[Result], resamples: int, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
     """{label: {word: {"difference", "low", "high", "examples"}}} of each result but the first, against the first."""
     first, *others = results
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for other in others:
         rows: dict[str, dict[str, Any]] = {}
         drawn = []
-        for word in (word for word in first.tasks if word in other.tasks):
+        for word in (word for word in first.tasks if word in first.outcomes and word in other.outcomes):
             a, b = main_score(first.tasks[word]), main_score(other.tasks[word])
-            if a is None or b is None or word not in first.examples or word not in other.examples:
+            if a is None or b is None:
                 continue
             try:
-                drawn.append(bootstrap(first.examples[word], other.examples[word], resamples, seed))
+                drawn.append(differences(first.outcomes[word], other.outcomes[word], resamples, seed))
             except ValueError as error:
                 raise ValueError(f"task {word!r} of {first.label} and {other.label}: {error}") from None
-            rows[word] = _between(b - a, drawn[-1], len(first.examples[word].values))
+            rows[word] = _between(b - a, drawn[-1], len(first.outcomes[word].values))
         if len(rows) > 1 and len({first.tasks[word].get("kind") for word in rows}) == 1:
             mean = float(np.mean([row["difference"] for row in rows.values()]))
             rows["average"] = _between(mean, np.mean(drawn, axis=0), sum(row["examples"] for row in rows.values()))
@@ -222,56 +209,44 @@ def _between(difference: float, drawn: np.ndarray, examples: int) -> dict[str, A
 
 def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
     lines = ["# Scores", "", "**Best** and <u>second</u> of the models that were evaluated here."]
+    tasks = [task for result in results for task in result.tasks.values()]
     for kind, rows in found["scores"].items():
         words = list(next(iter(rows.values())))
-        metrics = dict.fromkeys(
-            task.get("main", "spearman")
-            for result in results
-            for task in result.tasks.values()
-            if task.get("kind", DEFAULT) == kind
-        )
-        lines += ["", f"## {kind}", "", f"{', '.join(metrics)} x 100", "", *table_head(["model", *words])]
-        marks = {word: _marks([row[word] for row in rows.values()]) for word in words}
-        for number, label in enumerate(rows):
-            lines.append(table_row([cell(label), *(marks[word][number] for word in words)]))
+        names = dict.fromkeys(task.get("main", "spearman") for task in tasks if task.get("kind", DEFAULT) == kind)
+        marked = zip(*(_marks([row[word] for row in rows.values()]) for word in words), strict=True)
         papers = found["published"].get(kind, {})
-        for label, row in papers.items():
-            lines.append(table_row([f"*{label}*", *(_number(row[word]) for word in words)]))
+        shown = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
+        shown += [[f"*{label}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
+        lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
         if papers:
             lines += ["", "In italics what papers report of their models; averages are of these columns."]
-    lines += _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
-    return lines
+    return lines + _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
 
 
 def _marks(values: Sequence[float | None]) -> list[str]:
     """Numbers as text, the highest bold and the second underlined, as they are shown."""
-    shown = [_number(value) for value in values]
-    ranked = sorted({text for text in shown if text != "-"}, key=float, reverse=True)
+    shown = [number(value) for value in values]
     if len(shown) < 2:
         return shown
-    best, second = [*ranked, None, None][:2]
+    best, second = [*sorted({text for text in shown if text != "-"}, key=float, reverse=True), None, None][:2]
     return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in shown]
 
 
-def _difference_lines(differences: Mapping[str, Any], first: str, resamples: int) -> list[str]:
-    if not differences:
+def _difference_lines(found: dict[str, Any], first: str, resamples: int) -> list[str]:
+    if not found:
         return []
-    words = list(dict.fromkeys(word for rows in differences.values() for word in rows))
-    lines = [
+    counts = {word: str(row["examples"]) for rows in reversed(found.values()) for word, row in rows.items()}
+    words = dict.fromkeys(word for rows in found.values() for word in rows)
+    rows = [[word, counts[word], *(_difference(rows.get(word)) for rows in found.values())] for word in words]
+    return [
         "",
         "## Differences",
         "",
         f"From {cell(first)}, with the {LEVEL} % interval of a paired bootstrap over examples, {resamples:,} "
         "resamples: how it would vary with other examples of the kind, not with other seeds of training. Bold where it "
         "leaves out 0.",
-        "",
-        *table_head(["task", "examples", *map(cell, differences)]),
+        *table(["task", "examples", *map(cell, found)], rows),
     ]
-    for word in words:
-        cells = [_difference(rows.get(word)) for rows in differences.values()]
-        count = next(rows[word]["examples"] for rows in differences.values() if word in rows)
-        lines.append(table_row([word, str(count), *cells]))
-    return lines
 
 
 def _difference(row: Mapping[str, Any] | None) -> str:
@@ -282,26 +257,18 @@ def _difference(row: Mapping[str, Any] | None) -> str:
 
 
 def _plots(found: Mapping[str, Any], output: Path) -> list[Path]:
-    plot_main_metrics(found["scores"], output / "scores.png")
     made = [output / "scores.png"]
+    plot_main_metrics(found["scores"], made[0])
     if found["differences"]:
-        plot_differences(found["differences"], next(iter(found["made_by"])), output / "differences.png")
         made.append(output / "differences.png")
+        plot_differences(found["differences"], next(iter(found["made_by"])), made[-1])
     return made
 
 
-def _provenance(found: Mapping[str, Any]) -> list[str]:
+def _makers(made_by: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = ["", "## Made by", ""]
-    for label, made_by in found["made_by"].items():
-        parts = [f"model {made_by['model']}"]
-        if made_by["files"]:
-            parts.append(f"its files {made_by['files'][:12]}")
-        if made_by["commit"]:
-            parts.append(f"commit {made_by['commit']}")
-        parts += [f"{name} {version}" for name, version in made_by["versions"].items()]
-        lines.append(f"- {cell(label)}: {', '.join(parts)}")
+    for label, of in made_by.items():
+        said = {"model": of["model"], "its files": (of["files"] or "")[:12], "commit": of["commit"]}
+        shown = {name: value for name, value in said.items() if value}
+        lines.append(f"- {cell(label)}: {made_with({**shown, **of['versions']})}")
     return lines
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
