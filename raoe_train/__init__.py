@@ -2,9 +2,9 @@
 
     import raoe_train as rt
 
-`load_encoder`, `read_pairs`, `Trainer` and `losses` are for a script of one's own; `score`, `generate`, `mine`, `encode`
-and `evaluate` are the jobs of the command line, whose arguments are the keys of recipes; `run` does any job by its name.
-docs/python.md shows each of them. Nothing is done on import: what a name needs is imported when it is first used.
+`load_encoder`, `read_pairs`, `Trainer` and `losses` are for a script of one's own; `score`, `generate`, `mine`,
+`encode` and `evaluate` are jobs of the command line, whose arguments are the keys of recipes; `run` does any job by its
+name. docs/python.md shows each of them. Nothing is done on import: what a name needs is imported on its first use.
 """
 
 from __future__ import annotations

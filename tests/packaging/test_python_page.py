@@ -35,7 +35,7 @@ def test_the_page_runs_as_it_stands(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(blocks))}
-    assert {"load_encoder", "read_pairs", "Trainer", "losses", "evaluate", "score", "generate", "mine", "encode"} <= shown
+    assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
 
 
 def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checkers():
@@ -67,5 +67,6 @@ def test_importing_does_nothing():
         "raoe_train.register(); assert 'raoe_bidirectional' in CONFIG_MAPPING"
     )
     for argv in ("['script.py']", "['raoe-train']", "[]"):
-        done = subprocess.run([sys.executable, "-c", code.format(argv=argv)], capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", code.format(argv=argv)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
