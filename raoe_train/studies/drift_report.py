@@ -14,7 +14,7 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.once import found as found_already
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.data.ranking_lists import read_lists
+from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders.named import Model, identity
 from raoe_train.studies.markdown import cell, made_with, number, table
@@ -38,12 +38,8 @@ def report_drift(
     batch_size: int = 64,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """How lists drift from their source: OUTPUT/report.md, similarity.png and report.json.
-
-    Args:
-        names: of files; of each at most max_lists lists, drawn with seed, in each of which the first `length` sentences
-            are looked at (the ranking-sentences paper's Figure 1: 1,000 and 16).
-        examples: lists that are shown, see report, as the other arguments.
+    """OUTPUT/report.md, similarity.png and report.json, of the lists in files `names`: the ranking-sentences paper's
+    Figure 1, with its 1,000 lists and 16 sentences. For the other arguments see report.
 
     Returns:
         {"chains": {label: what raoe_train.studies.drift.drift found}, "unrelated": mean cosine of different sources,
@@ -106,7 +102,7 @@ def report_drift(
 def _labelled(names: Sequence[str], on_error: str) -> dict[str, Dataset]:
     """The lists of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in names]
-    read = [read_lists(name, on_error=on_error) for name in names]
+    read = [list_table(name, on_error=on_error)[0] for name in names]
     said = [set(of["method"][:]) for of in read]
     methods = [(len(of) == 1 and of.pop()) or stem for stem, of in zip(stems, said, strict=True)]
     labels = [

@@ -86,6 +86,11 @@ def test_what_is_not_ours_goes_through():
         raise PermissionError(13, "Permission denied", "out/run/recipe.yaml")
     with pytest.raises(OSError, match=r"cannot write out/x\.tsv\.parts/lock"), explained("out/x.tsv"):
         raise OSError(30, "Read-only file system", "out/x.tsv.parts/lock")
+    for name in ("x.tsv.parts/0af/score_1/.partial.000000.npy", ".partial.x.tsv", "x.tsv.json", "x.tsv"):
+        with pytest.raises(OSError, match=rf"cannot write out/{name}"), explained("out/x.tsv"):
+            raise PermissionError(13, "Permission denied", f"out/{name}")
+    with pytest.raises(PermissionError, match="Permission denied"), explained("out/x"):
+        raise PermissionError(13, "Permission denied", "out/xyz/other.tsv")
     with pytest.raises(RuntimeError, match="a bug"), explained("out/run"):
         raise RuntimeError("a bug")
 

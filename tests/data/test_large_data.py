@@ -183,7 +183,7 @@ def test_a_kill_leaves_nothing_that_is_taken_for_whole(tmp_path):
 MEMORY = """
 import gc, sys
 import datasets, pyarrow
-from raoe_train.training.cost_meter import peak_mb, reset_peak
+from raoe_train.artifacts.memory import peak_mb, reset_peak
 from raoe_train.cli import load
 from tests.tiny import training_data
 from raoe_train.data.pairs import read_pairs
