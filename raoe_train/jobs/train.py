@@ -121,8 +121,10 @@ def train(
     def tasks() -> dict[str, Any]:
         if not evaluation.tasks:
             return {}
-        asked = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
-        return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
+        asked = polarity_of(polarity, model)
+        return evaluate_encoder(
+            encoder, evaluation.tasks, data.dir, evaluation.batch_size, prompt=model.prompt, polarity=asked
+        )
 
     before = {**dev_metrics(evaluator, encoder), **(tasks() if evaluation.before else {})}
     if blank.reads is SENTENCES_ALONE:
