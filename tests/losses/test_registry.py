@@ -13,7 +13,7 @@ from raoe_train.cli import load, main
 from raoe_train.losses import RAOELoss, register
 from raoe_train.losses.base import settings_of
 from raoe_train.losses.collators import TextCollator
-from raoe_train.losses.pairs import PairLoss
+from raoe_train.losses.pair_losses import PairLoss
 from raoe_train.losses.reads import PAIRS, Reads
 from raoe_train.losses.registry import LOSSES
 from raoe_train.training.trainer import Trainer
