@@ -14,18 +14,16 @@ from raoe_train.data.columns import NLI_LABELS
 
 @dataclass
 class ScoreLabelCollator(SentenceTransformerDataCollator):
-    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot
-    take
-    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two
-    that are there.
+    """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
+    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two that are
+    there.
 
-    Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related).
-    A dataset with neither or other label columns is collated as sentence-transformers does it.
+    Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related). A dataset
+    with neither or other label columns is collated as sentence-transformers does it.
 
-    Pass it prompts as the trainer's own collator gets them::
+    raoe_train.Trainer makes it. For another trainer pass it prompts as its own collator gets them::
 
-        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts,
-        router_mapping=args.router_mapping)
+        ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
 
     Raises:
         ValueError: a label that is no known word or whole number, or a score that is no number.

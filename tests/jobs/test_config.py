@@ -139,3 +139,14 @@ def test_nest_and_merge():
     assert merge(old, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
     assert old == {"a": {"b": 1}}
     assert merge({"a": {"b": 1}}, {"a": None}) == {"a": None}
+
+
+def test_what_a_layer_between_said_of_the_loss_holds():
+    """A study's settings say a scale, its variants a name, and the recipe below them both."""
+    layers = merge({"loss": {"scale": 5, "ties": "random"}}, {"loss": {"name": "raoe"}})
+    loss = load("train", "raoe-s1", layers).loss
+    assert (loss["scale"], loss["margin"]) == (5, 2)  # not raoe-s1's 20, which comes first
+    assert loss["ties"] == "average"  # listmle's word, which raoe cannot have
+    assert set(load("train", "raoe-s1", {"loss.name": "mse"}).loss) == {"name", "matryoshka_dims"}
+    with pytest.raises(ValueError, match=r"loss mse has no loss\.margin"):
+        load("train", "raoe-s1", {"loss": {"name": "mse", "margin": 3}})
