@@ -35,10 +35,10 @@ gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU
 	$(PYTHON) -m benchmarks.gpu $(PARTS) $(if $(RESULTS),--results $(RESULTS))
 
 # torch comes first and from the constraints, so that nothing else decides which build of it is taken.
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt torch numpy
-	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train,mining,dev]"
+	$(RUN) -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
 	touch $@
 
 clean:

@@ -11,6 +11,7 @@ import json
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,12 +25,17 @@ OPS = (*KERNEL_OPS, "generation", "chains", "train_step", "large_batch")
 PEAK_FROM = 1 << 21
 
 
+def declared(op: str) -> ModuleType:
+    """The module that declares an op's inputs and contenders, or those of a whole step or a generation."""
+    return import_module(f"benchmarks.ops.{op}" if op in KERNEL_OPS else f"benchmarks.{op}")
+
+
 def run(
     op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool, words: list[str] | None = None
 ) -> None:
     """Measure one op, of its contenders those whose names have one of `words`. The first one, our best backend, is what
     the others are compared with."""
-    module = import_module(f"benchmarks.{op}")
+    module = declared(op)
     about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
     print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
     for size in sizes or module.SIZES[device]:
@@ -120,7 +126,7 @@ def main() -> int:
         return 0
     failed = []
     for op in ops:
-        tests = import_module(f"benchmarks.{op}").TESTS
+        tests = declared(op).TESTS
         if not arguments.untested and not gate.passes(op, tests, arguments.device):
             failed.append(op)
         tested = not arguments.untested and op not in failed

@@ -1,16 +1,17 @@
 """Compiles csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
 
 Needs a C++ compiler, Python's headers and pybind11's, and for the CUDA module nvcc: no torch, no GPU. setup.py
-calls it; `python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its op
-folders' *_cpu*.cpp or *_cuda*.cu plus bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
+calls it; `python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its ops'
+<op>/cpu/*.cpp and <op>/*_cpu.cpp, or <op>/cuda/*.cu and <op>/*_cuda.cu, plus its bindings_cpu.cpp or bindings_cuda.cpp:
+adding an op is adding files.
 
 Environment:
     RAOE_KERNELS_BUILD        auto (the default): build what the tools found here can; none; cpu; cuda: both modules.
                               cpu and cuda are explicit wishes: whatever hinders them is an error.
-    RAOE_KERNELS_CUDA_ARCHS   instead of "80,90,100"
+    RAOE_KERNELS_CUDA_ARCHS   instead of those of "75,80,90,100" that nvcc knows
     RAOE_KERNELS_WERROR       1: a warning is an error
     RAOE_KERNELS_CACHE        where compiled objects are kept, instead of ~/.cache/raoe_kernels
-    MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere
+    MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("cpu", "cuda")
 MODES = ("auto", "none", *KINDS)
 # sm_80 code also runs on sm_86 and sm_89; newer GPUs than the last compile its PTX when they first load it.
-CUDA_ARCHS = (80, 90, 100)
+CUDA_ARCHS = (75, 80, 90, 100)
+CUDA = Path("/usr/local/cuda")  # where NVIDIA's installer puts it, and not on PATH
+LAUNCHERS = ("ccache", "sccache", "distcc", "icecc")  # what may stand before the compiler in CXX
 KEEP_OBJECTS = 30 * 24 * 3600.0  # seconds since their last use
 # Nobody reads errno or floating-point exceptions; nothing else of -ffast-math is ever assumed.
 FLOATING = ["-fno-math-errno", "-fno-trapping-math"]
@@ -77,15 +80,38 @@ def host_compiler(environ: Mapping[str, str]) -> list[str]:
     if sys.platform not in ("linux", "darwin"):
         raise BuildError(f"the compiled modules are built on Linux and macOS only, this is {sys.platform}")
     if environ.get("CXX"):
-        command = shlex.split(environ["CXX"])
-        if shutil.which(command[0], path=environ.get("PATH")) is None:
-            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
+        command = _words("CXX", environ)
+        launcher, compiler, _ = _parts(command)
+        if not compiler:
+            raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} names none")
+        for word in (*launcher, compiler):
+            if shutil.which(word, path=environ.get("PATH")) is None:
+                raise BuildError(f"there is no C++ compiler: CXX={environ['CXX']} was not found")
         return command
     for name in ("g++", "c++", "clang++"):
         path = shutil.which(name, path=environ.get("PATH"))
         if path:
             return [path]
     raise BuildError("there is no C++ compiler: none of g++, c++, clang++ is on PATH and CXX is not set")
+
+
+def _words(name: str, environ: Mapping[str, str]) -> list[str]:
+    try:
+        return shlex.split(environ.get(name, ""))
+    except ValueError as error:
+        raise BuildError(f"{name}={environ[name]} cannot be split into words: {error}") from None
+
+
+def _parts(command: list[str]) -> tuple[list[str], str, list[str]]:
+    """What launches the compiler, the compiler, its options."""
+    first = next((i for i, word in enumerate(command) if Path(word).name not in LAUNCHERS), len(command))
+    return command[:first], "".join(command[first : first + 1]), command[first + 1 :]
+
+
+def _host_of_nvcc(command: list[str]) -> list[str]:
+    """nvcc's options for the host compiler, which it takes without a launcher."""
+    _, compiler, options = _parts(command)
+    return ["-ccbin", compiler, *(f"-Xcompiler={option}" for option in options)]
 
 
 def nvcc(environ: Mapping[str, str]) -> str:
@@ -95,9 +121,9 @@ def nvcc(environ: Mapping[str, str]) -> str:
         if path is None:
             raise BuildError(f"there is no CUDA compiler: CUDA_HOME={home} holds no bin/nvcc")
         return path
-    path = shutil.which("nvcc", path=environ.get("PATH"))
+    path = shutil.which("nvcc", path=environ.get("PATH")) or shutil.which("nvcc", path=str(CUDA / "bin"))
     if path is None:
-        raise BuildError("there is no CUDA compiler: nvcc is not on PATH and CUDA_HOME is not set")
+        raise BuildError(f"there is no CUDA compiler: CUDA_HOME is not set, nvcc is not on PATH and not in {CUDA}/bin")
     return path
 
 
@@ -114,9 +140,9 @@ def _binding_includes() -> list[str]:
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
     """The binding and the kernels, those that take long to compile (as their size tells) first."""
-    pattern = "*/*_cpu*.cpp" if kind == "cpu" else "*/*_cuda*.cu"
-    sources = sorted((ROOT / "csrc").glob(pattern), key=lambda path: -path.stat().st_size)
-    return ROOT / "csrc" / f"bindings_{kind}.cpp", sources
+    folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
+    sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
+    return folder / f"bindings_{kind}.cpp", sorted(sources, key=lambda path: -path.stat().st_size)
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
@@ -154,7 +180,10 @@ def _run(command: list[str]) -> None:
 
 def _jobs(environ: Mapping[str, str]) -> int:
     if environ.get("MAX_JOBS"):
-        return max(1, int(environ["MAX_JOBS"]))
+        try:
+            return max(1, int(environ["MAX_JOBS"]))
+        except ValueError:
+            raise BuildError(f"MAX_JOBS must be a number such as 4, got {environ['MAX_JOBS']!r}") from None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -216,7 +245,7 @@ class _Module:
         compiler = host_compiler(environ)
         werror = environ.get("RAOE_KERNELS_WERROR", "0") not in ("", "0")
         warnings = [*WARNINGS, *(["-Werror"] if werror else [])]
-        flags = [*HOST_FLAGS, *warnings, *shlex.split(environ.get("CXXFLAGS", ""))]
+        flags = [*HOST_FLAGS, *warnings, *_words("CXXFLAGS", environ)]
         version = _output([*compiler, "--version"]).splitlines()[0]
         self.info: dict[str, object] = {"compiler": version, "flags": flags}
         identity = [*compiler, version, *flags, platform.machine()]
@@ -226,7 +255,7 @@ class _Module:
         if kind == "cuda":
             cuda = nvcc(environ)
             archs, arch_flags = _arch_flags(cuda, environ)
-            host = ["-ccbin", compiler[0]] if environ.get("CXX") else []
+            host = _host_of_nvcc(compiler) if environ.get("CXX") else []
             cuda_flags = ["-std=c++17", "-O3", *arch_flags, *(["-Werror=all-warnings"] if werror else []), *host]
             passed = ["-fPIC", "-fvisibility=hidden", *warnings]
             release = _output([cuda, "--version"])
@@ -247,13 +276,11 @@ class _Module:
         bind = [*compiler, *flags, *_binding_includes()]
         self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, *python]))
 
-    def link(self, target: Path) -> dict[str, object]:
+    def link(self, module: Path) -> dict[str, object]:
         objects = [str(future.result()) for future in self.objects]
         extra = ["-Xlinker", "-undefined", "-Xlinker", "dynamic_lookup"] if sys.platform == "darwin" else []
-        partial = target.with_name(f"{target.name}.{os.getpid()}.part")
-        extra += shlex.split(self.environ.get("LDFLAGS", ""))
-        _run([*self.linker, "-shared", *extra, "-o", str(partial), *objects])
-        partial.replace(target)  # a running process may have the old one mapped
+        extra += _words("LDFLAGS", self.environ)
+        _run([*self.linker, "-shared", *extra, "-o", str(module), *objects])
         return {"built": True, **self.info, "seconds": round(time.monotonic() - self.started, 1)}
 
 
@@ -269,13 +296,16 @@ def _commit() -> str | None:
 
 
 def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
-    """Put the modules and _build_info.json into `package`, and take away what this build does not make."""
-    wish, missing = mode(environ), obstacles(environ)
+    """Put the modules and _build_info.json into `package`, and take away what this build does not make. Until that is
+    decided, the modules of an earlier build stay as they are."""
+    wish, missing, jobs = mode(environ), obstacles(environ), _jobs(environ)
     modules: dict[str, dict[str, object]] = {}
     running: dict[str, _Module] = {}
     cache = _cache(environ)
     package.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(_jobs(environ)) as pool:
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    targets = {kind: package / f"_native_{kind}{suffix}" for kind in KINDS}
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as beside, ThreadPoolExecutor(jobs) as pool:
         for kind in reversed(KINDS):  # nvcc takes longest and goes first
             try:
                 if missing[kind] is not None:
@@ -283,17 +313,19 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
                 running[kind] = _Module(kind, environ, cache, pool)
             except BuildError as error:
                 modules[kind] = {"built": False, "reason": str(error)}
-        for kind in KINDS:
-            target = package / f"_native_{kind}{sysconfig.get_config_var('EXT_SUFFIX')}"
-            target.unlink(missing_ok=True)
-            if kind in running:
-                try:
-                    modules[kind] = running[kind].link(target)
-                except BuildError as error:
-                    modules[kind] = {"built": False, "reason": str(error)}
-    for kind in KINDS if wish == "cuda" else KINDS[:1] if wish == "cpu" else ():
-        if not modules[kind]["built"]:
-            raise BuildError(f"RAOE_KERNELS_BUILD={wish} cannot be met: {modules[kind]['reason']}")
+        for kind, module in running.items():
+            try:
+                modules[kind] = module.link(Path(beside, targets[kind].name))
+            except BuildError as error:
+                modules[kind] = {"built": False, "reason": str(error)}
+        for kind in KINDS if wish == "cuda" else KINDS[:1] if wish == "cpu" else ():
+            if not modules[kind]["built"]:
+                raise BuildError(f"RAOE_KERNELS_BUILD={wish} cannot be met: {modules[kind]['reason']}")
+        for kind, target in targets.items():
+            if modules[kind]["built"]:
+                Path(beside, target.name).replace(target)  # a running process may have the old one mapped
+            else:
+                target.unlink(missing_ok=True)
     info = {
         "commit": _commit(),
         "python": platform.python_version(),

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch as _torch
 
-from raoe_kernels import attention as _attention
-from raoe_kernels import contrastive as _contrastive
-from raoe_kernels import cosine as _cosine
-from raoe_kernels import guidance as _guidance
-from raoe_kernels import listwise as _listwise
-from raoe_kernels import pairwise as _pairwise
-from raoe_kernels._dispatch import use_backend
-from raoe_kernels.attention import bidirectional_attention, dual_attention
-from raoe_kernels.contrastive import info_nce_loss
-from raoe_kernels.cosine import pairwise_cosine
-from raoe_kernels.guidance import guided_argmax, guided_log_probs
-from raoe_kernels.listwise import list_mle_loss, refine_similarity
-from raoe_kernels.pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
+from . import attention as _attention
+from . import cosine as _cosine
+from . import guided as _guided
+from . import infonce as _infonce
+from . import listwise as _listwise
+from . import pairwise as _pairwise
+from ._dispatch import use_backend
+from .attention import bidirectional_attention, dual_attention
+from .cosine import pairwise_cosine
+from .guided import guided_argmax, guided_log_probs
+from .infonce import info_nce_loss
+from .listwise import list_mle_loss, refine_similarity
+from .pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 
 __version__ = "0.1.0"
 
@@ -46,5 +46,5 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    ops = (_pairwise.OP, _cosine.OP, _contrastive.OP, _attention.OP, _guidance.OP, _listwise.OP)
+    ops = (_pairwise.OP, _cosine.OP, _infonce.OP, _attention.OP, _guided.OP, _listwise.OP)
     return {function: op.available(device) for op in ops for function in op.functions}

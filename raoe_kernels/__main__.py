@@ -7,9 +7,9 @@ from importlib import metadata
 
 import torch
 
-import raoe_kernels
-from raoe_kernels._build import info
-from raoe_kernels._dispatch import NAMES
+from . import __version__, backends
+from ._build import info
+from ._dispatch import NAMES
 
 
 def versions() -> list[tuple[str, str]]:
@@ -19,7 +19,7 @@ def versions() -> list[tuple[str, str]]:
         triton = "not installed"
     cuda = torch.version.cuda or ("ROCm " + torch.version.hip if torch.version.hip else "none (a CPU build)")
     return [
-        ("raoe", raoe_kernels.__version__),
+        ("raoe", __version__),
         ("Python", f"{platform.python_version()} on {platform.platform()}"),
         ("torch", torch.__version__),
         ("torch's CUDA", cuda),
@@ -59,14 +59,14 @@ def devices() -> list[tuple[str, str]]:
 
 def table(device: str) -> list[str]:
     """Function x backend; a number stands for the reason below the table."""
-    available = raoe_kernels.backends(device)
+    available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
     lines = [f"Backends on {device}", "  " + " " * width + "".join(f"{name:<11}" for name in NAMES).rstrip()]
-    for function, backends in available.items():
+    for function, entries in available.items():
         cells = []
         for name in NAMES:
-            entry = backends[name]
+            entry = entries[name]
             if isinstance(entry, str):
                 if entry not in reasons:
                     reasons.append(entry)

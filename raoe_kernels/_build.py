@@ -12,14 +12,14 @@ REBUILD = "build it with `pip install -e .` (or `python setup.py build_ext --inp
 def info() -> dict[str, Any] | None:
     """The build info, None where nothing was ever built: a checkout that is imported as it is."""
     try:
-        return json.loads(files("raoe_kernels").joinpath("_build_info.json").read_text(encoding="utf-8"))
+        return json.loads(files(__package__).joinpath("_build_info.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
 
 
 def why_missing(kind: str, error: ImportError) -> str:
     """Why the compiled module for "cpu" or "cuda" could not be imported, and what to do about it."""
-    name = f"raoe_kernels._native_{kind}"
+    name = f"{__package__}._native_{kind}"
     built = info()
     if built is None:
         return f"{name} was never built, this seems to be a plain checkout: {REBUILD}"

@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from raoe_kernels import _validate
+from . import _validate
 
 NAMES = ("reference", "scan", "triton", "native")
 AUTO = {"cuda": ("native", "triton", "scan"), "cpu": ("native", "scan")}

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from raoe_kernels._build import why_missing
+from ._build import why_missing
 
 # The codes of csrc/types.h.
 FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
@@ -18,7 +18,7 @@ FLOATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 
 def _load(kind: str) -> ModuleType | str:
     """The compiled module for "cpu" or "cuda", or why there is none."""
     try:
-        return import_module(f"raoe_kernels._native_{kind}")
+        return import_module(f"._native_{kind}", __package__)
     except ImportError as error:
         return why_missing(kind, error)
 

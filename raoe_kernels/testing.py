@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
+from ._dtypes import wide
 
 LOSS_FACTOR, GRADIENT_FACTOR, ULPS = 2.0, 3.0, 4.0
 

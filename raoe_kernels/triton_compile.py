@@ -15,13 +15,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
-MODULES = (
-    "raoe_kernels.pairwise.triton_kernels",
-    "raoe_kernels.cosine.triton_kernels",
-    "raoe_kernels.attention.triton_kernels",
-    "raoe_kernels.contrastive.triton_kernels",
-    "raoe_kernels.guidance.triton_kernels",
-)
+OPS = ("pairwise", "cosine", "attention", "infonce", "guided")  # those with Triton kernels
 
 
 class Variant(NamedTuple):
@@ -68,8 +62,8 @@ def signature_of(kernel: Any, **pointers: str) -> dict[str, str]:
 
 def variants() -> Iterator[Variant]:
     """Every compilation that calls of this package can cause."""
-    for name in MODULES:
-        yield from import_module(name).variants()
+    for op in OPS:
+        yield from import_module(f".{op}.triton_kernels", __package__).variants()
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:

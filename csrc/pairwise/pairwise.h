@@ -30,14 +30,14 @@ struct PairwiseArgs {
   void* grads;                  // (rows, n) in the caller's order, or null: no gradient work
 };
 
-// pairwise_cpu.cpp. Uses up to `threads` threads where that pays; the result does not depend on how many.
+// cpu/pairwise.cpp. Uses up to `threads` threads where that pays; the result does not depend on how many.
 // Throws std::bad_alloc, and std::invalid_argument beyond 2^28 pairs.
 void pairwise_cpu(const PairwiseArgs& args, int threads);
 
 // out (n) = first x grads[0] + second x grads[1], or first x grads[0] for one row. f32 or f64.
 void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, double first, double second, void* out);
 
-// pairwise_cuda.cu. Everything happens on `stream`; nothing is allocated and nothing is waited for.
+// cuda/pairwise.cu. Everything happens on `stream`; nothing is allocated and nothing is waited for.
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);
 void pairwise_cuda(const PairwiseArgs& args, void* workspace, void* stream);
 

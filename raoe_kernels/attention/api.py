@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.attention.autograd import attention
-from raoe_kernels.attention.padding import Padding
+from .. import _validate
+from .autograd import attention
+from .padding import Padding
 
 MAX_HEAD_DIM = 256
 

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels.attention.padding import Padding, nothing
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
+from .._operator import with_backward
+from .padding import Padding, nothing
 
 OP = Op(
     "attention",
     ("bidirectional_attention", "dual_attention"),
     {
-        "reference": Backend("raoe_kernels.attention.reference"),
-        "scan": Backend("raoe_kernels.attention.scan"),
-        "triton": Backend("raoe_kernels.attention.triton_kernels", triton_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
 )
 
@@ -34,7 +35,7 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """(bidirectional,) or (causal, bidirectional)."""
     if torch.compiler.is_compiling():
-        results = torch.ops.raoe_kernels.attention(q, k, v, *padding, scale, dual, backend)[:2]
+        results = _operator(q, k, v, *padding, scale, dual, backend)[:2]
         return results if dual else results[1:]
     return _attention(q, k, v, padding, scale, dual, OP.select(q.device, backend))
 
@@ -75,87 +76,42 @@ class _Attention(torch.autograd.Function):
         return *found, None, None, None, None
 
 
-# The same as opaque operators, for torch.compile: the backend is looked up when the call runs.
-_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? mask, Tensor? cu_seqlens, SymInt longest, float scale, "
-    "bool dual, str backend"
-)
-torch.library.define(
-    "raoe_kernels::attention",
-    f"({_ARGUMENTS}) -> (Tensor causal, Tensor bidirectional, Tensor lse_causal, Tensor lse_bidirectional)",
-)
-torch.library.define(
-    "raoe_kernels::attention_backward",
-    f"(Tensor? grad_causal, Tensor grad, {_ARGUMENTS}, Tensor causal, Tensor bidirectional, Tensor lse_causal, "
-    "Tensor lse_bidirectional, bool[3] needs) -> (Tensor q, Tensor k, Tensor v)",
-)
+def _shapes(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual):
+    result, lse = q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=wide(q.dtype))
+    return result if dual else None, result, lse if dual else None, lse
 
 
-def _shapes(q: Tensor, dual: bool) -> tuple[Tensor, ...]:
-    """Buffers of the four results; those of a part that is not asked for are empty."""
-    rows, dtype = q.shape[:-1], wide(q.dtype)
-    causal, lse_causal = (q.shape, rows) if dual else ((0,), (0,))
-    return (
-        q.new_empty(causal), q.new_empty(q.shape), q.new_empty(lse_causal, dtype=dtype), q.new_empty(rows, dtype=dtype)
-    )  # fmt: skip
-
-
-@torch.library.impl("raoe_kernels::attention", "CompositeExplicitAutograd")
-def _operator(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, backend):
-    module, padding = OP.select(q.device, backend), Padding(lengths, mask, cu_seqlens, longest)
-    results = _shapes(q, dual)
+def _operator_forward(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, module):
+    padding = Padding(lengths, mask, cu_seqlens, longest)
     if hasattr(module, "backward") and not _is_empty(q, padding):
-        found = module.forward(q, k, v, padding, scale, dual)
-    else:
-        found = (*(() if dual else (None,)), *_attention(q, k, v, padding, scale, dual, module), None, None)
-    for result, value in zip(results, found, strict=True):
-        result.copy_(value) if value is not None and result.numel() else result.zero_()
-    return results
+        return module.forward(q, k, v, padding, scale, dual)
+    *causal, full = _attention(q, k, v, padding, scale, dual, module)
+    lse = q.new_zeros(q.shape[:-1], dtype=wide(q.dtype))
+    return causal[0] if dual else None, full, lse if dual else None, lse
 
 
-@torch.library.register_fake("raoe_kernels::attention")
-def _fake(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, backend):
-    return _shapes(q, dual)
-
-
-@torch.library.impl("raoe_kernels::attention_backward", "CompositeExplicitAutograd")
 def _operator_backward(
-    grad_causal, grad, q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, backend,
-    causal, full, lse_causal, lse_full, needs,
+    grad_causal, grad, q, k, v, lengths, mask, cu_seqlens, longest, scale, dual,
+    causal, full, lse_causal, lse_full, needs, module,
 ):  # fmt: skip
-    module, padding = OP.select(q.device, backend), Padding(lengths, mask, cu_seqlens, longest)
+    padding = Padding(lengths, mask, cu_seqlens, longest)
+    if not dual:
+        grad_causal = causal = lse_causal = None
     if hasattr(module, "backward") and not _is_empty(q, padding):
-        if not dual:
-            causal = lse_causal = None
-        found = module.backward(
-            grad_causal, grad, q, k, v, padding, scale, causal, full, lse_causal, lse_full, tuple(needs)
-        )
-        return tuple(q.new_empty(0) if x is None else x for x in found)
+        kept = causal, full, lse_causal, lse_full
+        return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))
     # What autograd would have kept was lost with the operator's forward: it runs once more.
     with torch.enable_grad():
         q, k, v = inputs = tuple(x.detach().requires_grad_() for x in (q, k, v))
         results = _attention(q, k, v, padding, scale, dual, module)
     found = torch.autograd.grad(results, inputs, (grad_causal, grad) if dual else (grad,))
-    return tuple(x.contiguous() if need else q.new_empty(0) for x, need in zip(found, needs, strict=True))
+    return tuple(x if need else None for x, need in zip(found, needs, strict=True))
 
 
-@torch.library.register_fake("raoe_kernels::attention_backward")
-def _fake_backward(grad_causal, grad, q, k, v, *rest):
-    return tuple(x.new_empty(x.shape) if need else x.new_empty(0) for x, need in zip((q, k, v), rest[-1], strict=True))
-
-
-def _save(ctx, inputs, output):
-    q, k, v, lengths, mask, cu_seqlens, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, lengths, mask, cu_seqlens, *output)
-
-
-def _differentiate(ctx, grad_causal, grad, _, __):
-    *inputs, causal, full, lse_causal, lse_full = ctx.saved_tensors
-    dual, needs = ctx.options[2], ctx.needs_input_grad[:3]
-    grads = torch.ops.raoe_kernels.attention_backward(
-        grad_causal if dual else None, grad, *inputs, *ctx.options, causal, full, lse_causal, lse_full, needs
-    )
-    return *(g if need else None for g, need in zip(grads, needs, strict=True)), *(None,) * 7
-
-
-torch.library.register_autograd("raoe_kernels::attention", _differentiate, setup_context=_save)
+_operator = with_backward(
+    OP,
+    "attention",
+    "Tensor q, Tensor k, Tensor v, Tensor? lengths, Tensor? mask, Tensor? cu_seqlens, SymInt longest, float scale, "
+    "bool dual",
+    4, _operator_forward, _shapes, _operator_backward, gradients=3, upstream=2,
+)  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.attention.padding import Padding, pad, unpad
+from .._dtypes import wide
+from .padding import Padding, pad, unpad
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:

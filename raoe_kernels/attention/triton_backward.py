@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raoe_kernels.attention.triton_forward import (
+from .triton_forward import (
     ALIGN,
     ALL,
     BEYOND,

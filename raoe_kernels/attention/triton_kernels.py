@@ -14,11 +14,11 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from raoe_kernels._dtypes import flags, wide
-from raoe_kernels.attention.padding import Padding
-from raoe_kernels.attention.triton_backward import attention_backward_kv, attention_backward_q
-from raoe_kernels.attention.triton_forward import POINTERS, attention_forward
-from raoe_kernels.triton_compile import Variant, signature_of
+from .._dtypes import flags, wide
+from ..triton_compile import Variant, signature_of
+from .padding import Padding
+from .triton_backward import attention_backward_kv, attention_backward_q
+from .triton_forward import POINTERS, attention_forward
 
 # (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and
 # the one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.cosine.autograd import cosine
+from .. import _validate
+from .autograd import cosine
 
 
 def pairwise_cosine(a: Tensor, b: Tensor, *, eps: float = 1e-8, backend: str = "auto") -> Tensor:

@@ -12,25 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels._native import missing as native_missing
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from .._dtypes import wide
+from .._native import missing as native_missing
+from .._operator import with_backward
 
 OP = Op(
     "cosine",
     ("pairwise_cosine",),
     {
-        "reference": Backend("raoe_kernels.cosine.reference"),
-        "scan": Backend("raoe_kernels.cosine.scan"),
-        "triton": Backend("raoe_kernels.cosine.triton_kernels", triton_missing),
-        "native": Backend("raoe_kernels.cosine.native", native_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 
 
 def cosine(a: Tensor, b: Tensor, eps: float, backend: str) -> Tensor:
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.cosine(a, b, eps, backend)[0]
+        return _operator(a, b, eps, backend)[0]
     module = OP.select(a.device, backend)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Cosine.apply(a, b, eps, module)
@@ -69,49 +70,10 @@ class _Cosine(torch.autograd.Function):
         return *_backward(grad, ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.module), None, None
 
 
-# The same as opaque operators, for torch.compile.
-torch.library.define(
-    "raoe_kernels::cosine", "(Tensor a, Tensor b, float eps, str backend) -> (Tensor c, Tensor ia, Tensor ib)"
+def _operator_backward(grad, a, b, eps, c, inverse_a, inverse_b, needs, module):
+    return _backward(grad, (a, b, c, inverse_a, inverse_b), tuple(needs), module)
+
+
+_operator = with_backward(
+    OP, "cosine", "Tensor a, Tensor b, float eps", 3, _forward, lambda a, *_: _empty(a), _operator_backward, gradients=2
 )
-torch.library.define(
-    "raoe_kernels::cosine_backward",
-    "(Tensor grad, Tensor a, Tensor b, Tensor c, Tensor ia, Tensor ib, bool[2] needs, str backend)"
-    " -> (Tensor a, Tensor b)",
-)
-
-
-@torch.library.impl("raoe_kernels::cosine", "CompositeExplicitAutograd")
-def _operator(a, b, eps, backend):
-    # A backend may give views of one buffer; an operator's results must not share memory.
-    return tuple(x.clone() for x in _forward(a, b, eps, OP.select(a.device, backend)))
-
-
-@torch.library.register_fake("raoe_kernels::cosine")
-def _fake(a, b, eps, backend):
-    return _empty(a)
-
-
-@torch.library.impl("raoe_kernels::cosine_backward", "CompositeExplicitAutograd")
-def _operator_backward(grad, a, b, c, ia, ib, needs, backend):
-    grads = _backward(grad, (a, b, c, ia, ib), tuple(needs), OP.select(a.device, backend))
-    return tuple(a.new_empty(0) if g is None else g for g in grads)
-
-
-@torch.library.register_fake("raoe_kernels::cosine_backward")
-def _fake_backward(grad, a, b, c, ia, ib, needs, backend):
-    return tuple(torch.empty(x.shape, dtype=x.dtype, device=x.device) if n else x.new_empty(0)
-                 for x, n in zip((a, b), needs, strict=True))
-
-
-def _save(ctx, inputs, output):
-    a, b, _, ctx.backend = inputs
-    ctx.save_for_backward(a, b, *output)
-
-
-def _differentiate(ctx, grad, _, __):
-    needs = ctx.needs_input_grad[:2]
-    grads = torch.ops.raoe_kernels.cosine_backward(grad, *ctx.saved_tensors, needs, ctx.backend)
-    return *(g if need else None for g, need in zip(grads, needs, strict=True)), None, None
-
-
-torch.library.register_autograd("raoe_kernels::cosine", _differentiate, setup_context=_save)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels._native import FLOATS, module
+from .._dtypes import wide
+from .._native import FLOATS, module
 
 
 def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
+from .._dtypes import wide
 
 
 def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

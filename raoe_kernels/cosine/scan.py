@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.cosine.reference import forward
+from .._dtypes import wide
+from .reference import forward
 
 __all__ = ["backward", "forward"]
 

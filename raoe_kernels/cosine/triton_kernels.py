@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
-from raoe_kernels.triton_compile import Variant, signature_of
+from .._dtypes import wide
+from ..triton_compile import Variant, signature_of
 
 # A block of 4 rows x 256 columns is eight elements a thread at 4 warps: enough loads in flight, and 384
 # columns (MiniLM) waste a quarter of their second step and not half of one of 512.

@@ -1,6 +1,6 @@
 """Listwise distillation: ListMLE of one ranking against another, and the teacher that ranking sentences make."""
 
-from raoe_kernels.listwise.api import list_mle_loss, refine_similarity
-from raoe_kernels.listwise.autograd import OP
+from .api import list_mle_loss, refine_similarity
+from .autograd import OP
 
 __all__ = ["OP", "list_mle_loss", "refine_similarity"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.listwise.autograd import list_mle, refine
+from .. import _validate
+from .autograd import list_mle, refine
 
 TIES = ("ordinal", "random")
 

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, refuse_second_derivative
-from raoe_kernels._dtypes import wide
+from .._dispatch import Backend, Op, refuse_second_derivative
+from .._dtypes import wide
+from .._operator import operator, with_gradients
 
 OP = Op(
     "listwise",
     ("list_mle_loss", "refine_similarity"),
     {
-        "reference": Backend("raoe_kernels.listwise.reference"),
-        "scan": Backend("raoe_kernels.listwise.scan"),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
     },
 )
 
@@ -31,7 +32,7 @@ def list_mle(
 ) -> Tensor:
     need_grad = student.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.list_mle(student, teacher, mask, order, tau, need_grad, backend)[0]
+        return _list_mle_operator(student, teacher, mask, order, tau, need_grad, backend)[0]
     module = OP.select(student.device, backend)
     if need_grad:
         return _ListMLE.apply(student, teacher, mask, order, tau, module)
@@ -40,7 +41,7 @@ def list_mle(
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tensor:
     if torch.compiler.is_compiling():
-        return torch.ops.raoe_kernels.refine_similarity(phi, mask, omega, backend)
+        return _refine_operator(phi, mask, omega, backend)
     return _refine(phi, mask, omega, OP.select(phi.device, backend))
 
 
@@ -92,47 +93,18 @@ class _ListMLE(torch.autograd.Function):
         return (grad * upstream).to(ctx.dtype), None, None, None, None, None
 
 
-# The same as opaque operators, for torch.compile.
-torch.library.define(
-    "raoe_kernels::list_mle",
-    "(Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad, str backend)"
-    " -> (Tensor loss, Tensor grad)",
-)
-torch.library.define(
-    "raoe_kernels::refine_similarity", "(Tensor phi, Tensor? mask, float omega, str backend) -> Tensor"
-)
+def _shapes(student, teacher, mask, order, tau, need_grad):
+    dtype = wide(student.dtype)
+    return student.new_empty((), dtype=dtype), student.new_empty(student.shape, dtype=dtype) if need_grad else None
 
 
-@torch.library.impl("raoe_kernels::list_mle", "CompositeExplicitAutograd")
-def _operator(student, teacher, mask, order, tau, need_grad, backend):
-    loss, grad = _loss(student, teacher, mask, order, tau, need_grad, OP.select(student.device, backend))
-    return loss, loss.new_empty(0) if grad is None else grad
-
-
-@torch.library.register_fake("raoe_kernels::list_mle")
-def _fake(student, teacher, mask, order, tau, need_grad, backend):
-    shape = student.shape if need_grad else (0,)
-    return student.new_empty((), dtype=wide(student.dtype)), student.new_empty(shape, dtype=wide(student.dtype))
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
-    ctx.dtype = inputs[0].dtype
-
-
-def _differentiate(ctx, upstream, _):
-    (grad,) = ctx.saved_tensors
-    return (grad * upstream).to(ctx.dtype), None, None, None, None, None, None
-
-
-torch.library.register_autograd("raoe_kernels::list_mle", _differentiate, setup_context=_save)
-
-
-@torch.library.impl("raoe_kernels::refine_similarity", "CompositeExplicitAutograd")
-def _operator_refine(phi, mask, omega, backend):
-    return _refine(phi, mask, omega, OP.select(phi.device, backend))
-
-
-@torch.library.register_fake("raoe_kernels::refine_similarity")
-def _fake_refine(phi, mask, omega, backend):
-    return phi.new_empty(phi.shape, dtype=wide(phi.dtype))
+_list_mle_operator = with_gradients(
+    OP,
+    "list_mle",
+    "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad",
+    1, _loss, _shapes,
+)  # fmt: skip
+_refine_operator = operator(
+    OP, "refine_similarity", "Tensor phi, Tensor? mask, float omega", 1, _refine,
+    lambda phi, *_: phi.new_empty(phi.shape, dtype=wide(phi.dtype)),
+)  # fmt: skip

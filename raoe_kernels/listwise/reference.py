@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._dtypes import wide
+from .._dtypes import wide
 
 
 def list_mle(

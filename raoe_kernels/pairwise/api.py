@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels import _validate
-from raoe_kernels.pairwise import params as _params
-from raoe_kernels.pairwise.autograd import pairwise_loss
+from .. import _validate
+from . import params as _params
+from .autograd import pairwise_loss
 
 GATES = ("label+score", "score", "label")
 

@@ -14,20 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raoe_kernels._dispatch import Backend, Op, triton_missing
-from raoe_kernels._dtypes import wide
-from raoe_kernels._native import missing as native_missing
-from raoe_kernels.pairwise.gradient import backward
-from raoe_kernels.pairwise.params import PairwiseParams
+from .._dispatch import Backend, Op, triton_missing
+from .._dtypes import wide
+from .._native import missing as native_missing
+from .._operator import with_gradients
+from .gradient import backward
+from .params import PairwiseParams
 
 OP = Op(
     "pairwise",
     ("rank_margin_loss", "gated_angular_loss", "raoe_loss", "cosent_loss"),
     {
-        "reference": Backend("raoe_kernels.pairwise.reference"),
-        "scan": Backend("raoe_kernels.pairwise.scan"),
-        "triton": Backend("raoe_kernels.pairwise.triton_kernels", triton_missing),
-        "native": Backend("raoe_kernels.pairwise.native", native_missing),
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 
@@ -38,7 +39,7 @@ def pairwise_loss(
     """The loss, or its two parts, as scalars."""
     need_grad = similarity.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling():
-        losses, _ = torch.ops.raoe_kernels.pairwise(similarity, scores, labels, *params, need_grad, backend)
+        losses, _ = _operator(similarity, scores, labels, *params, need_grad, backend)
         return losses.unbind() if params.parts else (losses,)
     module = OP.select(similarity.device, backend)
     if need_grad:
@@ -94,39 +95,24 @@ class _PairwiseLoss(torch.autograd.Function):
         return ctx.scale(grads, upstream, ctx.dtype), None, None, None, None
 
 
-# The same call as an opaque operator, for torch.compile: eager calls would pay its dispatch without a gain.
-_SCHEMA = (
-    "(Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float tau, int threshold, str ties, "
-    "float rank_weight, float angle_weight, bool parts, bool need_grad, str backend) -> (Tensor losses, Tensor grads)"
-)
-torch.library.define("raoe_kernels::pairwise", _SCHEMA)
+def _operator_forward(similarity, scores, labels, *rest):
+    *params, need_grad, module = rest
+    return _run(similarity, scores, labels, PairwiseParams(*params), need_grad, module)
 
 
-@torch.library.impl("raoe_kernels::pairwise", "CompositeExplicitAutograd")
-def _operator(similarity, scores, labels, *rest):
-    *params, need_grad, backend = rest
-    module = OP.select(similarity.device, backend)
-    losses, grads = _run(similarity, scores, labels, PairwiseParams(*params), need_grad, module)
-    return losses, losses.new_empty(0) if grads is None else grads
+def _shapes(similarity, scores, labels, *rest):
+    *params, need_grad = rest
+    return _empty(similarity, PairwiseParams(*params), need_grad)
 
 
-@torch.library.register_fake("raoe_kernels::pairwise")
-def _fake(similarity, scores, labels, *rest):
-    *params, need_grad, _ = rest
-    losses, grads = _empty(similarity, PairwiseParams(*params), need_grad)
-    return losses, losses.new_empty(0) if grads is None else grads
+def _scale(grads, upstream, dtype):
+    return backward(grads, upstream.unbind() if upstream.ndim else (upstream,), dtype)
 
 
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(output[1])
-    ctx.dtype = inputs[0].dtype
-    ctx.count = len(inputs)
-
-
-def _backward(ctx, upstream, _):
-    (grads,) = ctx.saved_tensors
-    parts = upstream.unbind() if upstream.ndim else (upstream,)
-    return backward(grads, parts, ctx.dtype), *[None] * (ctx.count - 1)
-
-
-torch.library.register_autograd("raoe_kernels::pairwise", _backward, setup_context=_save)
+_operator = with_gradients(
+    OP,
+    "pairwise",
+    "Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float tau, int threshold, str ties, "
+    "float rank_weight, float angle_weight, bool parts, bool need_grad",
+    1, _operator_forward, _shapes, _scale,
+)  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels._native import FLOATS, module
-from raoe_kernels.pairwise.gradient import backward as scale
-from raoe_kernels.pairwise.params import TIES, PairwiseParams
+from .._native import FLOATS, module
+from .gradient import backward as scale
+from .params import TIES, PairwiseParams
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}

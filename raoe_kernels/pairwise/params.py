@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from raoe_kernels import _validate
+from .. import _validate
 
 TIES = ("average", "min", "max", "dense", "ordinal")
 

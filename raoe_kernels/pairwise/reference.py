@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels.pairwise.gradient import backward
-from raoe_kernels.pairwise.params import PairwiseParams
+from .gradient import backward
+from .params import PairwiseParams
 
 __all__ = ["backward", "forward"]
 

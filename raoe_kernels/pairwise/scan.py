@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raoe_kernels.pairwise.gradient import backward
-from raoe_kernels.pairwise.params import PairwiseParams
-from raoe_kernels.pairwise.reference import CLIP
+from .gradient import backward
+from .params import PairwiseParams
+from .reference import CLIP
 
 __all__ = ["backward", "forward"]
 

@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raoe_kernels.pairwise import triton_multiblock
-from raoe_kernels.pairwise.gradient import backward
-from raoe_kernels.pairwise.params import PairwiseParams
-from raoe_kernels.pairwise.triton_math import (
+from ..triton_compile import Variant, signature_of
+from . import triton_multiblock
+from .gradient import backward
+from .params import PairwiseParams
+from .triton_math import (
     DENSE,
     ORDINAL,
     TIES,
@@ -39,7 +40,6 @@ from raoe_kernels.pairwise.triton_math import (
     through_angle,
     total,
 )
-from raoe_kernels.triton_compile import Variant, signature_of
 
 __all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raoe_kernels.pairwise.triton_math import (
+from .triton_math import (
     angle,
     at,
     exponent,
@@ -22,7 +22,7 @@ from raoe_kernels.pairwise.triton_math import (
     scalar,
     total,
 )
-from raoe_kernels.pairwise.triton_tiles import (
+from .triton_tiles import (
     BEFORE,
     BEFORE_LAST_RUN,
     BEHIND,

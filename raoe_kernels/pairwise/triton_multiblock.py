@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from raoe_kernels.pairwise.triton_labels import COUNT, ENTRIES, distinct_labels, label_partners, label_table
-from raoe_kernels.pairwise.triton_math import (
+from ..triton_compile import Variant, signature_of
+from .triton_labels import COUNT, ENTRIES, distinct_labels, label_partners, label_table
+from .triton_math import (
     DENSE,
     ORDINAL,
     angle,
@@ -38,7 +39,7 @@ from raoe_kernels.pairwise.triton_math import (
     scalar,
     through_angle,
 )
-from raoe_kernels.pairwise.triton_tiles import (
+from .triton_tiles import (
     BEFORE,
     BEFORE_LAST_RUN,
     BEHIND,
@@ -55,7 +56,6 @@ from raoe_kernels.pairwise.triton_tiles import (
     runs_of_tile,
     slot,
 )
-from raoe_kernels.triton_compile import Variant, signature_of
 
 TILE = 1024  # pairs a program, four to a thread. Smaller in tests.
 WARPS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from raoe_kernels.pairwise.triton_math import join, larger, logarithm, lowest, masked, smaller, total
+from .triton_math import join, larger, logarithm, lowest, masked, smaller, total
 
 LIMIT = tl.constexpr(16)  # distinct labels up to which a tile keeps sums for each
 # Columns of sums: column 0 is the rank objective's, column 1 + k splits between labels k and k + 1.

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+COLUMNS = {
+    "triplet": ["anchor", "positive", "negative"],
+    "contrastive": ["sentence1", "sentence2", "label"],
+    "online_contrastive": ["sentence1", "sentence2", "label"],
+    "multiple_negatives": ["sentence1", "sentence2"],
+    "mse": ["sentence1", "sentence2", "score"],
+}
+"""What a loss trains on. For mse that is SetFit's random pairs, which need no neighbours and no encoder."""
 
 Draw = Callable[[int], np.ndarray]
 """Which of so many examples to keep: indices, ascending."""
@@ -95,9 +105,19 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
         block = np.searchsorted(ends, chosen, side="right")
         for number, (a, b) in enumerate(blocks):
             inside = chosen[block == number] - (ends[number] - sizes[number])
-            first, second = _triangle(inside) if a is b else np.divmod(inside, len(b))
+            first, second = triangle(inside) if a is b else np.divmod(inside, len(b))
             kinds.append(np.stack([a[first], b[second], np.full(len(inside), label)], axis=1))
     return np.concatenate(kinds), available
+
+
+def as_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The [m, 3] examples as rows of a file with these columns, two or three of them."""
+    for numbers in examples.tolist():
+        yield {
+            # a pair of one class carries its 1 where the loss has no column for it
+            name: number if name in ("label", "score") else texts[number]
+            for name, number in zip(columns, numbers, strict=False)
+        }
 
 
 def _listed(neighbours: np.ndarray, counts: np.ndarray, label: int) -> np.ndarray:
@@ -110,7 +130,7 @@ def _size(a: np.ndarray, b: np.ndarray) -> int:
     return math.comb(len(a), 2) if a is b else len(a) * len(b)
 
 
-def _triangle(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def triangle(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(first > second) of the numbers of unordered pairs: 0 is (1, 0), 1 is (2, 0), 2 is (2, 1), 3 is (3, 0) …"""
     first = np.floor((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
     # the root is rounded, so it may be one off where numbers are large

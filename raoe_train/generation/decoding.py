@@ -20,9 +20,9 @@ from transformers.cache_utils import DynamicLayer
 from raoe_train.generation.contexts import Context, merged, stacked, taken
 from raoe_train.generation.mixing import checked_argmax, choose_mix
 from raoe_train.generation.sampling import Sampling, draw, uniforms
-from raoe_train.generation.slots import Answer, Plan, Request, Slot, lengths, plan_of, select
+from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot
 
-__all__ = ["Answer", "Context", "GuidedDecoder", "Request"]
+__all__ = ["Answer", "Context", "GuidedDecoder", "Request", "Sampling"]
 
 
 class GuidedDecoder:
@@ -61,19 +61,17 @@ class GuidedDecoder:
         self._warpers = self.sampling.warpers(model.device)
         self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
         self._one = torch.compile(self._forward, dynamic=True) if compile else self._forward
-        self._slots: list[Slot] = []
-        self._cache: Any = None
-        self._plan: Plan | None = None
+        self._batch: Batch | None = None
 
     @property
     def active(self) -> int:
         """Answers under way."""
-        return len(self._slots)
+        return len(self._batch.slots) if self._batch else 0
 
     @property
     def can_join(self) -> bool:
         """Whether requests can be added while others are under way: not where a cache keeps only a window."""
-        return self._cache is None or not self._windows
+        return self._batch is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
@@ -88,43 +86,37 @@ class GuidedDecoder:
             return []
         if not self.can_join:
             raise ValueError("this model's cache keeps a window: requests cannot join those that are under way")
-        slots: list[Slot] = []
-        rows: list[tuple[Sequence[int], Context | None]] = []
+        rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
-            near = far = len(rows)
-            rows.append((request.near, request.known))
-            if request.guided and request.far is not None:
-                far = len(rows)
-                rows.append((request.far, request.known))
             history = self.sampling.history(len(request.near), self.eos, self.model.device)
             drawn = uniforms(request.seed, request.max_new_tokens) if self.sampling.do_sample else None
-            slots.append(Slot(key, request, near, far, history, drawn))
-
-        state, cache, order = self._read(rows)
-        places = {row: place for place, row in enumerate(order)}
-        for slot in slots:
-            slot.near, slot.far = places[slot.near], places[slot.far]
-            if slot.request.keep and not self._windows:
-                slot.state = state[slot.near].clone()
-        plan = plan_of(slots, self.model)
-        finished = self._take(slots, self._next(state, plan), plan, cache)
-        self._join([slot for slot in slots if slot.key not in finished], cache)
-        return list(finished.items())
+            slot = Slot(key, request, history, drawn)
+            rows.append(Row(slot, request.near))
+            if request.guided and request.far is not None:
+                rows.append(Row(slot, request.far, far=True))
+        slots = [row.slot for row in rows if not row.far]
+        state, rows, cache = self._read(rows)
+        for row, its in zip(rows, state, strict=True):
+            if row.slot.request.keep and not row.far and not self._windows:
+                row.slot.state = its.clone()
+        batch = Batch(slots, rows, cache, self.model)
+        finished, left = self._take(batch, self._next(state, batch))
+        if left is not None:
+            self._batch = left if self._batch is None else self._batch.joined(left)
+        return finished
 
     @torch.no_grad()
     def step(self) -> list[tuple[Hashable, Answer]]:
         """One more token for every answer under way; the pairs (key, answer) that are finished by it."""
-        plan = self._plan
-        if plan is None:
+        batch = self._batch
+        if batch is None:
             return []
-        plan.lengths = plan.lengths + 1
-        width = self._cache.get_seq_length() + 1
-        chosen = self._one(plan.tokens[plan.owner][:, None], width, self._cache, plan)
-        finished = self._take(self._slots, chosen, plan, self._cache)
-        if finished:
-            self._keep([slot for slot in self._slots if slot.key not in finished])
-        return list(finished.items())
+        batch.lengths = batch.lengths + 1
+        width = batch.cache.get_seq_length() + 1
+        chosen = self._one(batch.tokens[batch.owner][:, None], width, batch)
+        finished, self._batch = self._take(batch, chosen)
+        return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
         """The answers to `requests`, in their order, `slots` of them at a time (all by default)."""
@@ -139,40 +131,41 @@ class GuidedDecoder:
             found.update(self.step())
         return [found[number] for number in range(len(requests))]
 
-    def _read(self, rows: Sequence[tuple[Sequence[int], Context | None]]) -> tuple[Tensor, Any, list[int]]:
-        """What is new in (ids, known context) rows: [R, D or V] states, a cache, and the order of the rows in both."""
+    def _read(self, rows: list[Row]) -> tuple[Tensor, list[Row], Any]:
+        """What is new in the rows' contexts: their states, [R, D or V], with the rows in their order, and a cache."""
         device = self.model.device
-        covered = [0 if known is None or self._windows else known.covers(ids) for ids, known in rows]
-        whole = [number for number, (ids, _) in enumerate(rows) if covered[number] == len(ids)]
-        begun = [number for number, (ids, _) in enumerate(rows) if 0 < covered[number] < len(ids)]
+        covered = {
+            row: known.covers(row.ids) if (known := row.slot.request.known) and not self._windows else 0 for row in rows
+        }
+        whole = [row for row in rows if covered[row] == len(row.ids)]
+        begun = [row for row in rows if 0 < covered[row] < len(row.ids)]
         # apart, or a single row of which nothing is known would have all others read from their first token
-        new = [number for number, count in enumerate(covered) if not count]
+        new = [row for row in rows if not covered[row]]
         states, caches = [], []
-        for numbers in filter(None, (new, begun)):
-            group = [rows[number] for number in numbers]
-            tail = max(len(rows[number][0]) - covered[number] for number in numbers)
+        for group in filter(None, (new, begun)):
+            tail = max(len(row.ids) - covered[row] for row in group)
             # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
-            before = [(known, max(len(ids) - tail, 0)) for ids, known in group if known is not None]
-            cache = stacked(before) if numbers is begun else DynamicCache(config=self.model.config)
-            ends = torch.tensor([[0] * (tail - len(ids)) + list(ids[-tail:]) for ids, _ in group], device=device)
-            counts = torch.tensor([len(ids) for ids, _ in group], device=device)
-            states.append(self._state(ends, max(len(ids) for ids, _ in group), cache, counts))
+            before = [(known, max(len(row.ids) - tail, 0)) for row in group if (known := row.slot.request.known)]
+            cache = stacked(before) if group is begun else DynamicCache(config=self.model.config)
+            ends = torch.tensor([[0] * (tail - len(row.ids)) + list(row.ids[-tail:]) for row in group], device=device)
+            counts = torch.tensor([len(row.ids) for row in group], device=device)
+            states.append(self._state(ends, max(len(row.ids) for row in group), cache, counts))
             caches.append(cache)
         if whole:
-            contexts = [known for known in (rows[number][1] for number in whole) if known is not None]
+            contexts = [known for row in whole if (known := row.slot.request.known)]
             states.append(torch.stack([known.state for known in contexts]))
             caches.append(stacked([(known, len(known.ids)) for known in contexts]))
-        width = max(len(ids) for ids, _ in rows)
+        width = max(len(row.ids) for row in rows)
         cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
-        return torch.cat(states), cache, [*new, *begun, *whole]
+        return torch.cat(states), [*new, *begun, *whole], cache
 
-    def _forward(self, ids: Tensor, width: int, cache: Any, plan: Plan) -> Tensor:
+    def _forward(self, ids: Tensor, width: int, batch: Batch) -> Tensor:
         """[N] next tokens, or what `_next` gives, from [R, T] ids at the end of `width` columns.
 
         Nothing here depends on values, so it can be compiled; processors that read a row's history are Python and are
         left out of a compiled graph.
         """
-        return self._next(self._state(ids, width, cache, plan.lengths), plan)
+        return self._next(self._state(ids, width, batch.cache, batch.lengths), batch)
 
     def _state(self, ids: Tensor, width: int, cache: Any, lengths: Tensor) -> Tensor:
         columns = torch.arange(width, device=ids.device)
@@ -187,45 +180,40 @@ class GuidedDecoder:
             inputs["position_ids"] = (columns[width - ids.shape[1] :] - padding).clamp_min(0)
         return self.mix.state(inputs)
 
-    def _next(self, state: Tensor, plan: Plan) -> Tensor:
+    def _next(self, state: Tensor, batch: Batch) -> Tensor:
         """[N] next tokens, -1 where scores are NaN; [N, V] scores where each row has a history to read."""
         if not (self.sampling.do_sample or self.sampling.has_history):
-            return self.mix.best(state, plan)
-        scores = self.mix.scores(state, plan)
+            return self.mix.best(state, batch)
+        scores = self.mix.scores(state, batch)
         if self.sampling.has_history:
             return scores  # the caller goes on: a step of its own for each row
-        return self._choose(scores, plan)
+        return self._choose(scores, batch)
 
-    def _choose(self, scores: Tensor, plan: Plan) -> Tensor:
-        if plan.uniforms is None:
+    def _choose(self, scores: Tensor, batch: Batch) -> Tensor:
+        if batch.uniforms is None:
             return checked_argmax(scores)
         # no warper in use reads the ids
-        return draw(self._warpers(plan.tokens[:, None], scores), plan.uniforms.gather(1, plan.count[:, None])[:, 0])
+        return draw(self._warpers(batch.tokens[:, None], scores), batch.uniforms.gather(1, batch.count[:, None])[:, 0])
 
-    def _take(self, slots: list[Slot], chosen: Tensor, plan: Plan, cache: Any) -> dict[Hashable, Answer]:
-        """Give the slots their tokens; the answers that are finished by them."""
+    def _take(self, batch: Batch, chosen: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
+        """Give the slots their tokens; the answers that are finished by them, and the batch of the others."""
         if chosen.ndim == 2:
-            for number, slot in enumerate(slots):
+            for number, slot in enumerate(batch.slots):
                 earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=chosen.device)
                 chosen[number : number + 1] = slot.history(earlier, chosen[number : number + 1])
-            chosen = self._choose(chosen, plan)
-        plan.count = plan.count + 1
+            chosen = self._choose(chosen, batch)
+        batch.tokens, batch.count = chosen, batch.count + 1
         finished: dict[Hashable, Answer] = {}
-        for slot, token in zip(slots, chosen.tolist(), strict=True):
+        for slot, token in zip(batch.slots, chosen.tolist(), strict=True):
             if token < 0:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
-                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, self._context(slot, cache))
-        plan.tokens = chosen
-        return finished
-
-    def _context(self, slot: Slot, cache: Any) -> Context | None:
-        if slot.state is None:
-            return None
-        # behind it are the answer's tokens, but for the newest
-        end = cache.get_seq_length() - (len(slot.ids) - 1)
-        return taken(cache, slot.near, end, slot.request.near, slot.state)
+                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, _context(batch, slot))
+        left = [slot for slot in batch.slots if slot.key not in finished]
+        if finished:
+            return list(finished.items()), batch.kept(left) if left else None
+        return [], batch
 
     def _finish(self, slot: Slot) -> str | None:
         if slot.ids[-1] in self.eos:
@@ -245,27 +233,6 @@ class GuidedDecoder:
         ends = [text.find(stop) for stop in self.sampling.stop_strings or ()]
         return text[: min((end for end in ends if end >= 0), default=len(text))]
 
-    def _join(self, slots: list[Slot], cache: Any) -> None:
-        """Put new slots, with the cache of their rows, beside those that are there."""
-        if not slots:
-            return
-        select(cache, slots, self.model.device)
-        before = lengths(self._slots)
-        for slot in slots:
-            slot.near, slot.far = slot.near + len(before), slot.far + len(before)
-        if before:
-            cache = merged(self._cache, cache, max(before + lengths(slots)))
-        self._slots, self._cache = [*self._slots, *slots], cache
-        self._plan = plan_of(self._slots, self.model)
-
-    def _keep(self, slots: list[Slot]) -> None:
-        self._slots = slots
-        if not slots:
-            self._cache = self._plan = None
-            return
-        select(self._cache, slots, self.model.device)
-        self._plan = plan_of(slots, self.model)
-
     def _check(self, request: Request) -> None:
         if not request.near or (request.guided and not request.far):
             raise ValueError("a context is empty: there must be a token to go on from")
@@ -276,6 +243,16 @@ class GuidedDecoder:
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")
+
+
+def _context(batch: Batch, slot: Slot) -> Context | None:
+    """The nearer context of an answer, where it is to be kept."""
+    if slot.state is None:
+        return None
+    row = next(place for place, row in enumerate(batch.rows) if row.slot is slot and not row.far)
+    # behind it are the answer's tokens, but for the newest
+    end = batch.cache.get_seq_length() - (len(slot.ids) - 1)
+    return taken(batch.cache, row, end, slot.request.near, slot.state)
 
 
 def _eos(model: Any, sampling: Sampling) -> tuple[int, ...]:

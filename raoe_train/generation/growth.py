@@ -35,14 +35,10 @@ class Generation:
     batch_size: Annotated[int, "chains at a time"] = 16
     verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
     seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
-    prompt: Annotated[str | None, "in place of the paper's: a text with {sentence}, perhaps {steps} and {example}"] = (
-        None
-    )
+    prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
     max_input_tokens: Annotated[int, "longer sentences to begin with are skipped, and counted"] = 128
-    mix: Annotated[str, "mix hidden states before the head or logits after it: hidden, logits [hidden if exact]"] = (
-        "auto"
-    )
+    mix: Annotated[str, "what is mixed: hidden (states before the head) or logits [hidden if exact]"] = "auto"
     compile: Annotated[bool, "torch.compile the decoding step"] = False
     decoding: Annotated[
         dict[str, Any],

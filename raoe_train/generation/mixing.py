@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raoe_kernels import guided_argmax, guided_log_probs
-from raoe_train.generation.slots import Plan
+from raoe_train.generation.slots import Batch
 
 # What configurations call a factor that all logits are multiplied (True) or divided by.
 FACTORS = {"logit_scale": True, "lm_head_multiplier": True, "logits_scaling": False}
@@ -39,16 +39,16 @@ class MixHidden:
         """[R, D] hidden states at the end of each row, after the final norm."""
         return self.body(**inputs).last_hidden_state[:, -1]
 
-    def scores(self, state: Tensor, plan: Plan) -> Tensor:
+    def scores(self, state: Tensor, batch: Batch) -> Tensor:
         """[N, V] logits of the mix, float32 (float64 for a model in float64): Eq. 4 but for a constant a row."""
-        near, far = (_wide(state[rows]) for rows in (plan.near, plan.far))
-        mixed = near + plan.weight[:, None] * (near - far)
+        near, far = (_wide(state[rows]) for rows in (batch.near, batch.far))
+        mixed = near + batch.weight[:, None] * (near - far)
         logits = _wide(self.head(mixed.to(self.head.weight.dtype)))
         return logits if self.factor == 1 else logits * self.factor
 
-    def best(self, state: Tensor, plan: Plan) -> Tensor:
+    def best(self, state: Tensor, batch: Batch) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf."""
-        return checked_argmax(self.scores(state, plan))
+        return checked_argmax(self.scores(state, batch))
 
 
 class MixLogits:
@@ -66,19 +66,19 @@ class MixLogits:
         """[R, V] logits at the end of each row."""
         return self.model(**inputs, **self.last).logits[:, -1]
 
-    def scores(self, state: Tensor, plan: Plan) -> Tensor:
+    def scores(self, state: Tensor, batch: Batch) -> Tensor:
         """[N, V] float32 (float64 for a model in float64): Eq. 4, and logits where there is nothing to mix."""
-        scores = _wide(state[plan.near])
-        for guidance, answers in plan.groups:
-            near, far = state[plan.near[answers]], state[plan.far[answers]]
+        scores = _wide(state[batch.near])
+        for guidance, answers in batch.groups:
+            near, far = state[batch.near[answers]], state[batch.far[answers]]
             scores = scores.index_copy(0, answers, guided_log_probs(near, far, guidance=guidance))
         return scores
 
-    def best(self, state: Tensor, plan: Plan) -> Tensor:
+    def best(self, state: Tensor, batch: Batch) -> Tensor:
         """[N] int64, the greedy tokens; -1 where a score is NaN or all are -inf. No log-softmax is taken."""
-        tokens = checked_argmax(state[plan.near])
-        for guidance, answers in plan.groups:
-            near, far = state[plan.near[answers]], state[plan.far[answers]]
+        tokens = checked_argmax(state[batch.near])
+        for guidance, answers in batch.groups:
+            near, far = state[batch.near[answers]], state[batch.far[answers]]
             chosen = guided_argmax(near, far, guidance=guidance)
             # what is chosen is NaN wherever any of near is, so `tokens` has seen that; a NaN of far shows here
             value = far.gather(1, chosen[:, None])[:, 0]
@@ -103,20 +103,17 @@ def choose_mix(model: Any, wish: str = "auto") -> Mix:
         raise ValueError(f"mix must be auto, hidden or logits, got {wish!r}")
     if wish == "logits":
         return MixLogits(model)
-    found = linear_head(model)
-    if isinstance(found, MixHidden):
-        return found
-    if wish == "hidden":
+    found = _linear_head(model)
+    if wish == "hidden" and isinstance(found, str):
         raise ValueError(f"mix hidden is not exact for this model: {found}")
-    return MixLogits(model)
+    return MixLogits(model) if isinstance(found, str) else found
 
 
 @torch.no_grad()
-def linear_head(model: Any) -> MixHidden | str:
-    """The model's body and head, if its logits are a linear function of the body's output; else the reason why not.
+def _linear_head(model: Any) -> MixHidden | str:
+    """By the model's body and head, if its logits are a linear function of the body's output; else why they are not.
 
-    What the configuration says is checked against the model itself: on a few tokens its own logits must be those of
-    head and body.
+    What the configuration says is checked on a few tokens: the model's own logits must be those of head and body.
     """
     head, body, config = model.get_output_embeddings(), model.base_model, model.config.get_text_config()
     if type(head) is not nn.Linear or not head.weight.is_floating_point():

@@ -30,9 +30,9 @@ class Seeds:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""
         if not self.encoder.name:
             return None
-        said = {name: value for name, value in asdict(self.encoder).items() if value != getattr(FrozenEncoder(), name)}
-        for name in ("batch_size", "device", "cache"):
-            said.pop(name, None)
+        plain, runs = asdict(FrozenEncoder()), ("batch_size", "device", "cache")
+        values = asdict(self.encoder).items()
+        said = {name: value for name, value in values if value != plain[name] and name not in runs}
         # a name alone as it is, as in what was written before there was more to say
         encoder = said if len(said) > 1 else self.encoder.name
         return {**asdict(self), "encoder": encoder, "batch_size": None, "device": None}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+import functools
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raoe_train.generation.contexts import Context
+from raoe_train.generation.contexts import Context, merged
 
 
 @dataclass(frozen=True)
@@ -57,79 +58,78 @@ class Answer:
     context: Context | None = field(default=None, compare=False)
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
-    """An answer under way, and where its rows are."""
+    """An answer under way."""
 
     key: Hashable
     request: Request
-    near: int
-    far: int  # the near row again where there is none
     history: Any
     uniforms: Tensor | None
     ids: list[int] = field(default_factory=list)
     state: Tensor | None = None  # of the nearer context, where it is to be kept
 
 
-@dataclass
-class Plan:
-    """The slots as tensors on the model's device: all that a step over N answers, with R rows in the batch, reads."""
+@dataclass(eq=False)
+class Row:
+    """A row of the batch: a context of an answer, and behind it the answer."""
 
-    near: Tensor  # [N], the row of each answer's nearer context
-    far: Tensor  # [N], that of its farther one; the near row again where there is none: the mix is exactly that row's
-    weight: Tensor  # [N], guidance - 1, 0 where there is no farther context
-    groups: list[tuple[float, Tensor]]  # (guidance, [n] answers led with it) of each guidance that is not 1
-    owner: Tensor  # [R], the answer that a row belongs to
-    tokens: Tensor  # [N], each answer's newest
-    lengths: Tensor  # [R], tokens of a row that are in the cache
-    uniforms: Tensor | None  # [N, most new tokens]
-    count: Tensor  # [N], tokens generated so far
+    slot: Slot
+    ids: Sequence[int]
+    far: bool = False
 
-
-def plan_of(slots: list[Slot], model: Any) -> Plan:
-    """What a step over `slots` reads, on the model's device."""
-
-    def ints(values: Iterable[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.long, device=model.device)
-
-    guidance = [slot.request.guidance if slot.request.guided else 1.0 for slot in slots]
-    weight = torch.tensor(guidance, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32) - 1
-    groups = [
-        (value, ints(number for number, other in enumerate(guidance) if other == value))
-        for value in dict.fromkeys(guidance)
-        if value != 1
-    ]
-    owners = sorted({(row, number) for number, slot in enumerate(slots) for row in (slot.near, slot.far)})
-    drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
-    return Plan(
-        near=ints(slot.near for slot in slots),
-        far=ints(slot.far for slot in slots),
-        weight=weight.to(model.device),
-        groups=groups,
-        owner=ints(number for _, number in owners),
-        tokens=ints(slot.ids[-1] if slot.ids else 0 for slot in slots),
-        lengths=ints(lengths(slots)),
-        uniforms=torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(model.device) if drawn else None,
-        count=ints(len(slot.ids) for slot in slots),
-    )
+    @property
+    def length(self) -> int:
+        """Tokens in the cache: all but the answer's newest, which the next step puts there."""
+        return len(self.ids) + max(len(self.slot.ids) - 1, 0)
 
 
-def select(cache: Any, slots: list[Slot], device: Any) -> None:
-    """Keep the rows of these slots in the cache, and count them from 0 in their order."""
-    kept = sorted({row for slot in slots for row in (slot.near, slot.far)})
-    if len(kept) < next(len(keys) for keys, *_ in cache if keys is not None):
-        cache.batch_select_indices(torch.tensor(kept, dtype=torch.long, device=device))
-    places = {row: place for place, row in enumerate(kept)}
-    for slot in slots:
-        slot.near, slot.far = places[slot.near], places[slot.far]
+class Batch:
+    """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads.
 
+    Attributes:
+        near: [N] int64, the row of each answer's nearer context.
+        far: [N] int64, that of its farther one; the near row again where there is none: then the mix is exactly its.
+        weight: [N] guidance - 1, 0 where there is no farther context.
+        groups: (guidance, [n] int64 answers led with it) of each guidance that is not 1.
+        owner: [R] int64, the answer that a row belongs to.
+        lengths: [R] int64, tokens of a row that are in the cache.
+        tokens: [N] int64, each answer's newest.
+        count: [N] int64, tokens generated so far.
+        uniforms: [N, most new tokens] random numbers, or None.
+    """
 
-def lengths(slots: list[Slot]) -> list[int]:
-    """Tokens in the cache, row by row: all but an answer's newest, which the next step puts there."""
-    found = {}
-    for slot in slots:
-        new = max(len(slot.ids) - 1, 0)
-        found[slot.near] = len(slot.request.near) + new
-        if slot.far != slot.near:
-            found[slot.far] = len(slot.request.far or ()) + new
-    return [found[row] for row in sorted(found)]
+    def __init__(self, slots: list[Slot], rows: list[Row], cache: Any, model: Any) -> None:
+        self.slots, self.rows, self.cache, self.model = slots, rows, cache, model
+        ints = functools.partial(torch.tensor, dtype=torch.long, device=model.device)
+        number = {slot: place for place, slot in enumerate(slots)}
+        near = {row.slot: place for place, row in enumerate(rows) if not row.far}
+        far = near | {row.slot: place for place, row in enumerate(rows) if row.far}
+        self.near, self.far = (ints([places[slot] for slot in slots]) for places in (near, far))
+        guidance = [slot.request.guidance if slot.request.guided else 1.0 for slot in slots]
+        wide = torch.float64 if model.dtype == torch.float64 else torch.float32
+        self.weight = torch.tensor(guidance, dtype=wide, device=model.device) - 1
+        self.groups = [
+            (value, ints([place for place, other in enumerate(guidance) if other == value]))
+            for value in dict.fromkeys(guidance)
+            if value != 1
+        ]
+        self.owner = ints([number[row.slot] for row in rows])
+        self.lengths = ints([row.length for row in rows])
+        self.tokens = ints([slot.ids[-1] if slot.ids else 0 for slot in slots])
+        self.count = ints([len(slot.ids) for slot in slots])
+        drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
+        self.uniforms = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(model.device) if drawn else None
+
+    def kept(self, slots: list[Slot]) -> Batch:
+        """Of these slots alone."""
+        places = [place for place, row in enumerate(self.rows) if row.slot in slots]
+        if len(places) < len(self.rows):
+            self.cache.batch_select_indices(torch.tensor(places, device=self.model.device))
+        return Batch(slots, [self.rows[place] for place in places], self.cache, self.model)
+
+    def joined(self, other: Batch) -> Batch:
+        """With the slots of another, and their rows below its own."""
+        rows = self.rows + other.rows
+        cache = merged(self.cache, other.cache, max(row.length for row in rows))
+        return Batch(self.slots + other.slots, rows, cache, self.model)

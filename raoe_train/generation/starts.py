@@ -15,15 +15,11 @@ Sentences = list[tuple[int, str]]
 
 
 def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
-    """The usable sentences of data.input in order, and how many rows were skipped for each reason.
+    """The usable sentences of data.input in order, data.max_rows at most, and how many rows were skipped by reason.
 
     Skipped and counted are empty rows, sentences that were there before, more than one line, no letters, and what
     `accept` has a reason against. A row that is no text at all (bytes that are not UTF-8, a missing field) is an error,
     unless data.on_error is skip; then it is counted, too.
-
-    Args:
-        data: its input, columns, on_error and max_rows; the latter keeps the first so many usable sentences.
-        accept: sentence -> None, or why it cannot be used.
 
     Raises:
         ValueError: no input, on_error that cannot be, a row that is no text, or no sentence is left.

@@ -19,9 +19,9 @@ from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 
 ANALYSES = {
-    "degradation": "raoe_train.studies.analyses:degradation",
-    "dependency": "raoe_train.studies.analyses:dependency",
-    "words": "raoe_train.studies.analyses:words",
+    "degradation": "raoe_train.studies.layers:analyse",
+    "dependency": "raoe_train.studies.dependency:analyse",
+    "words": "raoe_train.studies.words:analyse",
 }
 """The function of each analysis, (model, tasks, output, batch_size) -> plain values; imported when asked for."""
 

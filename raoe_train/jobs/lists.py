@@ -5,98 +5,88 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from raoe_train.artifacts import once
-from raoe_train.artifacts.provenance import digest, earlier_result, versions
-from raoe_train.artifacts.writing import write_json
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.data.files import data_kind, write_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import SHORTEST
+from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.named import identity
-from raoe_train.training.list_targets import as_frozen, embedder
-
-if TYPE_CHECKING:
-    from raoe_train.config import ListsConfig
+from raoe_train.encoders.frozen import embeddings
+from raoe_train.encoders.named import FrozenEncoder, identity
+from raoe_train.jobs.shared import job
+from raoe_train.recipe import Option
 
 COLUMNS = ["id", "sentences", "similarity", "method", "settings", "model", "versions"]
 
 
-def lists(config: ListsConfig) -> dict[str, Any]:
-    """The job `lists`: write one list a premise of data.input's pairs, as `generate` writes chains: rows of id,
-    sentences, similarity (of each sentence to the premise), method "pairs", settings, model (the teacher), versions.
+@job
+def lists(
+    data: Annotated[Data, Option(word="input")] = Data(),
+    teacher: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
+    length: Annotated[int, "sentences of a list, its premise included"] = 33,
+    max_lists: Annotated[int | None, "at most so many lists, drawn with seed"] = None,
+    seed: Annotated[int, "of max_lists"] = 42,
+    output: Annotated[str | None, "JSONL or parquet file to write"] = None,
+    overwrite: Annotated[bool, "replace the output of another setting"] = False,
+) -> dict[str, Any]:
+    """Ranking lists without an LLM: premises, their hypotheses and other sentences, ordered by a teacher.
 
-    Labels and scores have no part in it. Beside OUTPUT: OUTPUT.json, a summary, which is also returned. Embeddings are
-    kept in OUTPUT.parts/ until OUTPUT is written, so a killed job goes on after the last of them.
-
-    Args:
-        config: see ListsConfig and lists_from_pairs.
+    One list a premise of data.input's pairs, as `generate` writes chains: rows of id, sentences, similarity (of each
+    sentence to the premise), method "pairs", settings, model (the teacher), versions; see lists_from_pairs. Labels and
+    scores have no part in it. Embeddings are kept in OUTPUT.parts/ until OUTPUT is written (or in teacher.cache), so a
+    killed job goes on after the last of them.
 
     Returns:
         {"output", "lists", "sentences", "similarity": mean by place, "read": counts of the pairs, "settings",
-        "versions"}.
+        "versions"}, also written to OUTPUT.json.
 
     Raises:
         ValueError: no input, output or teacher, a length below 3, too few sentences, a malformed row, a teacher with
             NaN, or the output of other settings in the way and overwrite not set.
         FileNotFoundError: no such input.
     """
-    output = _checked(config)
-    data = config.data
+    path = _checked_output(data.input, output, teacher.name, length, max_lists)
     columns = {**data.columns, "label": "none", "score": "none"}
     pairs, counts = pair_table(str(data.input), columns=columns, on_error=data.on_error)
     texts = pairs.to_dict()
     premises = _hypotheses(texts["sentence1"], texts["sentence2"])
     settings = {
-        "teacher": identity(as_frozen(config.teacher)),
+        "teacher": identity(teacher),
         "input": digest(texts),
-        "length": config.length,
-        "max_lists": config.max_lists,
-        "seed": config.seed,
+        "length": length,
+        "max_lists": max_lists,
+        "seed": seed,
     }
-    summary = output.with_name(output.name + ".json")
-    if done := earlier_result(summary, output, settings, config.overwrite):
-        print(f"{output} is there already, from the same input and teacher")
+    if done := once.found(path, settings, overwrite):
+        print(f"{path} is there already, from the same input and teacher")
         return done
 
     pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
-    parts = output.with_name(output.name + ".parts")
-    folder = parts / digest({"teacher": settings["teacher"], "input": settings["input"], "shard": once.SHARD})[:16]
-    embed = embedder(config.teacher)
-    embeddings = np.concatenate(once.in_shards(folder, pool, once.SHARD, embed, f"teacher {config.teacher.name}"))
+    found = embeddings(teacher, pool, "teacher", cache=teacher.cache or once.parts(path, settings))
     chosen = list(premises)
-    if config.max_lists is not None and config.max_lists < len(chosen):
-        drawn = sorted(random.Random(config.seed).sample(range(len(chosen)), config.max_lists))
+    if max_lists is not None and max_lists < len(chosen):
+        drawn = sorted(random.Random(seed).sample(range(len(chosen)), max_lists))
         chosen = [chosen[number] for number in drawn]
-    made = lists_from_pairs({premise: premises[premise] for premise in chosen}, pool, embeddings, config.length)
-    same = {
-        "method": "pairs",
-        "settings": {"length": config.length},
-        "model": config.teacher.name,
-        "versions": versions(),
-    }
+    made = lists_from_pairs({premise: premises[premise] for premise in chosen}, pool, found, length)
+    same = {"method": "pairs", "settings": {"length": length}, "model": teacher.name, "versions": versions()}
     rows = ({"id": _name(some[0]), "sentences": some, "similarity": values, **same} for some, values in made)
-    write_rows(output, COLUMNS, rows)
+    write_rows(path, COLUMNS, rows)
     shortest = min(len(values) for _, values in made)
     result = {
-        "output": str(output),
         "lists": len(made),
         "sentences": sum(len(some) for some, _ in made),
         "similarity": np.mean([values[:shortest] for _, values in made], axis=0).round(4).tolist(),
         "read": counts,
-        "settings": settings,
-        "versions": versions(),
     }
-    write_json(summary, result)
-    shutil.rmtree(parts)
-    print(f"{result['lists']} lists of {result['sentences']} sentences in all -> {output}")
-    return result
+    print(f"{result['lists']} lists of {result['sentences']} sentences in all -> {path}")
+    return once.finish(path, settings, result)
 
 
 def lists_from_pairs(
@@ -146,21 +136,23 @@ def geometric_ranks(ranks: int, count: int) -> list[int]:
     return chosen
 
 
-def _checked(config: ListsConfig) -> Path:
-    if not config.data.input:
+def _checked_output(
+    source: str | None, output: str | None, teacher: str | None, length: int, max_lists: int | None
+) -> Path:
+    if not source:
         raise ValueError("--data.input is missing: the pairs of sentences")
-    if not config.output:
+    if not output:
         raise ValueError("--output is missing: the file to write")
-    if config.teacher.name is None:
+    if teacher is None:
         raise ValueError("--teacher.name is missing: the encoder whose similarities order the lists")
-    if config.length < SHORTEST:
-        raise ValueError(f"length must be at least {SHORTEST}, got {config.length}")
-    if config.max_lists is not None and config.max_lists < 1:
-        raise ValueError(f"max_lists must be at least 1, got {config.max_lists}")
-    output = Path(config.output).expanduser()
-    if data_kind(output) not in ("jsonl", "parquet"):
-        raise ValueError(f"output {output}: lists are written as .jsonl, .jsonl.gz or .parquet")
-    return output
+    if length < SHORTEST:
+        raise ValueError(f"length must be at least {SHORTEST}, got {length}")
+    if max_lists is not None and max_lists < 1:
+        raise ValueError(f"max_lists must be at least 1, got {max_lists}")
+    path = Path(output).expanduser()
+    if data_kind(path) not in ("jsonl", "parquet"):
+        raise ValueError(f"output {path}: lists are written as .jsonl, .jsonl.gz or .parquet")
+    return path
 
 
 def _hypotheses(first: Sequence[str], second: Sequence[str]) -> dict[str, list[str]]:

@@ -1,51 +1,90 @@
-"""Two encoders on one task, example by example: the paired bootstrap."""
+"""Intervals by the bootstrap: of a statistic, and of the difference between two encoders on one task."""
 
 from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from raoe_train.evaluation.outcomes import Outcomes
 
 LEVEL = 95  # of intervals, in percent
+DRAWN = 2**20  # numbers drawn at a time
 
 
-def bootstrap(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Differences, second - first, of the main metric x100 on as many examples drawn with replacement, the same ones
-    of both encoders (Efron and Tibshirani 1993, chapter 8).
+def resampled(
+    data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int
+) -> np.ndarray:
+    """A statistic of observations drawn with replacement, as many as there are, the same ones of all of `data` (Efron
+    and Tibshirani 1993, chapter 8).
+
+    Args:
+        data: arrays [n].
+        statistic: as many arrays [batch, n] -> [batch]; NaN where it is undefined.
+
+    Returns:
+        [resamples] float64.
+    """
+    from scipy import stats
+
+    count = len(data[0])
+    if count == 1:  # scipy wants two; there is one thing to draw
+        return np.repeat(statistic(*(of[None] for of in data)), resamples)
+    # scipy 1.15 renamed it
+    key = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own interval, where something is NaN or all is equal
+        found = stats.bootstrap(
+            data,
+            lambda *drawn, axis: statistic(*drawn),
+            n_resamples=resamples,
+            batch=max(1, DRAWN // count),
+            paired=True,
+            vectorized=True,
+            method="percentile",
+            **{key: np.random.default_rng(seed)},
+        )
+    return found.bootstrap_distribution
+
+
+def interval(drawn: np.ndarray) -> tuple[float, float]:
+    """The middle 95 % of what was resampled, without what is undefined (the percentile interval)."""
+    tail = (100 - LEVEL) / 2
+    low, high = np.nanpercentile(drawn, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
+    """Differences, second - first, of the main metric x100 on resampled examples, the same ones of both encoders.
 
     Returns:
         [resamples] float64; NaN where all that was drawn is equal, so that there is no correlation.
 
     Raises:
-        ValueError: examples of different data.
+        ValueError: outcomes of different data.
     """
     if len(first.values) != len(second.values) or not _same(first.gold, second.gold):
         raise ValueError("the examples are not of the same data")
-    rng = np.random.default_rng(seed)
-    differences = np.empty(resamples)
-    for number in range(resamples):
-        drawn = rng.integers(len(first.values), size=len(first.values))
-        differences[number] = _metric(second, drawn) - _metric(first, drawn)
-    return differences
+    if first.gold is None:
+        return resampled([first.values, second.values], lambda a, b: b.mean(axis=-1) - a.mean(axis=-1), resamples, seed)
+
+    def difference(a: np.ndarray, b: np.ndarray, gold: np.ndarray) -> np.ndarray:
+        return spearman(b, gold) - spearman(a, gold)
+
+    return resampled([first.values, second.values, first.gold], difference, resamples, seed)
 
 
-def interval(differences: np.ndarray) -> tuple[float, float]:
-    """The middle 95 % of a bootstrap's differences (the percentile interval)."""
-    tail = (100 - LEVEL) / 2
-    low, high = np.nanpercentile(differences, [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def _metric(examples: Outcomes, drawn: np.ndarray) -> float:
-    if examples.gold is None:
-        return float(examples.values[drawn].mean())
+def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Spearman's correlation x100 of the rows of two arrays [batch, n]: [batch], NaN where all of a row is equal."""
     from scipy.stats import rankdata
 
-    a, b = rankdata(examples.values[drawn]), rankdata(examples.gold[drawn])
-    a, b = a - a.mean(), b - b.mean()
-    spread = np.sqrt((a @ a) * (b @ b))
-    return 100 * float(a @ b) / spread if spread else float("nan")
+    x, y = (ranks - ranks.mean(axis=-1, keepdims=True) for ranks in (rankdata(of, axis=-1) for of in (a, b)))
+    spread = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    return np.divide(100 * (x * y).sum(axis=-1), spread, out=np.full(spread.shape, np.nan), where=spread > 0)
 
 
-def _same(first: np.ndarray | None, second: np.ndarray | None) -> bool:
+def _same(first: Any, second: Any) -> bool:
     return first is second if first is None or second is None else np.array_equal(first, second)

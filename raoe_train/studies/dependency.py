@@ -3,12 +3,25 @@ paper's Section 2 and 5.5, Figures 2 and 5)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-PIVOTS = ("last", "first")
+from raoe_train.evaluation.tasks import EmbeddingTask, Task
+
+PIVOTS = {"last": -1, "first": 0}
+
+
+def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
+    """The analysis `dependency` of the job `evaluate`: a summary, and beside its output a plot."""
+    from raoe_train.studies.plots import plot_dependency
+
+    values = dependency(model, sentences_of(tasks), batch_size=batch_size)
+    if output:
+        plot_dependency({output.stem: values}, output.with_name(f"{output.stem}-dependency.png"))
+    return summary(values)
 
 
 def dependency(model: Any, sentences: Sequence[str], *, pivot: str | None = None, batch_size: int = 64) -> np.ndarray:
@@ -34,9 +47,8 @@ def dependency(model: Any, sentences: Sequence[str], *, pivot: str | None = None
     pivot = pivot or default_pivot(model)
     if pivot not in PIVOTS:
         raise ValueError(f"pivot must be one of {', '.join(PIVOTS)}, got {pivot!r}")
-    place = -1 if pivot == "last" else 0
     found = {
-        text: _mean_correlation(tokens.cpu().double().numpy(), place)
+        text: _mean_correlation(tokens.cpu().double().numpy(), PIVOTS[pivot])
         for texts, states in token_states(model, sentences, batch_size)
         for text, tokens in zip(texts, states, strict=True)
     }
@@ -51,13 +63,10 @@ def summary(values: np.ndarray) -> dict[str, Any]:
     """
     values = np.asarray(values, dtype=float)
     defined = values[~np.isnan(values)]
-    numbers = [defined.mean(), *np.percentile(defined, (25, 50, 75))] if len(defined) else [None] * 4
+    numbers = [float(defined.mean()), *map(float, np.percentile(defined, (25, 50, 75)))] if len(defined) else [None] * 4
     names = ("mean", "lower_quartile", "median", "upper_quartile")
-    return {
-        "sentences": len(values),
-        "undefined": len(values) - len(defined),
-        **{name: None if number is None else float(number) for name, number in zip(names, numbers, strict=True)},
-    }
+    counts = {"sentences": len(values), "undefined": len(values) - len(defined)}
+    return {**counts, **dict(zip(names, numbers, strict=True))}
 
 
 def default_pivot(model: Any) -> str:
@@ -67,16 +76,17 @@ def default_pivot(model: Any) -> str:
     return "last" if causal else "first"
 
 
+def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
+    """The different sentences of tasks; those of mteb are not known here."""
+    embedded = [task for task in tasks.values() if isinstance(task, EmbeddingTask)]
+    return list(dict.fromkeys(text for task in embedded for text in task.sentences()))
+
+
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:
     """Batches of different sentences, the longest first, and the last hidden states of their real tokens.
 
-    Args:
-        model: a SentenceTransformer; its default prompt is used.
-        sentences: texts; one that is there twice comes once.
-        batch_size: sentences at a time.
-
     Yields:
-        texts, and for each of them a tensor [tokens, d] on the model's device and of its dtype.
+        texts, and for each of them a tensor [tokens, d] on the model's device and of its dtype, under its own prompt.
 
     Raises:
         ValueError: no sentences, a state that is not finite, or a model that encodes without padding.

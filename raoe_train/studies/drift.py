@@ -1,4 +1,4 @@
-"""How chains of sentences move away from their first one: the ranking-sentences paper's Figure 1 and Table 5."""
+"""How lists of sentences move away from their first one: the ranking-sentences paper's Figure 1 and Table 5."""
 
 from __future__ import annotations
 
@@ -7,48 +7,51 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.studies.bootstrap import interval, resampled
+
 RESAMPLES = 10_000
 
 
-def drift(chains: Sequence[np.ndarray], length: int = 16, seed: int = 0) -> dict[str, Any]:
-    """What of chains is in descending order, and their mean similarities.
+def drift(lists: Sequence[np.ndarray], length: int = 16, seed: int = 0) -> dict[str, Any]:
+    """What of lists is in descending order, and their mean similarities.
 
     Args:
-        chains: of each its sentences' unit embeddings, [n, d], the source first.
-        length: sentences of a chain that are looked at, from the source on; 16 as in Figure 1.
-        seed: of the resampling of chains.
+        lists: of each its sentences' unit embeddings, [n, d], the source first.
+        length: sentences of a list that are looked at, from the source on; 16 as in Figure 1.
+        seed: of the resampling of lists.
 
     Returns:
-        - "chains": how many; "neighbours": pairs x_i, x_i+1, i >= 1.
+        - "chains": how many lists; "neighbours": pairs x_i, x_i+1, i >= 1.
         - "descending": the share of neighbours of which the first is the more similar one to the source, as Table 5
           marks them; 0.5 for sentences in no order. The source itself, nearest to itself, is in no pair; equal
           similarities, as a repeated sentence has, do not descend. None without neighbours.
-        - "interval": [lowest, highest], 95 %, chains resampled.
-        - "similarity": [length][length], the mean cosine of x_i and x_j over chains that have both (Figure 1), NaN for
-          places that no chain has.
+        - "interval": [lowest, highest], 95 %, whole lists resampled.
+        - "similarity": [length][length], the mean cosine of x_i and x_j over lists that have both (Figure 1), NaN for
+          places that no list has.
         - "by_distance": [length], the mean cosine of all x_i and x_i+k.
         - "to_source": [length], the mean cosine of the source and x_i.
 
     Raises:
-        ValueError: no chains, or length below 2.
+        ValueError: no lists, or length below 2.
     """
-    if not chains or length < 2:
-        raise ValueError(f"there must be chains, and a length of at least 2; got {len(chains)} and {length}")
+    if not lists or length < 2:
+        raise ValueError(f"there must be chains, and a length of at least 2; got {len(lists)} and {length}")
     total, count = np.zeros((length, length)), np.zeros((length, length))
-    right, pairs = np.zeros(len(chains)), np.zeros(len(chains))
-    for number, chain in enumerate(chains):
-        unit = chain[:length].astype(np.float64)
+    right, pairs = np.zeros(len(lists)), np.zeros(len(lists))
+    for number, embeddings in enumerate(lists):
+        unit = embeddings[:length].astype(np.float64)
         cosines = unit @ unit.T
         places = len(unit)
         total[:places, :places] += cosines
         count[:places, :places] += 1
         right[number] = (np.diff(cosines[0, 1:]) < 0).sum()
         pairs[number] = max(places - 2, 0)
+    shares = resampled([right, pairs], lambda r, p: _ratio(r.sum(axis=-1), p.sum(axis=-1)), RESAMPLES, seed)
     return {
-        "chains": len(chains),
+        "chains": len(lists),
         "neighbours": int(pairs.sum()),
-        "descending": float(right.sum() / pairs.sum()) if pairs.sum() else None,
-        "interval": _interval(right, pairs, seed) if pairs.sum() else None,
+        "descending": float(right.sum() / pairs.sum()) if pairs.any() else None,
+        "interval": [*interval(shares)] if pairs.any() else None,
         "similarity": _ratio(total, count).tolist(),
         "by_distance": [float(_ratio(np.trace(total, offset=k), np.trace(count, offset=k))) for k in range(length)],
         "to_source": _ratio(total[0], count[0]).tolist(),
@@ -56,8 +59,8 @@ def drift(chains: Sequence[np.ndarray], length: int = 16, seed: int = 0) -> dict
 
 
 def unrelated(sources: np.ndarray) -> float | None:
-    """The mean cosine of two different rows of [n, d] unit embeddings: where chains that have lost their source end.
-    None for less than two rows."""
+    """The mean cosine of two different rows of [n, d] unit embeddings, None for less than two: where lists that have
+    lost their source end."""
     rows = sources.astype(np.float64)
     if len(rows) < 2:
         return None
@@ -67,15 +70,3 @@ def unrelated(sources: np.ndarray) -> float | None:
 
 def _ratio(total: Any, count: Any) -> Any:
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
-
-
-def _interval(right: np.ndarray, pairs: np.ndarray, seed: int) -> list[float]:
-    # how often each chain is drawn: a matrix of RESAMPLES x chains would be large
-    rng = np.random.default_rng(seed)
-    even = np.full(len(right), 1 / len(right))
-    shares = []
-    for _ in range(RESAMPLES):
-        drawn = rng.multinomial(len(right), even)
-        if asked := drawn @ pairs:
-            shares.append(drawn @ right / asked)
-    return [float(edge) for edge in np.percentile(shares, [2.5, 97.5])]

@@ -1,52 +1,69 @@
-"""Chains of sentences, method by method: how they drift from their source."""
+"""Lists of sentences, method by method: how they drift from their source."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.artifacts.provenance import digest, earlier_result, identity, versions
+from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.once import found as found_already
+from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.data.ranking_lists import read_lists
 from raoe_train.data.tables import drawn
-from raoe_train.studies.markdown import cell, table_head, table_row
+from raoe_train.encoders.named import Model, identity
+from raoe_train.studies.markdown import cell, made_with, number, table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from raoe_train.config import ReportConfig
+PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
 
 
-def report_chains(config: ReportConfig, output: Path) -> dict[str, Any]:
-    """How chains drift from their source: OUTPUT/report.md, similarity.png and report.json.
+def report_drift(
+    names: Sequence[str],
+    model: Model,
+    output: Path,
+    *,
+    length: int = 16,
+    max_lists: int = 1000,
+    seed: int = 42,
+    examples: int = 3,
+    on_error: str = "raise",
+    batch_size: int = 64,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """How lists drift from their source: OUTPUT/report.md, similarity.png and report.json.
 
     Args:
-        config: see ReportConfig; of each file at most max_chains chains, drawn with seed, in each of which the first
-            `length` sentences are looked at (the ranking-sentences paper's Figure 1: 1,000 and 16).
-        output: directory to write.
+        names: of files; of each at most max_lists lists, drawn with seed, in each of which the first `length` sentences
+            are looked at (the ranking-sentences paper's Figure 1: 1,000 and 16).
+        examples: lists that are shown, see report, as the other arguments.
 
     Returns:
-        {"chains": {label: what raoe_train.studies.drift.drift found}, "unrelated": mean cosine of different
-        sources, "sources", "given_up": {label: {reason: chains}}, "cases", "settings", "versions"}; a label is a file's
-        method, with the file's name where two have the same.
+        {"chains": {label: what raoe_train.studies.drift.drift found}, "unrelated": mean cosine of different sources,
+        "sources", "given_up": {label: {reason: lists}}, "cases", "settings", "versions"}; a label is a file's method,
+        with the file's name where two have the same.
 
     Raises:
-        ValueError: no encoder, a malformed chain, an encoder with NaN, or the report of other settings in the way and
+        ValueError: no encoder, a malformed list, an encoder with NaN, or the report of other settings in the way and
             overwrite not set.
         FileNotFoundError: no such file.
     """
-    read = {label: drawn(data, config.max_chains, config.seed) for label, data in _labelled(config).items()}
+    read = {label: drawn(of, max_lists, seed)["sentences"][:] for label, of in _labelled(names, on_error).items()}
     settings = {
-        "model": identity(config.model),
-        "chains": {label: digest(data["sentences"][:]) for label, data in read.items()},
-        "length": config.length,
-        "examples": config.examples,
-        "seed": config.seed,
+        "model": identity(model),
+        "chains": {label: digest(some) for label, some in read.items()},
+        "length": length,
+        "examples": examples,
+        "seed": seed,
     }
-    if done := earlier_result(output / "report.json", output / "report.md", settings, config.overwrite):
+    if done := found_already(output / "report.md", settings, overwrite, summary=output / "report.json"):
         print(f"{output / 'report.md'} is there already, from the same chains and encoder")
         return done
 
@@ -55,130 +72,124 @@ def report_chains(config: ReportConfig, output: Path) -> dict[str, Any]:
     from raoe_train.studies.drift import drift, unrelated
     from raoe_train.studies.plots import plot_drift
 
-    chains = {label: [sentences[: config.length] for sentences in data["sentences"][:]] for label, data in read.items()}
-    texts = list(dict.fromkeys(text for some in chains.values() for sentences in some for text in sentences))
-    unit = unit_rows(encode_sentences(load_encoder(config.model), texts, config.batch_size))
-    place = {text: number for number, text in enumerate(texts)}
+    lists = {label: [sentences[:length] for sentences in some] for label, some in read.items()}
+    texts = list(dict.fromkeys(text for some in lists.values() for sentences in some for text in sentences))
+    unit = unit_rows(encode_sentences(load_encoder(model), texts, batch_size))
+    place = {text: row for row, text in enumerate(texts)}
 
     def rows(sentences: list[str]) -> np.ndarray:
         return unit[[place[text] for text in sentences]]
 
-    found = {label: drift([*map(rows, some)], config.length, config.seed) for label, some in chains.items()}
-    sources = list(dict.fromkeys(sentences[0] for some in chains.values() for sentences in some))
+    found = {label: drift([*map(rows, some)], length, seed) for label, some in lists.items()}
+    sources = list(dict.fromkeys(sentences[0] for some in lists.values() for sentences in some))
     result = {
         "chains": found,
         "unrelated": unrelated(rows(sources)),
         "sources": len(sources),
-        "given_up": _given_up(config, list(read)),
-        "cases": _cases(chains, rows, config.examples),
-        "model": config.model.name,
+        "given_up": _given_up(dict(zip(read, names, strict=True))),
+        "cases": _cases(lists, rows, examples),
+        "model": model.name,
         "settings": settings,
         "versions": versions(),
     }
     output.mkdir(parents=True, exist_ok=True)
     plot_drift(found, output / "similarity.png")
-    result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN: a place that no chain has
+    result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN: a place that no list has
     write_json(output / "report.json", result)
-    write_text(output / "report.md", _page(result))
+    write_text(output / "report.md", "\n".join(_page(result)) + "\n")
     for label, drifted in result["chains"].items():
         print(f"{label}: {drifted['chains']} chains, {_share(drifted)} of neighbours in descending order")
     print(f"-> {output / 'report.md'}")
     return result
 
 
-def _labelled(config: ReportConfig) -> dict[str, Dataset]:
-    """The chains of each file, by their method."""
-    stems = [Path(name.partition("#")[0]).stem for name in config.results]
-    read = [
-        (stem, read_lists(name, on_error=config.on_error)) for stem, name in zip(stems, config.results, strict=True)
-    ]
-    methods = [_method(data) or stem for stem, data in read]
+def _labelled(names: Sequence[str], on_error: str) -> dict[str, Dataset]:
+    """The lists of each file, by their method."""
+    stems = [Path(name.partition("#")[0]).stem for name in names]
+    read = [read_lists(name, on_error=on_error) for name in names]
+    said = [set(of["method"][:]) for of in read]
+    methods = [(len(of) == 1 and of.pop()) or stem for stem, of in zip(stems, said, strict=True)]
     labels = [
         method if methods.count(method) == 1 or method == stem else f"{method} ({stem})"
-        for method, (stem, _) in zip(methods, read, strict=True)
+        for method, stem in zip(methods, stems, strict=True)
     ]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"results are of the same method and name: {', '.join(map(str, config.results))}")
-    return {label: data for label, (_, data) in zip(labels, read, strict=True)}
+        raise ValueError(f"results are of the same method and name: {', '.join(names)}")
+    return dict(zip(labels, read, strict=True))
 
 
-def _method(lists: Dataset) -> str:
-    """How all of the lists were written; "" where that is not said, or not all the same."""
-    methods = set(lists["method"][:])
-    return methods.pop() if len(methods) == 1 else ""
-
-
-def _given_up(config: ReportConfig, labels: list[str]) -> dict[str, dict[str, int]]:
-    """Of files that `generate` wrote, how many chains it gave up, by reason."""
+def _given_up(files: dict[str, str]) -> dict[str, dict[str, int]]:
+    """Of files that `generate` wrote, {label: name}, how many lists it gave up, by reason."""
     given_up = {}
-    for label, name in zip(labels, config.results, strict=True):
+    for label, name in files.items():
         try:
-            given_up[label] = json.loads(Path(f"{name}.json").read_text(encoding="utf-8"))["failed_chains"]
+            given_up[label] = json.loads(beside(Path(name), ".json").read_text(encoding="utf-8"))["failed_chains"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return given_up
 
 
-def _cases(read: dict[str, list[list[str]]], rows: Any, examples: int) -> list[dict[str, Any]]:
-    """The first sources that all methods have a chain of (or, where there is none, any), with each method's chain."""
-    chains = {label: {sentences[0]: sentences for sentences in some} for label, some in read.items()}
-    first, *others = chains.values()
+def _cases(lists: dict[str, list[list[str]]], rows: Any, examples: int) -> list[dict[str, Any]]:
+    """The first sources that all methods have a list of (or, where there is none, any), with each method's list."""
+    by_source = {label: {sentences[0]: sentences for sentences in some} for label, some in lists.items()}
+    first, *others = by_source.values()
     shared = [source for source in first if all(source in more for more in others)] or list(first)
     cases = []
     for source in shared[:examples]:
         case: dict[str, Any] = {"source": source, "chains": {}}
-        for label, by_source in chains.items():
-            if source in by_source:
-                unit = rows(by_source[source])
+        for label, of in by_source.items():
+            if source in of:
+                unit = rows(of[source])
                 cosines = [round(float(value), 4) for value in unit @ unit[0]]
-                case["chains"][label] = list(zip(by_source[source][1:], cosines[1:], strict=True))
+                case["chains"][label] = list(zip(of[source][1:], cosines[1:], strict=True))
         cases.append(case)
     return cases
 
 
-def _page(result: dict[str, Any]) -> str:
+def _page(result: dict[str, Any]) -> list[str]:
     found, given_up = result["chains"], result["given_up"]
     length = len(next(iter(found.values()))["to_source"])
-    places = sorted({place for place in (1, 2, 4, 8, 16, 32) if place < length} | {length - 1})
+    places = sorted({place for place in PLACES if place < length} | {length - 1})
+
+    def cosines(of: Sequence[float | None]) -> list[str]:
+        return [number(of[place], 3) for place in places]
+
+    measured = [
+        [cell(label), str(of["chains"]), _sum(given_up.get(label)), _share(of), *cosines(of["to_source"])]
+        for label, of in found.items()
+    ]
     lines = [
         "# Chains of sentences",
         "",
         f"Cosines by {result['model']}; the first {length} sentences of a chain, source included. Two different "
-        f"sources have a mean cosine of {_number(result['unrelated'])}.",
+        f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
         "",
         "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
         "the second (95 % interval, chains resampled). Half would be no order.",
-        "",
-        *table_head(["method", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)]),
+        *table(["method", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)], measured),
     ]
-    for label, drifted in found.items():
-        lost = "-" if label not in given_up else str(sum(given_up[label].values()))
-        values = [_number(drifted["to_source"][place]) for place in places]
-        lines.append(table_row([cell(label), str(drifted["chains"]), lost, _share(drifted), *values]))
     for label, reasons in given_up.items():
         if reasons:
             lines += ["", f"Given up, {label}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
-    lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:", ""]
-    lines += table_head(["method", *map(str, places)])
-    for label, drifted in found.items():
-        lines.append(table_row([cell(label), *(_number(drifted["by_distance"][place]) for place in places)]))
-    lines += ["", "![mean cosines within a chain](similarity.png)"]
+    apart = [[cell(label), *cosines(of["by_distance"])] for label, of in found.items()]
+    lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:"]
+    lines += [*table(["method", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]
     for case in result["cases"]:
-        lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before.", ""]
-        lines += table_head(["", *map(cell, case["chains"])])
-        for place in range(max(map(len, case["chains"].values()))):
-            cells = [_sentence(chain, place) for chain in case["chains"].values()]
-            lines.append(table_row([str(place + 1), *cells]))
-    made = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    return "\n".join([*lines, "", f"Made with {made}.", ""])
+        shown = [[_sentence(of, place) for place in range(len(of))] for of in case["chains"].values()]
+        by_place = enumerate(itertools.zip_longest(*shown, fillvalue=""), 1)
+        lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before."]
+        lines += table(["", *map(cell, case["chains"])], ([str(place), *cells] for place, cells in by_place))
+    return [*lines, "", f"Made with {made_with(result['versions'])}."]
 
 
-def _sentence(chain: list[list[Any]], place: int) -> str:
-    if place >= len(chain):
-        return ""
-    text, cosine = chain[place]
+def _sum(reasons: dict[str, int] | None) -> str:
+    return "-" if reasons is None else str(sum(reasons.values()))
+
+
+def _sentence(case: list[list[Any]], place: int) -> str:
+    text, cosine = case[place]
     shown = f"{cell(text)} [{cosine:.4f}]"
-    return f"**{shown}**" if place and cosine >= chain[place - 1][1] else shown
+    return f"**{shown}**" if place and cosine >= case[place - 1][1] else shown
 
 
 def _share(drifted: dict[str, Any]) -> str:
@@ -186,7 +197,3 @@ def _share(drifted: dict[str, Any]) -> str:
         return "-"
     low, high = drifted["interval"]
     return f"{100 * drifted['descending']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -1,58 +1,53 @@
-"""Degradation: scores of an encoder whose last layers are removed, one after the other (the BeLLM paper's Section
+"""Degradation: main metrics of an encoder whose last layers are removed, one after the other (the BeLLM paper's Section
 3.1, Figure 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score, read_tasks
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
 LISTS = ("layers", "encoder.layer", "transformer.layer")
 """Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT."""
 
 
-def degradation(
-    model: Any,
-    tasks: Sequence[str] | Mapping[str, Task],
-    data_dir: str | Path | None = None,
-    batch_size: int = 64,
-    kept: Sequence[int] | None = None,
-) -> dict[str, Any]:
-    """Scores against the number of layers kept. Layers go from the last to the first, the final norm stays.
+def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
+    """The analysis `degradation` of the job `evaluate`: what degradation found, and beside its output a plot."""
+    from raoe_train.studies.plots import plot_degradation
+
+    found = degradation(model, tasks, batch_size)
+    if output:
+        plot_degradation({output.stem: found}, output.with_name(f"{output.stem}-degradation.png"))
+    return found
+
+
+def degradation(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
+    """Main metrics against the number of layers kept. Layers go from the last to the first, the final norm stays.
 
     Args:
         model: a SentenceTransformer; afterwards it is as it was.
-        tasks: names, see evaluate_encoder, or what read_tasks made of them.
-        data_dir: folder of the sets.
+        tasks: by their words, see read_tasks.
         batch_size: sentences at a time.
-        kept: numbers of layers to keep, 0 for the embeddings alone; from 1 to all of them by default.
 
     Returns:
-        {"layers": kept, ascending, "tasks": {name: [main metric x100]}, "average": [their mean]}; None stands for
-        an undefined metric, see evaluate_encoder.
+        {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
+        undefined metric, see evaluate_encoder.
 
     Raises:
-        ValueError: as evaluate_encoder; as first_layers; or a number twice.
+        ValueError: as evaluate_encoder; as first_layers.
     """
     owner, name = _layer_list(model[0].model)
-    depth = len(getattr(owner, name))
-    counts = sorted(range(1, depth + 1) if kept is None else kept)
-    if not counts or len(set(counts)) < len(counts):
-        raise ValueError(f"kept must list different numbers of layers, got {kept!r}")
-    # before the first of many evaluations, so that a wrong number costs no time
-    for count in counts:
-        _check_count(count, depth)
-    read = tasks if isinstance(tasks, Mapping) else read_tasks(tasks, data_dir)
+    counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
     for count in counts:
         with first_layers(model, count):
-            results.append(evaluate_tasks(model, read, batch_size))
+            results.append(evaluate_tasks(model, tasks, batch_size))
     return {
         "layers": counts,
-        "tasks": {task: [main_score(result["tasks"][task]) for result in results] for task in read},
+        "tasks": {word: [main_score(result["tasks"][word]) for result in results] for word in tasks},
         "average": [result["average"] for result in results],
     }
 
@@ -67,12 +62,13 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     Raises:
         ValueError: a number that is not from 0 to the model's depth, or a model whose layers are not known.
     """
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, _add_halves
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, add_halves
 
     inner = model[0].model
     owner, name = _layer_list(inner)
     layers = getattr(owner, name)
-    _check_count(count, len(layers))
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(layers):
+        raise ValueError(f"the number of layers kept must be a whole number from 0 to {len(layers)}, got {count!r}")
     added = None
     try:
         # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
@@ -82,7 +78,7 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
             causal = len(layers) - inner.config.bidirectional_layers
             # the first of these layers doubles the batch, and the last, which is gone, would add the halves
             if causal < count < len(layers):
-                added = layers[count - 1].register_forward_hook(_add_halves)
+                added = layers[count - 1].register_forward_hook(add_halves)
         yield
     finally:
         setattr(owner, name, layers)
@@ -107,8 +103,3 @@ def _layer_list(inner: Any) -> tuple[Any, str]:
         if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
             return owner, name
     raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")
-
-
-def _check_count(count: Any, depth: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= depth:
-        raise ValueError(f"the number of layers kept must be a whole number from 0 to {depth}, got {count!r}")

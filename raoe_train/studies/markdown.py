@@ -1,19 +1,27 @@
-"""The Markdown of reports: tables, and texts in their cells."""
+"""The Markdown of reports: tables, and what stands in their cells."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
-def table_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def table_head(cells: Sequence[str]) -> list[str]:
-    """The first two lines of a table."""
-    return [table_row(cells), "|" + "---|" * len(cells)]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, behind an empty one."""
+    lines = [list(head), *map(list, rows)]
+    made = ["| " + " | ".join(cells) + " |" for cells in lines]
+    return ["", made[0], "|" + "---|" * len(head), *made[1:]]
 
 
 def cell(text: str) -> str:
     """A text as a table shows it: in one line, with nothing in it taken for Markdown or HTML."""
     return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;").split())
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def made_with(versions: Mapping[str, Any]) -> str:
+    """ "torch 2.13.0, numpy 2.4": names and versions."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())

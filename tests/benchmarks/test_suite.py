@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import import_module
 
 import pytest
 import torch
@@ -98,7 +97,7 @@ SLOW = dict.fromkeys(("generation", "chains", "train_step", "large_batch"), HEAV
 
 @pytest.mark.parametrize("op", [pytest.param(op, marks=SLOW.get(op, ())) for op in suite.OPS])
 def test_every_op_declares_its_inputs_once(op):
-    module = import_module(f"benchmarks.{op}")
+    module = suite.declared(op)
     assert set(module.SIZES) == {"cpu", "cuda"} and module.TESTS
     case = module.case(min(module.SIZES["cpu"]), "cpu")
     first = next(iter(case.contenders))

@@ -37,7 +37,7 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
     import pybind11
 
     sources = []
-    for path in [*CSRC.glob("*/*.cu"), CSRC / "bindings_cuda.cpp"]:
+    for path in [*CSRC.rglob("*.cu"), CSRC / "bindings_cuda.cpp"]:
         copy = folder / path.relative_to(CSRC).with_suffix(".cpp")
         copy.parent.mkdir(exist_ok=True, parents=True)
         text = translate(path.read_text(encoding="utf-8"))

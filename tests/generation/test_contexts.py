@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
 from tests.decoders import DECODERS, tiny_language_model
-from tests.generation.test_decoding import WINDOWS
+from tests.generation.test_decoding import WINDOWS, compiling
 
 WINDOWED = (*WINDOWS, "mistral")  # its window is 4096 tokens unless said otherwise
 PLAIN = [name for name in DECODERS if name not in WINDOWED]
@@ -249,5 +248,6 @@ def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
 @pytest.mark.slow
 def test_with_a_compiled_step(llama, monkeypatch):
     wanted = ids(grown(GuidedDecoder(llama), reuse=False))
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    compiled = compiling(monkeypatch)
     assert ids(grown(GuidedDecoder(llama, compile=True), slots=3)) == wanted
+    assert compiled == [{"dynamic": True}]

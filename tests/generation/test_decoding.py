@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GPT2Config, GraniteConfig
@@ -11,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, CohereConfig, GPT2
 from raoe_train.generation import GuidedDecoder, Request, Sampling
 from raoe_train.generation.mixing import MixHidden, choose_mix
 from raoe_train.generation.sampling import draw, uniforms
-from raoe_train.generation.slots import Slot, plan_of
+from raoe_train.generation.slots import Batch, Row, Slot
 from tests.decoders import DECODERS, SIZES, saved_decoder, tiny_language_model
 
 NEW = 12
@@ -47,6 +45,18 @@ def with_guidance(model, request: Request, **options) -> list[int]:
     return generated(
         model, request.near, guidance_scale=request.guidance, negative_prompt_ids=negative, **options
     )
+
+
+def compiling(monkeypatch) -> list[dict]:
+    """Graphs as they are, all in one, in place of a backend's; the options of each torch.compile that is asked for."""
+    asked, real = [], torch.compile
+
+    def compile_(function, **options):
+        asked.append(options)
+        return real(function, backend="eager", fullgraph=True, **options)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return asked
 
 
 @pytest.fixture(params=DECODERS)
@@ -214,7 +224,8 @@ def test_a_factor_after_the_head_is_linear(config):
     mix = choose_mix(model)
     assert isinstance(mix, MixHidden) and mix.factor in (0.0625, 1 / 8)
     tokens = torch.tensor([[5, 6, 7]])
-    one = plan_of([Slot("one", Request([5, 6, 7]), near=0, far=0, history=None, uniforms=None)], model)
+    slot = Slot("one", Request([5, 6, 7]), history=None, uniforms=None)
+    one = Batch([slot], [Row(slot, slot.request.near)], None, model)
     with torch.no_grad():
         torch.testing.assert_close(mix.scores(mix.state({"input_ids": tokens}), one), model(tokens).logits[:, -1])
 
@@ -391,5 +402,6 @@ def test_nan_is_an_error_and_not_a_text(mix, sampling):
 @pytest.mark.slow
 def test_a_step_can_be_compiled(llama, monkeypatch):
     wanted = ids(GuidedDecoder(llama).answers(guided()))
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    compiled = compiling(monkeypatch)
     assert ids(GuidedDecoder(llama, compile=True).answers(guided(), 2)) == wanted
+    assert compiled == [{"dynamic": True}]

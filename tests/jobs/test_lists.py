@@ -15,6 +15,7 @@ from raoe_train import run
 from raoe_train.artifacts import once
 from raoe_train.cli import main
 from raoe_train.data.ranking_lists import list_table, read_lists
+from raoe_train.encoders import frozen
 from raoe_train.jobs.lists import geometric_ranks, lists_from_pairs
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -173,7 +174,7 @@ def test_the_job_lists(tmp_path, teacher, monkeypatch):
         assert row["similarity"] == sorted(row["similarity"], reverse=True)
     before = (tmp_path / "lists.jsonl").read_bytes()
     with monkeypatch.context() as patch:  # again: nothing is encoded
-        patch.setattr("raoe_train.jobs.lists.embedder", None)
+        patch.setattr("raoe_train.encoders.frozen.embedder", None)
         assert run("lists", **asked) == made
     with pytest.raises(ValueError, match="not from these settings"):
         run("lists", **asked, max_lists=2)
@@ -186,30 +187,23 @@ def test_the_job_lists(tmp_path, teacher, monkeypatch):
 
 
 def test_a_killed_job_goes_on(tmp_path, teacher, monkeypatch):
-    import raoe_train.jobs.lists as listing
-
     monkeypatch.setattr(once, "SHARD", 3)
     asked = {"data.input": pairs_file(tmp_path), "teacher.name": teacher, "length": 5}
     whole = run("lists", **asked, output=str(tmp_path / "whole.jsonl"))
-    embedder, encoded = listing.embedder, []
+    encode, encoded, limit = frozen.encode_sentences, [], 2
 
-    def watched(teacher, limit=99):
-        embed = embedder(teacher)
-
-        def counting(sentences):
-            if len(encoded) == limit:
-                raise KeyboardInterrupt
-            encoded.append(len(sentences))
-            return embed(sentences)
-
-        return counting
+    def counting(model, sentences, *rest):
+        if len(encoded) == limit:
+            raise KeyboardInterrupt
+        encoded.append(len(sentences))
+        return encode(model, sentences, *rest)
 
     output = tmp_path / "killed.jsonl"
-    monkeypatch.setattr(listing, "embedder", lambda teacher: watched(teacher, 2))
+    monkeypatch.setattr(frozen, "encode_sentences", counting)
     with pytest.raises(KeyboardInterrupt):
         run("lists", **asked, output=str(output))
     assert encoded == [3, 3] and not output.exists()
-    monkeypatch.setattr(listing, "embedder", watched)
+    limit = 99
     assert run("lists", **asked, output=str(output))["similarity"] == whole["similarity"]
     assert encoded == [3, 3, 3] and output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 

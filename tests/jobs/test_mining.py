@@ -12,10 +12,10 @@ import torch
 
 import raoe_train.encoders.neighbours as neighbours
 from raoe_train import run
-from raoe_train.artifacts import once as made_once
+from raoe_train.artifacts import once
 from raoe_train.cli import main
 from raoe_train.data.labelled import classes, distinct, labelled_table
-from raoe_train.data.mined_examples import Neighbours, _triangle, random_pairs, thinned, triplets
+from raoe_train.data.mined_examples import Neighbours, random_pairs, thinned, triangle, triplets
 from raoe_train.encoders import frozen
 from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
@@ -58,7 +58,7 @@ def circle(tmp_path, monkeypatch):
 
 def mined(source, folder, loss="triplet", **options):
     output = folder / f"{loss}.jsonl"
-    options = {"mining.k": 2, "data.input": source, "output": str(output), "loss": loss, **options}
+    options = {"mining.k": 2, "model.name": "x", "data.input": source, "output": str(output), "loss": loss, **options}
     result = run("mine", None, **options)
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()], result
 
@@ -137,7 +137,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     options = {"mining.cache": str(tmp_path / "cache")}
     mined(circle, tmp_path, **options)
     monkeypatch.setattr(frozen, "embedder", lambda *_: None)
-    monkeypatch.setattr(mining, "exact_search", lambda *_: None)
+    monkeypatch.setattr(mining, "nearest_by_class", lambda *_: None)
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
     # neighbours are of classes, too: other labels of the same texts want new ones
     other = tmp_path / "other.tsv"
@@ -151,21 +151,16 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(made_once, "SHARD", 2)
-    search, calls = mining.exact_search, []
+    monkeypatch.setattr(once, "SHARD", 2)
+    search, calls = mining.nearest_by_class, []
 
-    def dies(*args):
-        inner = search(*args)
+    def dies(unit, classes, k, start, stop):
+        calls.append(start)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return search(unit, classes, k, start, stop)
 
-        def once(start, stop):
-            calls.append(start)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return inner(start, stop)
-
-        return once
-
-    monkeypatch.setattr(mining, "exact_search", dies)
+    monkeypatch.setattr(mining, "nearest_by_class", dies)
     with pytest.raises(KeyboardInterrupt):
         mined(circle, tmp_path)
     assert not (tmp_path / "triplet.jsonl").exists()
@@ -183,17 +178,14 @@ def brute(unit, classes, i, same, k):
     return sorted(places, key=lambda j: -float(unit[i].astype(float) @ unit[j].astype(float)))[:k]
 
 
-@pytest.mark.parametrize("search", ["exact", "faiss"])
 @pytest.mark.parametrize("classes", [2, 4])  # of more than two: one against the rest
-def test_search_against_brute_force(search, classes, monkeypatch):
-    if search == "faiss":
-        pytest.importorskip("faiss")
+def test_search_against_brute_force(classes, monkeypatch):
     monkeypatch.setattr(neighbours, "CHUNK", 70 * 9)
     unit, labels = blobs(classes)
     labels[:3] = classes  # a class of three sentences, fewer than k
-    make = neighbours.exact_search if search == "exact" else neighbours.faiss_search
     for start, stop in ((0, 70), (11, 30)):
-        for same, (indices, cosines) in zip((True, False), make(unit, labels, 6)(start, stop), strict=True):
+        found = neighbours.nearest_by_class(unit, labels, 6, start, stop)
+        for same, (indices, cosines) in zip((True, False), found, strict=True):
             assert indices.shape == cosines.shape == (stop - start, 6)
             for i, row, values in zip(range(start, stop), indices, cosines, strict=True):
                 expected = brute(unit, labels, i, same, 6)
@@ -254,7 +246,7 @@ def test_random_pairs_of_many_sentences():
     """Their numbers are beyond what a float's root tells apart."""
     for first in (1, 2, 94_906_266, 3_000_000_000):
         start = first * (first - 1) // 2
-        rows, columns = _triangle(np.array([start, start + first - 1, start + first]))
+        rows, columns = triangle(np.array([start, start + first - 1, start + first]))
         assert rows.tolist() == [first, first, first + 1] and columns.tolist() == [0, first - 1, 0]
 
 
@@ -268,9 +260,9 @@ def test_distinct_texts(tmp_path):
     source = write(tmp_path, "a\tx", "b\ty", "a\tx", "c\tx", "c\ty", "", "f\t-1")
     found, counts = labelled_table(source)
     assert found["text"] == ["a", "b", "a", "c", "c", "f"] and counts["dropped"] == {"blank line": 1}
-    once, counts = distinct(found, counts)
-    assert (once["text"], once["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
-    assert classes(once) == {"-1": 1, "x": 1, "y": 1}
+    each, counts = distinct(found, counts)
+    assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
+    assert classes(each) == {"-1": 1, "x": 1, "y": 1}
     dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
     assert counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
 
@@ -322,13 +314,14 @@ def test_a_class_of_one_sentence(tmp_path, circle, capsys):
         ({"mining.count": 0}, "mining.k and mining.count must be at least 1"),
         ({"mining.threshold": 1}, "from -1 to below 1"),
         ({"mining.drop": 1}, "from 0 to below 1"),
-        ({"mining.search": "hnsw"}, "mining.search must be one of exact, faiss"),
+        ({"mining.search": "faiss"}, "mining.search is no choice any more: exact search is all there is"),
+        ({"model.name": None}, "--model.name is missing"),
         ({"output": "x.bin"}, "the suffix names no format"),
         ({"data.input": None}, "--data.input is missing"),
     ],
 )
 def test_bad_settings(tmp_path, circle, options, message):
-    settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, **options}
+    settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, "model.name": "x", **options}
     with pytest.raises(ValueError, match=message):
         run("mine", None, **settings)
 

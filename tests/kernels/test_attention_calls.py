@@ -78,6 +78,7 @@ def test_fullgraph_gives_the_same(backend, form):
         causal, full = dual_attention(q, k, v, **where, backend=backend)
         return causal + 2 * full - 3 * bidirectional_attention(q, k, v, **where, scale=0.2, backend=backend)
 
+    torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     for lengths in ([3, 1], [2, 6]):
         batch = Batch(form, lengths, 6, heads=(4, 2), dtype=torch.float32, rubbish=0.5)

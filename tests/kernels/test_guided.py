@@ -110,7 +110,7 @@ def test_transformers_processors_sample_from_it(place):
     """The README's own example, on a row of which everything is known."""
     device, backend = place
     pytest.importorskip("transformers")
-    readme = (Path(raoe_kernels.__file__).parent / "guidance" / "README.md").read_text()
+    readme = (Path(raoe_kernels.__file__).parent / "guided" / "README.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     # p = (1/2, 1/4, 1/4, 0), q = (1/4, 1/2, 1/4, 0); p^1.5 / q^0.5 is in proportion to 4, 1, 2 times 2^-1.5 ...
     current = tensor([[4.0, 2.0, 2.0, 0.0]], device, torch.float32).log()

@@ -134,7 +134,7 @@ def test_autocast(place):
 
 def test_scan_stores_no_log_softmax(monkeypatch):
     """Beyond logits and result there are only chunks: with rows of 64 in chunks of 256, no tensor of 100 rows."""
-    from raoe_kernels.guidance import scan
+    from raoe_kernels.guided import scan
 
     monkeypatch.setattr(scan, "CHUNK", 256)
     current, previous = logits((100, 64), torch.float32)

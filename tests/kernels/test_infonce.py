@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import raoe_kernels
 from raoe_kernels import info_nce_loss
-from raoe_kernels.contrastive import scan
+from raoe_kernels.infonce import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import PLACES
 
@@ -555,7 +555,7 @@ def test_narrow_integers_are_targets_and_ids(dtype):
 def test_tf32_only_where_torch_allows_it():
     """Of the Triton kernels; scan's products are torch's own."""
     pytest.importorskip("triton")
-    from raoe_kernels.contrastive.triton_kernels import _precision
+    from raoe_kernels.infonce.triton_kernels import _precision
 
     before = torch.get_float32_matmul_precision()
     try:

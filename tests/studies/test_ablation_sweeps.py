@@ -8,14 +8,15 @@ import json
 import pytest
 
 from raoe_train import run
-from raoe_train.config import ModelConfig, ScratchConfig, TrainConfig
+from raoe_train.cli import load
 from raoe_train.data.corpus import builtin_rows, nli_rows
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.load import load_encoder
-from raoe_train.old_recipe import load
-from raoe_train.studies.sweep import expand, own_process, preparations
-from raoe_train.studies.sweep_scores import COSTS
+from raoe_train.encoders.named import Model, Scratch
+from raoe_train.studies.sweep import own_process
+from raoe_train.studies.sweep_metrics import COSTS
 from raoe_train.training.cost_meter import CLEAR, CostMeter, peak_mb, reset_peak
+from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES
 
 # What each row of the ablation is, from either start, and the rows that are curves.
@@ -34,14 +35,12 @@ HEADLINE = {
 }
 
 
-def shipped(name, **changes):
-    return load("sweep", name, {"model": "M", "data_dir": "D", "output": "O", **changes})
+WORDS = {"model": "M", "data_dir": "D", "output": "O"}
 
 
 def test_the_cells_of_the_ablation():
-    config = shipped("raoe-ablation")
-    runs = expand(config)
-    assert set(preparations(config, runs)) == {"second", "snli", "mnli"}
+    runs = runs_of("raoe-ablation", WORDS)
+    assert set(prepared_for("raoe-ablation", WORDS)) == {"second", "snli", "mnli"}
     families = {made.family for made in runs}
     rows = [*HEADLINE, "cls", "max", "margin", "weights"]
     assert families == {f"{start}-{row}" for start in ("minilm", "scratch") for row in rows}
@@ -51,14 +50,15 @@ def test_the_cells_of_the_ablation():
             assert [made.seed for made in cells] == [42, 43, 44]
             for made in cells:
                 expected = {"name": "raoe", "scale": tau, "margin": 2, "gate": None, **loss}
-                assert {key: getattr(made.config.loss, key) for key in expected} == expected, made.name
-        grids = {made.variant: made.config for made in runs if made.family in (f"{start}-margin", f"{start}-weights")}
+                assert {key: getattr(made.arguments.loss, key) for key in expected} == expected, made.name
+        curves = (f"{start}-margin", f"{start}-weights")
+        grids = {made.variant: made.arguments for made in runs if made.family in curves}
         margins = [made.loss.margin for name, made in grids.items() if name.startswith(f"{start}-margin")]
         assert margins == [0, 1, 2, 4, 8, 16, 32]
         weights = [(c.loss.rank_weight, c.loss.angle_weight) for name, c in grids.items() if "-weights-" in name]
         assert weights == list(itertools.product([0.5, 1, 2], [0.5, 1, 2]))
         assert all(made.evaluation.tasks == ["stsb#dev", "sick#dev"] for made in grids.values())
-    by_name = {made.name: made.config for made in runs}
+    by_name = {made.name: made.arguments for made in runs}
     for start in ("minilm", "scratch"):
         assert by_name[f"{start}-cls-seed42"].model.pooling == "cls"
         assert by_name[f"{start}-max-seed42"].model.pooling == "max"
@@ -67,40 +67,39 @@ def test_the_cells_of_the_ablation():
             assert by_name[f"{start}-{row}-seed42"].data.neutral is neutral
     for made in runs:  # one start a family, the same steps everywhere, STS-B dev to select by
         scratch = made.family.startswith("scratch")
-        model = made.config.model
+        model = made.arguments.model
         assert (model.name, model.random_weights) == (("O/second", True) if scratch else ("M", False))
-        assert made.config.training["max_steps"] == (141 if scratch else 48)
-        if made.config.loss.name not in ("infonce", "angle_contrastive"):  # pairs of three sources
-            assert made.config.data.max_rows == (3000 if scratch else 1000)
+        assert made.arguments.training["max_steps"] == (141 if scratch else 48)
+        if made.arguments.loss.name not in ("infonce", "angle_contrastive"):  # pairs of three sources
+            assert made.arguments.data.max_rows == (3000 if scratch else 1000)
         curve = made.family.endswith(("-margin", "-weights")) and not made.family.endswith("-no-margin")
-        assert made.config.data.dev == (None if curve else "D/sts/stsb.tsv.gz#dev")
-        assert made.config.training["learning_rate"] == (5e-4 if scratch else 5e-5)
+        assert made.arguments.data.dev == (None if curve else "D/sts/stsb.tsv.gz#dev")
+        assert made.arguments.training["learning_rate"] == (5e-4 if scratch else 5e-5)
 
 
 def test_the_cells_of_efficiency():
-    config = shipped("efficiency")
-    runs = expand(config)
-    assert config.measure and set(preparations(config, runs)) == {"second", "snli"}
-    assert {made.family: made.config.loss.name for made in runs} == {
+    runs = runs_of("efficiency", WORDS)
+    assert load("sweep", "efficiency").measure and set(prepared_for("efficiency", WORDS)) == {"second", "snli"}
+    assert {made.family: made.arguments.loss.name for made in runs} == {
         "infonce": "infonce",
         "mse-static": "mse",
         "rank-on-the-fly": "rank_distillation",
         "mse-on-the-fly": "similarity_distillation",
         "raoe": "raoe",
     }
-    assert len({json.dumps([made.config.training[k] for k in ("max_steps", "batch_size")]) for made in runs}) == 1
+    assert len({json.dumps([made.arguments.training[k] for k in ("max_steps", "batch_size")]) for made in runs}) == 1
     for made in runs:
-        assert made.config.data.columns == {"score": "score_1"}, "static scores are those of the teacher on the fly"
-        assert made.config.data.dev is None, "nothing but training in the loop that is timed"
-        assert made.config.teacher.name == ("M" if made.family.endswith("fly") else None)
+        assert made.arguments.data.columns == {"score": "score_1"}, "static scores are those of the teacher on the fly"
+        assert made.arguments.data.dev is None, "nothing but training in the loop that is timed"
+        assert made.arguments.teacher.name == ("M" if made.family.endswith("fly") else None)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(an encoder, a folder with files of the names and columns of the real ones, a handful of rows each)."""
     encoder, data = tmp_path_factory.mktemp("encoder"), tmp_path_factory.mktemp("data")
-    scratch = ScratchConfig(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16)
-    config = ModelConfig(name="scratch", device="cpu", max_seq_length=32, scratch=scratch)
+    scratch = Scratch(vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16)
+    config = Model(name="scratch", device="cpu", max_seq_length=32, scratch=scratch)
     load_encoder(config, sentences=SENTENCES).save(str(encoder))
     words = ("entailment", "neutral", "contradiction")  # as the real files have them
     pairs, nli = (
@@ -126,7 +125,7 @@ def miniature(name, made, folder, **changes):
         "data_dir": made[1],
         "output": str(folder),
         "settings": {"training": small, "model": {"device": "cpu"}},
-        "variants": {family: {"training": {"max_steps": 2}} for family in shipped(name).variants},
+        "variants": {family: {"training": {"max_steps": 2}} for family in load("sweep", name).variants},
         "prepare": {"second": {"model": {"scratch": scratch, "device": "cpu"}, "training": small}},
         **changes,
     }
@@ -197,7 +196,7 @@ def test_a_process_a_run(made, tmp_path):
     assert f" | {paid[0]} | {paid[1]} |" in report
     assert 50 < row["peak_memory_mb"] < ballast.nbytes / 1e6 + 300
     with pytest.raises(ValueError, match="--output is missing"):
-        own_process(TrainConfig())
+        own_process(load("train"))
 
 
 class State:

@@ -9,16 +9,16 @@ from scipy import stats
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
-from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model, Scratch
 from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
 from raoe_train.studies.dependency import default_pivot, dependency, summary, token_states
 from raoe_train.studies.layers import degradation, first_layers
 from raoe_train.studies.plots import plot_degradation, plot_dependency
-from raoe_train.studies.words import frequent_share, language_head, representative_words, word_report
+from raoe_train.studies.words import frequent_words, language_head, representative_words, word_report
 from tests.tiny import SENTENCES
 
 SIZES = {
@@ -36,7 +36,7 @@ PROMPT = 'The word for {text} is:"'
 
 
 def encoder(architecture="llama", layers=3, **settings):
-    scratch = ScratchConfig(
+    scratch = Scratch(
         architecture=architecture,
         vocab_size=300,
         hidden_size=16,
@@ -45,7 +45,7 @@ def encoder(architecture="llama", layers=3, **settings):
         intermediate_size=16,
         dropout=0.1,
     )
-    config = ModelConfig(name="scratch", device="cpu", max_seq_length=40, scratch=scratch, **settings)
+    config = Model(name="scratch", device="cpu", max_seq_length=40, scratch=scratch, **settings)
     return spread(load_encoder(config, sentences=SENTENCES).double())
 
 
@@ -141,7 +141,7 @@ def task(tmp_path):
 
 def test_degradation(task):
     model = encoder().train()
-    result = degradation(model, ["a", "b"], task, batch_size=4)
+    result = degradation(model, read_tasks(["a", "b"], task), batch_size=4)
     assert model.training and result["layers"] == [1, 2, 3]
     whole = model[0].model
     for place, count in enumerate(result["layers"]):
@@ -151,15 +151,12 @@ def test_degradation(task):
             assert result["tasks"][name][place] == pytest.approx(expected["tasks"][name]["spearman"])
         assert result["average"][place] == pytest.approx(expected["average"])
     assert len(set(result["average"])) == 3
-    model[0].model = whole
-    again = degradation(model, read_tasks(["a"], task), kept=[3, 0, 1])
-    assert again["layers"] == [0, 1, 3] and again["tasks"]["a"][1:] == [result["tasks"]["a"][i] for i in (0, 2)]
 
 
-@pytest.mark.parametrize("kept", [[], [1, 1], [4], [-1], [True], [1.0]])
-def test_degradation_refuses_numbers_of_layers(kept, task):
-    with pytest.raises(ValueError, match="layers"):
-        degradation(encoder(), ["a"], task, kept=kept)
+@pytest.mark.parametrize("kept", [4, -1, True, 1.0])
+def test_first_layers_refuses_numbers_of_layers(kept):
+    with pytest.raises(ValueError, match="layers"), first_layers(encoder(), kept):
+        pass
 
 
 def test_degradation_refuses_unknown_models():
@@ -294,7 +291,7 @@ def test_words_of_tied_embeddings(side):
 
 @pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 0}, {"lora": {"r": 2}}])
 def test_words_of_a_saved_head(checkpoint, settings):
-    config = ModelConfig(name=str(checkpoint / "whole"), pooling="last", device="cpu", **settings)
+    config = Model(name=str(checkpoint / "whole"), pooling="last", device="cpu", **settings)
     model = load_encoder(config, train=True)
     if settings:  # the base model's name is known then, whatever the decoder says of its own
         model[0].model.decoder.config._name_or_path = "elsewhere"
@@ -302,62 +299,52 @@ def test_words_of_a_saved_head(checkpoint, settings):
     expected = [written(whole, model.tokenizer, text) for text in SENTENCES]
     assert representative_words(model, SENTENCES) == expected
     assert len(set(expected)) > 2
-    assert representative_words(model, SENTENCES, head=whole.lm_head) == expected
-    assert representative_words(model, SENTENCES, head=str(checkpoint / "whole")) == expected
-    other = representative_words(model, SENTENCES, head=lambda states: -whole.lm_head(states))
-    assert other != expected
-
-
-def test_a_named_head_comes_before_tied_embeddings(checkpoint):
-    model, whole = encoder(), AutoModelForCausalLM.from_pretrained(checkpoint / "whole")
-    expected = representative_words(model, SENTENCES, head=whole.lm_head)
-    assert representative_words(model, SENTENCES, head=str(checkpoint / "whole")) == expected
-    assert representative_words(model, SENTENCES) != expected
 
 
 def test_no_head(checkpoint):
-    model = load_encoder(ModelConfig(name=str(checkpoint / "headless"), device="cpu"))
+    model = load_encoder(Model(name=str(checkpoint / "headless"), device="cpu"))
     with pytest.raises(ValueError, match="has no head"):
         language_head(model)
-    with pytest.raises(ValueError, match="head=NAME"):
-        language_head(model, str(checkpoint / "none"))
+    model[0].model.config._name_or_path = str(checkpoint / "none")
+    with pytest.raises(ValueError, match="cannot be loaded for its head"):
+        language_head(model)
     model[0].model.config._name_or_path = ""
-    with pytest.raises(ValueError, match="head=NAME"):
+    with pytest.raises(ValueError, match="not known where the head"):
         language_head(model)
     with pytest.raises(ValueError, match="'bert' is no decoder"):
         representative_words(encoder("bert"), SENTENCES)
 
 
-def test_frequent_share():
+def test_frequent_words():
     corpus = ["The cat, the dog.", "the CAT isn't there", "a dog"]  # the 3, cat 2, dog 2, a isn't there
-    assert frequent_share(["The", "dog", "cat", "."], corpus, top=2) == 0.5
-    assert frequent_share(["The", "dog", "cat", "."], corpus, top=3) == 0.75
-    assert frequent_share(["isn't", "a", "isn"], corpus) == pytest.approx(2 / 3)
-    for words, sentences, top in (([], corpus, 1), (["a"], ["..."], 1), (["a"], corpus, 0)):
-        with pytest.raises(ValueError):
-            frequent_share(words, sentences, top)
+    assert frequent_words(corpus, 2) == {"the", "cat"}
+    assert frequent_words(corpus, 3) == {"the", "cat", "dog"}
+    assert frequent_words(corpus, 100) == {"the", "cat", "dog", "a", "isn't", "there"}
+    with pytest.raises(ValueError, match="no words"):
+        frequent_words(["..."], 1)
 
 
-def test_word_report():
+def test_word_report(monkeypatch):
     model = encoder()
-    words = iter(["Dog", "the", "the", "."])
-    ids = {text: model.tokenizer(text)["input_ids"] for text in SENTENCES[:3]}
+    words = iter(["A", "the", "the", "."])
     model.tokenizer.decode = lambda _: next(words)
-    sentences = sorted(ids, key=len, reverse=True)
-    report = word_report(model, [*sentences, sentences[0]], corpus=["the the dog"], top=1, examples=2)
+    monkeypatch.setattr("raoe_train.studies.words.TOP", 1)
+    monkeypatch.setattr("raoe_train.studies.words.EXAMPLES", 2)
+    sentences = sorted(["a man plays a guitar", "two dogs", "it sleeps"], key=len, reverse=True)
+    report = word_report(model, [*sentences, sentences[0]])
     assert report == {
         "sentences": 4,
         "top": 1,
         "frequent_share": 0.5,
         "rare_share": 0.5,
         "wordless_share": 0.0,
-        "most_common": [["Dog", 2], ["the", 2]],
-        "examples": [[sentences[0], "Dog"], [sentences[1], "the"]],
+        "most_common": [["A", 2], ["the", 2]],
+        "examples": [[sentences[0], "A"], [sentences[1], "the"]],
     }
     words = iter(["."] * 3)
     assert word_report(model, sentences)["wordless_share"] == 1
-    with pytest.raises(ValueError, match="top"):
-        word_report(None, sentences, top=0)
+    with pytest.raises(ValueError, match="no words"):
+        word_report(None, ["..."])  # before the model is asked
 
 
 def test_plot_degradation(drawn, tmp_path):

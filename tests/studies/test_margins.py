@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from raoe_train import run
+from raoe_train.cli import load
 from raoe_train.config import LossConfig
 from raoe_train.losses.registry import LOSSES, check_loss, library_loss
-from raoe_train.old_recipe import load
 from raoe_train.studies.plots import pareto
-from raoe_train.studies.polarity_report import best_variants
-from raoe_train.studies.sweep import expand, preparations
-from raoe_train.studies.sweep_scores import columns, score
+from raoe_train.studies.sweep_metrics import best_variants, columns, metric
 from raoe_train.training.run_directory import finished_metrics
+from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
@@ -224,42 +223,40 @@ def test_a_small_sweep(tmp_path, encoder):
     del times[folder / "results.jsonl"]
     run("sweep", **made)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items() if "broken" not in str(path))
-    assert finished_metrics(expand(load("sweep", None, made))[0].config) is not None
+    assert finished_metrics(runs_of(None, made)[0].arguments) is not None
 
 
 def test_what_is_prepared(tmp_path, encoder):
-    config = load("sweep", None, table(tmp_path, encoder))
-    runs = expand(config)
-    assert list(preparations(config, runs)) == ["triplet"]
-    job, recipe, values = preparations(config, runs)["triplet"]
+    asked = table(tmp_path, encoder)
+    assert list(prepared_for(None, asked)) == ["triplet"]
+    job, recipe, values = prepared_for(None, asked)["triplet"]
     assert (job, recipe, values["data"]["input"]) == ("mine", None, f"{tmp_path}/polarity/set.tsv#train")
     # what a preparation speaks of is prepared, too, and before it
-    config.prepare["triplet"]["model"] = {"name": "{output}/demo"}
-    assert list(preparations(config, runs)) == ["unused", "triplet"]
-    config.prepare["triplet"]["mining"] = {"kk": 1}
+    asked["prepare"]["triplet"]["model"] = {"name": "{output}/demo"}
+    assert list(prepared_for(None, asked)) == ["unused", "triplet"]
+    asked["prepare"]["triplet"]["mining"] = {"kk": 1}
     with pytest.raises(ValueError, match=r"unknown key mining.kk \(did you mean mining.k\?\)"):
-        preparations(config, runs)
-    config.prepare["triplet"] = {"job": "mine"}
+        prepared_for(None, asked)
+    asked["prepare"]["triplet"] = {"job": "mine"}
     with pytest.raises(ValueError, match=r"prepare\.triplet must say a job and its output"):
-        preparations(config, runs)
+        prepared_for(None, asked)
 
 
 def test_the_shipped_sweep(tmp_path):
     """The margins of Table 2, on both sets; what it prepares is what it trains on."""
-    config = load("sweep", "margins", {"model": "M", "data_dir": "D", "output": str(tmp_path)})
-    runs = expand(config)
+    words = {"model": "M", "data_dir": "D", "output": str(tmp_path)}
+    runs, needed = runs_of("margins", words), prepared_for("margins", words)
     margins = {}
     for made in runs:
-        margins.setdefault(made.family, []).append(made.config.loss.margin)
+        margins.setdefault(made.family, []).append(made.arguments.loss.margin)
     assert margins["sst2-minilm-triplet"] == [0.01, 0.1, 1, 5, 7.5, 10]
     assert margins["headlines-demo-contrastive"] == margins["sst2-minilm-online"] == [0.1, 0.25, 0.5, 0.75, 1]
-    needed = preparations(config, runs)
-    assert set(needed) == set(config.prepare)
+    assert set(needed) == set(load("sweep", "margins").prepare)
     outputs = {values["output"]: values for _, _, values in needed.values()}
     for made in runs:
-        wanted = outputs[made.config.data.train[0]]
-        assert wanted["loss"].removeprefix("online_") == made.config.loss.name.removeprefix("online_")
-        set_of = made.config.evaluation.tasks[0].removeprefix("polarity:")
+        wanted = outputs[made.arguments.data.train[0]]
+        assert wanted["loss"].removeprefix("online_") == made.arguments.loss.name.removeprefix("online_")
+        set_of = made.arguments.evaluation.tasks[0].removeprefix("polarity:")
         assert f"/{set_of}.tsv.gz#train" in wanted["data"]["input"]
 
 
@@ -275,7 +272,8 @@ def test_the_best_of_each_family():
     assert list(best_variants(rows, "polarity:set")) == ["a-5", "b-1"]  # 119 against 115
     rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
     assert list(best_variants(rows, "polarity:set")) == ["a-1", "b-1"]
-    assert score(rows[0], "P set") == 60 and score(rows[0], "S set") == 50 and score(rows[0], "P other") is None
+    after = rows[0]["after"]
+    assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
     assert columns(["polarity:set"], rows) == ["P set", "S set"]
     assert columns(["sick", "polarity:set"], rows) == ["dev", "sick", "average", "P set", "S set"]
 

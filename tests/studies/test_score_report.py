@@ -11,22 +11,22 @@ from scipy import stats
 
 from raoe_train.cli import main, run
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
-from raoe_train.studies.bootstrap import _metric, bootstrap, interval
-from raoe_train.studies.score_report import PUBLISHED
+from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
+from raoe_train.studies.bootstrap import differences, interval, resampled, spearman
+from raoe_train.studies.result_report import PUBLISHED
 from tests.tiny import SENTENCES, tiny_encoder
 
 
 def test_bootstrap_by_hand():
     first, second = Outcomes(np.array([0.0, 100.0])), Outcomes(np.array([100.0, 100.0]))
-    drawn = bootstrap(first, second, 4000, seed=1)
+    drawn = differences(first, second, 4000, seed=1)
     # of two draws of two: the first example twice, once, never
     values, counts = np.unique(drawn, return_counts=True)
     assert values.tolist() == [0, 50, 100]
     np.testing.assert_allclose(counts / 4000, [0.25, 0.5, 0.25], atol=0.03)
     assert interval(drawn) == (0, 100)
-    np.testing.assert_array_equal(bootstrap(second, first, 50, seed=1), -drawn[:50])
-    assert not np.array_equal(bootstrap(first, second, 50, seed=2), drawn[:50])
+    np.testing.assert_array_equal(differences(second, first, 50, seed=1), -drawn[:50])
+    assert not np.array_equal(differences(first, second, 50, seed=2), drawn[:50])
 
 
 def test_the_middle_95_percent():
@@ -38,27 +38,35 @@ def correlated(noise, seed, gold):
     return Outcomes(gold + np.random.default_rng(seed).normal(scale=noise, size=len(gold)), gold)
 
 
-def test_correlations_are_scipys():
+def test_correlations_by_a_loop():
     gold = np.round(np.random.default_rng(0).uniform(0, 5, 60), 0)
     first, second = correlated(2, 1, gold), correlated(0.5, 2, gold)
-    everything = np.arange(60)
-    assert _metric(first, everything) == pytest.approx(100 * stats.spearmanr(first.values, gold).statistic)
-
-    def difference(a, b, c):
-        return 100 * (stats.spearmanr(b, c).statistic - stats.spearmanr(a, c).statistic)
-
-    theirs = stats.bootstrap(
-        (first.values, second.values, gold), difference,
-        paired=True, vectorized=False, n_resamples=1500, method="percentile",
-    )  # fmt: skip
-    ours = interval(bootstrap(first, second, 1500, seed=3))
-    np.testing.assert_allclose(ours, theirs.confidence_interval, atol=3)
+    rng, theirs = np.random.default_rng(7), []
+    for _ in range(1500):
+        drawn = rng.integers(60, size=60)
+        a, b = (100 * stats.spearmanr(of.values[drawn], gold[drawn]).statistic for of in (first, second))
+        theirs.append(b - a)
+        np.testing.assert_allclose(spearman(first.values[drawn][None], gold[drawn][None]), a)
+    ours = interval(differences(first, second, 1500, seed=3))
+    np.testing.assert_allclose(ours, interval(np.array(theirs)), atol=3)
     assert ours[0] > 10
 
 
-def test_nothing_to_correlate_is_no_number():
-    same = Outcomes(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 3.0]))
-    assert np.isnan(_metric(same, np.array([0, 1])))
+def test_resamples_without_a_correlation_are_left_out():
+    """Of two of three values equal, some draws have one value alone."""
+    gold = np.array([1.0, 2.0, 3.0])
+    drawn = differences(Outcomes(np.array([1.0, 1.0, 2.0]), gold), Outcomes(gold, gold), 500, seed=1)
+    undefined = np.isnan(drawn).mean()
+    assert undefined == pytest.approx(9 / 27, abs=0.08)  # 8 draws of the first two, one of the last alone
+    assert np.isfinite(interval(drawn)).all()
+
+
+def test_batches_and_a_single_observation(monkeypatch):
+    values = np.arange(100.0)
+    whole = resampled([values], lambda of: of.mean(axis=-1), 70, seed=4)
+    monkeypatch.setattr("raoe_train.studies.bootstrap.DRAWN", 1000)
+    np.testing.assert_array_equal(resampled([values], lambda of: of.mean(axis=-1), 70, seed=4), whole)
+    np.testing.assert_array_equal(resampled([np.array([3.0])], lambda of: of.mean(axis=-1), 5, seed=4), [3.0] * 5)
 
 
 @pytest.mark.parametrize(
@@ -66,20 +74,7 @@ def test_nothing_to_correlate_is_no_number():
 )
 def test_examples_of_other_data_are_refused(values, gold):
     with pytest.raises(ValueError, match="not of the same data"):
-        bootstrap(Outcomes(np.array([1.0, 2.0])), Outcomes(np.array(values), gold and np.array(gold)), 10, 0)
-
-
-def test_examples_belong_to_their_result(tmp_path):
-    examples = {"a:b/c.tsv": Outcomes(np.array([1.0, 2.0]), np.array([3.0, 4.0])), "d": Outcomes(np.array([5.0]))}
-    write_outcomes(tmp_path / "x.json", examples, {"model": "m"})
-    found = read_outcomes(tmp_path / "x.json", {"model": "m"})
-    assert found["a:b/c.tsv"].gold.tolist() == [3, 4] and found["a:b/c.tsv"].values.tolist() == [1, 2]
-    assert found["d"].values.tolist() == [5] and found["d"].gold is None and len(found) == 2
-    assert read_outcomes(tmp_path / "x.json", {"model": "another"}) == {}
-    assert read_outcomes(tmp_path / "y.json", {"model": "m"}) == {}
-    (tmp_path / "x.json.examples.npz").write_text("no")
-    with pytest.raises(ValueError, match=r"x\.json\.examples\.npz cannot be read"):
-        read_outcomes(tmp_path / "x.json", {"model": "m"})
+        differences(Outcomes(np.array([1.0, 2.0])), Outcomes(np.array(values), gold and np.array(gold)), 10, 0)
 
 
 def test_published_rows_average_to_what_the_papers_print():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
 from raoe_train import run
-from raoe_train.cli import main
-from raoe_train.old_recipe import load
-from raoe_train.studies.sweep import _chosen, expand
-from raoe_train.studies.sweep_scores import curves, mean
+from raoe_train.artifacts import figures
+from raoe_train.cli import load, main
+from raoe_train.recipe import to_dict
+from raoe_train.studies import sweep
+from raoe_train.studies.runs import chosen
+from raoe_train.studies.sweep_metrics import curves, mean, metric
+from raoe_train.studies.sweep_report import what_numbers_are
 from raoe_train.training.run_directory import finished_metrics
+from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
 
 
@@ -31,23 +38,23 @@ def table(folder, **changes):
 
 
 def test_expand(tmp_path):
-    config = load("sweep", None, table(tmp_path, variants={
+    asked = table(tmp_path, variants={
         "later": {"after": "raoe", "training.epochs": 3},
         "raoe": {},
         "cosent": {"loss.name": "cosent", "seeds": [7]},
         "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
-    }))  # fmt: skip
-    runs = {made.name: made for made in expand(config)}
+    })  # fmt: skip
+    runs = {made.name: made for made in runs_of(None, asked)}
     assert list(runs)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"]
-    assert runs["cosent-seed7"].config.loss.name == "cosent"
-    assert runs["cosent-seed7"].config.training["seed"] == 7
-    assert runs["later-seed2"].config.model.name == runs["raoe-seed2"].config.output
-    assert runs["later-seed2"].config.training["epochs"] == 3
+    assert runs["cosent-seed7"].arguments.loss.name == "cosent"
+    assert runs["cosent-seed7"].arguments.training["seed"] == 7
+    assert runs["later-seed2"].arguments.model.name == runs["raoe-seed2"].arguments.output
+    assert runs["later-seed2"].arguments.training["epochs"] == 3
     point = runs["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.config.training["learning_rate"] == 2e-5 and point.config.loss.margin == 0
+    assert point.arguments.training["learning_rate"] == 2e-5 and point.arguments.loss.margin == 0
     assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
     assert len(runs) == 4 + 1 + 4
-    names = [made.name for made in _chosen(list(runs.values()), ["later-seed2", "cos*"])]
+    names = [made.name for made in chosen(list(runs.values()), ["later-seed2", "cos*"])]
     assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
 
 
@@ -56,7 +63,7 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
         "small": {"loss.margin": 2},
         "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]},
     }
-    made = {run.name: run.directory.name for run in expand(load("sweep", None, table(tmp_path, variants=variants)))}
+    made = {run.name: run.directory.name for run in runs_of(None, table(tmp_path, variants=variants))}
     assert made == {
         "small-seed1": "small-seed1",
         "small-seed2": "small-seed2",
@@ -89,9 +96,9 @@ def test_placeholders(tmp_path):
         "data_dir": "/data",
         "variants": {"a": {"data.train": ["{data_dir}/x.tsv#train", "{output}/y.tsv"]}},
     }
-    (first, _) = expand(load("sweep", None, table(tmp_path, **changes)))
-    assert first.config.data.train == ["/data/x.tsv#train", f"{tmp_path}/sweep/y.tsv"]
-    assert first.config.data.dir == "/data"
+    (first, _) = runs_of(None, table(tmp_path, **changes))
+    assert first.arguments.data.train == ["/data/x.tsv#train", f"{tmp_path}/sweep/y.tsv"]
+    assert first.arguments.data.dir == "/data"
 
 
 def test_mean_and_deviation():
@@ -100,10 +107,92 @@ def test_mean_and_deviation():
     assert mean([1.0, None]) == mean([]) == "-"
 
 
+def test_main_metrics_of_each_kind():
+    after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
+    assert metric(after, "mr") == metric(after, "average") == 75.5
+    assert metric({"tasks": {"stsb": {"spearman": 82.0}}}, "stsb") == 82.0  # of an old version
+    assert what_numbers_are(["mr"], [{"after": after}]) == "Spearman x 100 of cosine; accuracy x 100 of mr"
+
+
 def test_curves_are_of_numbers():
     points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
     rows = [{"family": "tau", "point": {"loss.tau": x}, "after": {"spearman": y}} for x, y in points]
     assert curves(rows, "loss.tau", ["average", "dev"]) == {"tau": {20: 1.0, 5: 3.0}}
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """In place of training, what it leaves; and a count of what a sweep does beside it."""
+    counts = Counter()
+
+    def pretend(job, recipe, **values):
+        arguments = load(job, recipe, values)
+        if counts["train"] == counts["stop"] > 0:
+            raise KeyboardInterrupt
+        counts["train"] += 1
+        folder = Path(arguments.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(arguments), sort_keys=False))
+        rate = arguments.training["learning_rate"]
+        metrics = {"after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c", "versions": {}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        for name in ("modules.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+
+    def counted(name, real):
+        return lambda *given: (counts.update([name]), real(*given))[1]
+
+    monkeypatch.setattr(sweep, "run_job", pretend)
+    monkeypatch.setattr(sweep, "finished_metrics", counted("metrics", sweep.finished_metrics))
+    monkeypatch.setattr(figures, "save", counted("plots", figures.save))
+    monkeypatch.setattr(Path, "rglob", counted("folders", Path.rglob))
+    return counts
+
+
+def rates(folder, count):
+    grid = {"training.learning_rate": [n * 1e-5 for n in range(1, count + 1)]}
+    return table(folder, seeds=[1], tasks=[], variants={"rate": {"grid": grid}})
+
+
+def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):
+    """Metrics are read when the sweep starts and when their run was made, weights looked for when they may go."""
+    run("sweep", **rates(tmp_path, 30))
+    assert {name: trained[name] for name in ("train", "metrics", "folders", "plots")} == {
+        "train": 30, "metrics": 60, "folders": 60, "plots": 1
+    }  # fmt: skip
+    trained.clear()
+    run("sweep", **rates(tmp_path, 30))  # nothing to do
+    assert (trained["train"], trained["metrics"], trained["plots"]) == (0, 30, 1)
+
+
+def test_a_kill_leaves_what_the_next_start_completes(tmp_path, trained):
+    (tmp_path / "whole").mkdir()
+    run("sweep", **rates(tmp_path / "whole", 4))
+    (tmp_path / "cut").mkdir()
+    trained["stop"] = 6  # of training, after two more
+    with pytest.raises(KeyboardInterrupt):
+        run("sweep", **rates(tmp_path / "cut", 4))
+    folder = tmp_path / "cut" / "sweep"
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 2
+    report = (folder / "report.md").read_text()
+    assert "| rate-learning_rate-2e-05 | 1 | 20.00 |" in report and "learning_rate-3e-05 |" not in report
+    trained["stop"] = 0
+    run("sweep", **rates(tmp_path / "cut", 4))
+    assert trained["train"] == 8 and (folder / "learning_rate.png").is_file()
+    whole = tmp_path / "whole" / "sweep"
+    assert (folder / "results.jsonl").read_text() == (whole / "results.jsonl").read_text()
+    assert (folder / "report.md").read_text() == (whole / "report.md").read_text().replace("whole", "cut")
+    assert not list(folder.rglob("*.safetensors"))
+
+
+def test_weights_stay_while_a_run_has_to_go_on_from_them(tmp_path, trained):
+    made = table(tmp_path, seeds=[1], tasks=[], variants={"first": {}, "second": {"after": "first"}})
+    made["settings"]["training"]["learning_rate"] = 1e-5
+    first, second = (tmp_path / "sweep" / "runs" / f"{name}-seed1" for name in ("first", "second"))
+    run("sweep", **made, only=["first"])
+    assert (first / "modules.json").is_file() and (first / "model.safetensors").is_file()
+    run("sweep", **made)
+    assert trained["train"] == 2 and not (first / "modules.json").exists() and not (second / "modules.json").exists()
 
 
 @pytest.mark.slow
@@ -150,12 +239,10 @@ def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, c
 
 @pytest.mark.slow
 def test_the_exit_status_tells(tmp_path):
-    import yaml
-
     recipe = tmp_path / "table.yaml"
     variants = {"raoe": {}, "bad": {"model.name": "./no"}}
     made = table(tmp_path, seeds=[1], tasks=[], variants=variants)
     recipe.write_text(yaml.safe_dump(made, sort_keys=False))
     assert main(["sweep", str(recipe), "--only", "raoe"]) == 0
     assert main(["sweep", str(recipe)]) == 1
-    assert finished_metrics(expand(load("sweep", recipe))[0].config) is not None
+    assert finished_metrics(runs_of(recipe)[0].arguments) is not None

@@ -259,7 +259,7 @@ class BidirectionalModel(PreTrainedModel):
             hook = partial(_both_ways, window=window, first=number == 0)
             layer.register_forward_pre_hook(hook, with_kwargs=True)
         for layer, _ in changed[-1:]:
-            layer.register_forward_hook(_add_halves)
+            layer.register_forward_hook(add_halves)
 
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
         """By window, the mask of the layers with it. In mode "sum", of a doubled batch: causal rows, then the others;
@@ -347,7 +347,7 @@ def _doubled(value: Any, rows: int) -> Any:
     return torch.cat([value, value]) if isinstance(value, Tensor) and rows > 1 and len(value) == rows else value
 
 
-def _add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+def add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
     causal, full = output.chunk(2)
     return causal + full
 

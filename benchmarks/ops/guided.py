@@ -1,0 +1,78 @@
+"""guided_log_probs on next-token logits of a 128k vocabulary, forward, against the arithmetic of transformers' own.
+
+Logits are bfloat16 on a GPU and float32 on a CPU; the result is float32. The compiled contender is the formula on whole
+rows, which the compiler fuses as it likes; `scan` is the same cut into chunks, a loop that it would only unroll.
+transformers' processor gets what `generate` hands it, float32 scores and the logits of a model, here one that has them
+ready; its conversion of the scores is counted, as ours is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from benchmarks.case import COPIES, Call, Case, ours
+from raoe_kernels import guided_log_probs
+from raoe_kernels.guided import reference
+
+SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
+VOCABULARY = 128 * 1024
+GUIDANCE = 1.5
+TESTS = ["tests/kernels/test_guided.py", "tests/kernels/test_guided_calls.py"]
+
+Mix = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def eager(current: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+    p, q = (torch.nn.functional.log_softmax(x, dim=-1, dtype=torch.float32) for x in (current, previous))
+    return GUIDANCE * p - (GUIDANCE - 1) * q
+
+
+def case(rows: int, device: str) -> Case:
+    seeded = torch.Generator().manual_seed(rows)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    copies = [
+        [(4 * torch.randn(rows, VOCABULARY, generator=seeded)).to(device, dtype) for _ in range(2)]
+        for _ in range(COPIES if rows <= 64 else 1)  # two contexts of 64 MiB do not stay in a cache
+    ]
+
+    def step(mix: Mix) -> Call:
+        return lambda i: mix(*copies[i % len(copies)])
+
+    result: dict[str, Call] = {}
+    for name in ours("guided_log_probs", device):
+        result[f"guided_log_probs {name}"] = step(
+            lambda x, y, name=name: guided_log_probs(x, y, guidance=GUIDANCE, backend=name)
+        )
+    result["eager"] = step(eager)
+    result["compiled reference"] = step(
+        torch.compile(lambda x, y: reference.forward(x, y, GUIDANCE)[0], dynamic=False, fullgraph=True)
+    )
+    missing = {}
+    try:
+        result["transformers CFG processor"] = step(_transformers(rows, device))
+    except ImportError as error:
+        missing["transformers CFG processor"] = str(error)
+    # Both contexts are read once and a float32 result is written.
+    cells = rows * VOCABULARY
+    size = copies[0][0].element_size()
+    return Case(f"{rows} rows of {VOCABULARY:,} logits, forward", result, bytes=cells * (2 * size + 4), missing=missing)
+
+
+def _transformers(rows: int, device: str) -> Mix:
+    from transformers import UnbatchedClassifierFreeGuidanceLogitsProcessor as Processor
+
+    class Output(dict):
+        def __init__(self, logits: torch.Tensor) -> None:
+            super().__init__()
+            self.logits = logits
+
+    ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+
+    def mix(current: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        # A processor anew each time: one that is kept grows its attention mask by a token a call.
+        processor = Processor(GUIDANCE, lambda *_, **__: Output(previous[:, None]))
+        return processor(ids, current.float())
+
+    return mix

@@ -1,0 +1,144 @@
+"""info_nce_loss with one hard negative an anchor, gradients of all three matrices, against the whole matrix of logits.
+
+"eager" is cross entropy of normalised rows, what everybody writes who has no kernel; sentence-transformers' own classes
+are handed ready embeddings, and the cached one takes as many rows at a time as our scan. "compiled scan" is
+torch.compile of our chunked form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.case import Call, Case, ours
+from raoe_kernels import info_nce_loss
+from raoe_kernels.infonce import scan
+from raoe_kernels.infonce.problem import Problem
+
+SIZES = {"cpu": [256, 2048], "cuda": [512, 4096, 16384, 65536]}
+COLUMNS = {"cpu": 384, "cuda": 768}
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
+TESTS = ["tests/kernels/test_infonce.py"]
+TAU = 20.0
+LOGITS_UP_TO = 16384  # eager holds three matrices of them, 6.4 GB in float32
+ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # beyond, a call takes most of a minute on two cores: ours and eager only
+CHUNK = 512  # rows of logits that the cached peer holds
+
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def eager(anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    columns = F.normalize(torch.cat((positives, negatives)), dim=1)
+    logits = TAU * F.normalize(anchors, dim=1) @ columns.T
+    return F.cross_entropy(logits.float(), torch.arange(len(anchors), device=anchors.device))
+
+
+def case(rows: int, device: str) -> Case:
+    seeded = torch.Generator().manual_seed(rows)
+    columns, dtype = COLUMNS[device], DTYPES[device]
+    base = torch.randn(rows, columns, generator=seeded)
+    matrices = [
+        (base + noise * torch.randn(rows, columns, generator=seeded)).to(device, dtype).requires_grad_()
+        for noise in (0, 0.5, 1)
+    ]
+
+    def step(loss: Loss) -> Call:
+        def call(i: int) -> None:
+            for matrix in matrices:
+                matrix.grad = None
+            loss(*matrices).backward()
+
+        return call
+
+    result: dict[str, Call] = {}
+    for name in ours("info_nce_loss", device):
+        result[f"info_nce_loss {name}"] = step(lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name))
+    if rows <= LOGITS_UP_TO:
+        result["eager"] = step(eager)
+    missing = {"Inf-CL flash loss": "needs a GPU"} if device == "cpu" else {}
+    peers: dict[str, Callable[[], Loss]] = {"compiled scan": _compiled_scan} if rows <= LOGITS_UP_TO else {}
+    if rows <= LOGITS_UP_TO:
+        peers |= {"compiled eager": lambda: torch.compile(eager, dynamic=False), "MultipleNegativesRankingLoss": _stock}
+    peers["CachedMultipleNegativesRankingLoss"] = _cached
+    if device == "cuda":
+        peers["Inf-CL flash loss"] = _flash
+    for name, make in peers.items():
+        if rows > ALL_UP_TO[device]:
+            missing[name] = f"not timed beyond {ALL_UP_TO[device]:,} anchors on a {device}"
+            continue
+        try:
+            result[name] = step(make())
+        except ImportError as error:
+            missing[name] = str(error)
+    # Each matrix read, each gradient written; three products with the logits' cells.
+    return Case(
+        f"{rows:,} anchors, 2 x {rows:,} columns of {columns}, forward + backward",
+        result,
+        bytes=2 * 3 * rows * columns * base.new_empty(0, dtype=dtype).itemsize,
+        flops=3 * 2 * rows * 2 * rows * columns,
+        missing=missing,
+    )
+
+
+def _compiled_scan() -> Loss:
+    @torch.compile(fullgraph=True, dynamic=False)
+    def chunked(a, p, n, targets) -> tuple[torch.Tensor, tuple]:
+        return scan.forward(Problem(a, p, n, targets, None, None, None, TAU, False), (True, True, True))
+
+    class Scan(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, p, n):
+            targets = torch.arange(len(a), device=a.device)
+            loss, grads = chunked(a.detach(), p.detach(), n.detach(), targets)
+            ctx.save_for_backward(*grads)
+            return loss
+
+        @staticmethod
+        def backward(ctx, upstream):
+            dtype = DTYPES[upstream.device.type]
+            return tuple((grad * upstream).to(dtype) for grad in ctx.saved_tensors)
+
+    return Scan.apply
+
+
+def _stock() -> Loss:
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=TAU)
+    return lambda a, p, n: loss.compute_loss_from_embeddings([a, p, n], torch.empty(0))
+
+
+def _cached() -> Loss:
+    """Its loss alone, which remembers the rows of every chunk it has done; not the encoding that it is for."""
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    model = torch.nn.Sequential(torch.nn.Identity())
+    loss = CachedMultipleNegativesRankingLoss(model, scale=TAU, mini_batch_size=CHUNK)
+
+    class Cached(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *given):
+            leaves = [x.detach().requires_grad_() for x in given]
+            with torch.enable_grad():
+                value = loss.calculate_loss([[x] for x in leaves], with_backward=True)
+            ctx.save_for_backward(*(x.grad for x in leaves))
+            return value
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return tuple(grad * upstream for grad in ctx.saved_tensors)
+
+    return Cached.apply
+
+
+def _flash() -> Loss:
+    """PyPI's inf-cl, fused over one matrix of keys; it takes columns by the 256 and multiplies in float32."""
+    from inf_cl import cal_flash_loss
+
+    def flash(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        keys = F.normalize(torch.cat((p, n)), dim=1)
+        return cal_flash_loss(F.normalize(a, dim=1), keys, torch.arange(len(a), device=a.device), TAU).mean()
+
+    return flash

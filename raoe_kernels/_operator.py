@@ -1,0 +1,132 @@
+"""Ops as opaque operators of torch.library, for torch.compile: it traces one call, and the backend is looked up when
+that runs. Eager calls go past them, because their dispatch costs more than a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dispatch import Op
+
+# A copy of this package under another name can be in the same process: its operators have a namespace of their own.
+PACKAGE = str(__package__)
+NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
+Results = Tensor | Iterable[Tensor | None]
+
+
+def operator(
+    op: Op,
+    name: str,
+    arguments: str,
+    results: int,
+    run: Callable[..., Results],
+    shapes: Callable[..., Results],
+    save: Callable[..., None] | None = None,
+    differentiate: Callable[..., tuple] | None = None,
+) -> Callable[..., Any]:
+    """Register an operator of `arguments`, a schema's, and a backend's name, and give it.
+
+    run(*arguments, module)     the results, by the backend's module; None stands for an empty one
+    shapes(*arguments)          tensors of their shapes and dtypes, None where run gives None
+    save, differentiate         what torch.library.register_autograd takes, for an operator that has a gradient
+    """
+
+    def kernel(*inputs):
+        found = run(*inputs[:-1], op.select(inputs[0].device, inputs[-1]))
+        return found if isinstance(found, Tensor) else _apart(_without_none(found, inputs[0]))
+
+    def fake(*inputs):
+        found = shapes(*inputs[:-1])
+        if isinstance(found, Tensor):
+            return found
+        return tuple(x.new_empty(x.shape) for x in _without_none(found, inputs[0]))
+
+    qualified = f"{NAMESPACE}::{name}"
+    torch.library.define(qualified, f"({arguments}, str backend) -> ({', '.join(['Tensor'] * results)})")
+    torch.library.impl(qualified, "CompositeExplicitAutograd", kernel)
+    torch.library.register_fake(qualified, fake)
+    if differentiate:
+        torch.library.register_autograd(qualified, differentiate, setup_context=save)
+    return getattr(getattr(torch.ops, NAMESPACE), name)
+
+
+def _without_none(results: Iterable[Tensor | None], like: Tensor) -> list[Tensor]:
+    return [like.new_empty(0) if x is None else x for x in results]
+
+
+def _apart(results: list[Tensor]) -> tuple[Tensor, ...]:
+    """An operator's results must not share memory; those of a backend may be parts of one buffer."""
+    seen: set[int] = set()
+    for i, x in enumerate(results):
+        x = x.contiguous()
+        start = x.untyped_storage().data_ptr()
+        results[i] = x.clone() if start in seen else x
+        seen.add(start)
+    return tuple(results)
+
+
+def with_gradients(
+    op: Op, name: str, arguments: str, gradients: int, run: Callable, shapes: Callable, scale: Callable | None = None
+) -> Callable[..., Any]:
+    """An operator that gives a loss and the gradients of its first arguments: backward only scales those.
+
+    scale(gradient, upstream, dtype) is their product, unless it is something else.
+    """
+    scale = scale or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
+
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*output[1:])
+        ctx.dtype, ctx.count = inputs[0].dtype, len(inputs)
+
+    def differentiate(ctx, upstream, *_):
+        needs = ctx.needs_input_grad[:gradients]
+        found = (scale(g, upstream, ctx.dtype) if n else None for g, n in zip(ctx.saved_tensors, needs, strict=True))
+        return *found, *[None] * (ctx.count - gradients)
+
+    return operator(op, name, arguments, 1 + gradients, run, shapes, save, differentiate)
+
+
+def with_backward(
+    op: Op,
+    name: str,
+    arguments: str,
+    results: int,
+    run: Callable[..., Results],
+    shapes: Callable[..., Results],
+    backward: Callable[..., Results],
+    *,
+    gradients: int,
+    upstream: int = 1,
+    unsaved: int = 0,
+) -> Callable[..., Any]:
+    """An operator, its tensors before its numbers, whose gradient is an operator as well, called NAME_backward.
+
+    backward(*upstream, *arguments, *results, needs, module) -> gradients of the first `gradients` arguments, None where
+    not needed; upstream are those of the first `upstream` results, results come without the first `unsaved`.
+    """
+    tensors = sum(argument.startswith("Tensor") for argument in arguments.split(", "))
+    takes = [f"Tensor upstream{i}" for i in range(upstream)]
+    takes += [arguments, *(f"Tensor result{i}" for i in range(unsaved, results)), f"bool[{gradients}] needs"]
+
+    def gradient_shapes(*inputs):
+        of = inputs[upstream : upstream + gradients]
+        return tuple(x.new_empty(x.shape) if need else None for x, need in zip(of, inputs[-1], strict=True))
+
+    gradient = operator(op, f"{name}_backward", ", ".join(takes), gradients, backward, gradient_shapes)
+
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:tensors], *output[unsaved:])
+        *ctx.numbers, ctx.backend = inputs[tensors:]
+
+    def differentiate(ctx, *grads):
+        given, kept, needs = ctx.saved_tensors[:tensors], ctx.saved_tensors[tensors:], ctx.needs_input_grad[:gradients]
+        found = gradient(*grads[:upstream], *given, *ctx.numbers, *kept, needs, ctx.backend)
+        rest = tensors + len(ctx.numbers) + 1 - gradients
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), *[None] * rest
+
+    return operator(op, name, arguments, results, run, shapes, save, differentiate)

@@ -1,6 +1,0 @@
-"""Dual-context guided decoding: the next token's log-probabilities mixed from two contexts."""
-
-from raoe_kernels.guidance.api import guided_argmax, guided_log_probs
-from raoe_kernels.guidance.autograd import OP
-
-__all__ = ["OP", "guided_argmax", "guided_log_probs"]

@@ -1,0 +1,79 @@
+"""The guided ops in plain torch, a few rows at a time: of size (R, V) there are only the logits and the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .._dtypes import wide
+
+INF = float("inf")
+# Logits of one context in flight: enough for torch's threads, few enough that a second pass finds them in the cache.
+CHUNK = 1 << 18
+
+
+def _chunks(logits: Tensor) -> Iterator[slice]:
+    rows, columns = logits.shape
+    step = max(1, CHUNK // columns)
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def _may_forbid(logits: Tensor) -> bool:
+    """Whether a logit may be -inf. To look for one element by element costs more than a log-softmax, so on a CPU a look
+    at the smallest spares that; elsewhere it would wait for the device."""
+    return logits.device.type != "cpu" or not bool(logits.amin() > -INF)
+
+
+def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
+    """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
+    dtype = wide(current.dtype)
+    result = current.new_empty(current.shape, dtype=dtype)
+    for part in _chunks(current):
+        x, y = current[part], previous[part]
+        p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
+        if _may_forbid(y):
+            q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
+        mixed = torch.sub(p, q, out=result[part]).mul_(guidance - 1).add_(p)
+        if _may_forbid(x):
+            mixed.masked_fill_(x == -INF, -INF)
+    return result, None, None  # torch's own softmax is faster than one from a normaliser
+
+
+def backward(
+    grad: Tensor,
+    current: Tensor,
+    previous: Tensor,
+    of_current: Tensor | None,
+    of_previous: Tensor | None,
+    guidance: float,
+    needs: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """guidance (grad - softmax(current) total), and for previous the same with 1 - guidance."""
+    by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
+    for part in _chunks(current):
+        x, y, g = current[part], previous[part], grad[part]
+        forbids = _may_forbid(x) or _may_forbid(y)
+        if forbids:
+            g = g.masked_fill((x == -INF) | (y == -INF), 0)
+        total = g.sum(-1, keepdim=True)
+        for out, logits, weight in ((by_current, x, guidance), (by_previous, y, 1 - guidance)):
+            if out is not None:
+                softmax = logits.softmax(-1, dtype=g.dtype)
+                if forbids:
+                    softmax.masked_fill_(logits == -INF, 0)  # NaN for a row of nothing else
+                out[part].copy_(softmax.mul_(total).neg_().add_(g).mul_(weight))
+    return by_current, by_previous
+
+
+def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
+    """argmax of x + (guidance - 1) (x - y), which is guidance x - (guidance - 1) y, and exactly x where y = x."""
+    best = current.new_empty(len(current), dtype=torch.int64)
+    for part in _chunks(current):
+        x = current[part].to(wide(current.dtype))
+        scores = (x - previous[part]).mul_(guidance - 1).add_(x)
+        if _may_forbid(x):
+            scores.masked_fill_(x == -INF, -INF)
+        best[part] = scores.argmax(-1)
+    return best

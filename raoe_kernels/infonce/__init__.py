@@ -1,0 +1,6 @@
+"""InfoNCE with in-batch and hard negatives, without the matrix of logits."""
+
+from .api import info_nce_loss
+from .autograd import OP
+
+__all__ = ["OP", "info_nce_loss"]

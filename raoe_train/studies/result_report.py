@@ -1,0 +1,274 @@
+"""Results of `evaluate` side by side: models x tasks, the papers' numbers, differences with their intervals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from raoe_train.artifacts.figures import pictures
+from raoe_train.artifacts.once import found as found_already
+from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import write_json, write_text
+from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
+from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
+from raoe_train.studies.bootstrap import LEVEL, differences, interval
+from raoe_train.studies.markdown import cell, made_with, number, table
+from raoe_train.studies.plots import plot_differences, plot_main_metrics
+
+PUBLISHED = Path(__file__).with_name("published.yaml")
+Rows = dict[str, dict[str, float | None]]  # {label: {word of a task, or "average": main metric x100}}
+
+
+@dataclass
+class Result:
+    """What one model got.
+
+    Attributes:
+        label: its name in the report: the file's, or the directory's.
+        tasks: {word: {"kind", "main", metric: value}}.
+        data: {word: digest of the task's data}, where the result says it.
+        outcomes: {word: outcomes}, where they were kept.
+        made_by: model, versions and commit.
+    """
+
+    label: str
+    tasks: dict[str, dict[str, Any]]
+    data: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, Outcomes] = field(default_factory=dict)
+    made_by: dict[str, Any] = field(default_factory=dict)
+
+
+def report_results(
+    paths: Sequence[Path], output: Path, resamples: int = 2000, seed: int = 42, overwrite: bool = False
+) -> dict[str, Any]:
+    """OUTPUT/report.md, with scores.png and differences.png, and report.json.
+
+    Args:
+        paths: files that `evaluate` wrote and directories that `train` did; others are compared with the first.
+        output: directory to write.
+        resamples, seed: of the bootstrap.
+        overwrite: whether the report of other settings may be replaced.
+
+    Returns:
+        {"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},
+        "differences": {label: {word: {"difference", "low", "high", "examples"}}}, "made_by": {label: …}, "settings",
+        "versions"}.
+
+    Raises:
+        ValueError: a file that is no result, no task that all have, or results of different data under one name.
+    """
+    results = _read(paths)
+    settings = {
+        "results": {result.label: digest(result.tasks) for result in results},
+        "examples": [sorted(result.outcomes) for result in results],
+        "resamples": resamples,
+        "seed": seed,
+    }
+    if done := found_already(output / "report.md", settings, overwrite, summary=output / "report.json"):
+        print(f"{output / 'report.md'} is there already, from the same results")
+        return done
+    metrics = _by_kind(results)
+    found: dict[str, Any] = {
+        "scores": metrics,
+        "published": published(metrics, results),
+        "differences": _differences(results, resamples, seed),
+        "made_by": {result.label: result.made_by for result in results},
+        "settings": settings,
+        "versions": versions(),
+    }
+    page = _page(found, results)
+    output.mkdir(parents=True, exist_ok=True)
+    page += pictures(lambda: _plots(found, output))
+    write_text(output / "report.md", "\n".join([*page, *_makers(found["made_by"])]) + "\n")
+    write_json(output / "report.json", found)
+    print("\n".join(page))
+    print(f"-> {output / 'report.md'}")
+    return found
+
+
+def _read(paths: Sequence[Path]) -> list[Result]:
+    labels = [path.name if path.is_dir() else path.stem for path in paths]
+    if repeated := {label for label in labels if labels.count(label) > 1}:
+        # what tells files of one name apart is where they are
+        labels = [str(path) if label in repeated else label for label, path in zip(labels, paths, strict=True)]
+    if repeated := {label for label in labels if labels.count(label) > 1}:
+        raise ValueError(f"results names {', '.join(sorted(repeated))} twice")
+    results = [_result(label, path) for label, path in zip(labels, paths, strict=True)]
+    for word in dict.fromkeys(word for result in results for word in result.tasks):
+        of = {result.data[word]: result.label for result in results if word in result.data}
+        if len(of) > 1:
+            raise ValueError(
+                f"task {word!r} is of different data (or settings) in {' and '.join(of.values())}: evaluate them on "
+                "the same, or report them apart"
+            )
+    return results
+
+
+def _result(label: str, path: Path) -> Result:
+    """One result: of `evaluate`, or of `train` after training."""
+    file = path / "metrics.json" if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"no such result: {file}")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        tasks = found.get("after", found)["tasks"]
+        if not tasks or not all(isinstance(task, dict) for task in tasks.values()):
+            raise ValueError("no tasks")
+    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
+        ) from None
+    settings = found.get("settings", {})
+    made_by = {
+        "model": found.get("model") or str(path),
+        "files": (settings.get("model") or {}).get("files"),
+        "commit": found.get("commit"),
+        "versions": found.get("versions", {}),
+    }
+    return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
+
+
+def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
+    """{kind: the row of each result on all the kind's words, where it has any of them}."""
+    kinds: dict[str, dict[str, None]] = {}
+    for result in results:
+        for word, task in result.tasks.items():
+            kinds.setdefault(task.get("kind", DEFAULT), {})[word] = None
+    return {
+        kind: {
+            result.label: _row({word: main_score(result.tasks.get(word, {})) for word in words})
+            for result in results
+            if words.keys() & result.tasks.keys()
+        }
+        for kind, words in kinds.items()
+    }
+
+
+def _row(values: dict[str, float | None]) -> dict[str, float | None]:
+    return {**values, "average": mean_of_all(list(values.values()))} if len(values) > 1 else values
+
+
+def published(metrics: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:
+    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs. Averages
+    are of these columns, not of the papers'."""
+    known = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    found: dict[str, Rows] = {}
+    for kind, rows in metrics.items():
+        if kind not in known:
+            continue
+        tasks, sizes = known[kind]["tasks"], known[kind].get("sizes", {})
+        places: dict[str, int | None] = {}
+        for word in (word for word in next(iter(rows.values())) if word != "average"):
+            name = split_word(word)[1]
+            pairs = {result.tasks[word].get("pairs") for result in results if word in result.tasks}
+            theirs = name in tasks and (name not in sizes or pairs == {sizes[name]})
+            places[word] = tasks.index(name) if theirs else None
+        if any(place is not None for place in places.values()):
+            found[kind] = {
+                f"{model} ({paper})": _row({w: None if at is None else values[at] for w, at in places.items()})
+                for paper, models in known[kind]["papers"].items()
+                for model, values in models.items()
+            }
+    return found
+
+
+def _differences(results: Sequence[Result], resamples: int, seed: int) -> dict[str, dict[str, dict[str, Any]]]:
+    """{label: {word: {"difference", "low", "high", "examples"}}} of each result but the first, against the first."""
+    first, *others = results
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for other in others:
+        rows: dict[str, dict[str, Any]] = {}
+        drawn = []
+        for word in (word for word in first.tasks if word in first.outcomes and word in other.outcomes):
+            a, b = main_score(first.tasks[word]), main_score(other.tasks[word])
+            if a is None or b is None:
+                continue
+            try:
+                drawn.append(differences(first.outcomes[word], other.outcomes[word], resamples, seed))
+            except ValueError as error:
+                raise ValueError(f"task {word!r} of {first.label} and {other.label}: {error}") from None
+            rows[word] = _between(b - a, drawn[-1], len(first.outcomes[word].values))
+        if len(rows) > 1 and len({first.tasks[word].get("kind") for word in rows}) == 1:
+            mean = float(np.mean([row["difference"] for row in rows.values()]))
+            rows["average"] = _between(mean, np.mean(drawn, axis=0), sum(row["examples"] for row in rows.values()))
+        if rows:
+            found[other.label] = rows
+    return found
+
+
+def _between(difference: float, drawn: np.ndarray, examples: int) -> dict[str, Any]:
+    low, high = interval(drawn)
+    return {"difference": difference, "low": low, "high": high, "examples": examples}
+
+
+def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
+    lines = ["# Scores", "", "**Best** and <u>second</u> of the models that were evaluated here."]
+    tasks = [task for result in results for task in result.tasks.values()]
+    for kind, rows in found["scores"].items():
+        words = list(next(iter(rows.values())))
+        names = dict.fromkeys(task.get("main", "spearman") for task in tasks if task.get("kind", DEFAULT) == kind)
+        marked = zip(*(_marks([row[word] for row in rows.values()]) for word in words), strict=True)
+        papers = found["published"].get(kind, {})
+        shown = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
+        shown += [[f"*{label}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
+        lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
+        if papers:
+            lines += ["", "In italics what papers report of their models; averages are of these columns."]
+    return lines + _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
+
+
+def _marks(values: Sequence[float | None]) -> list[str]:
+    """Numbers as text, the highest bold and the second underlined, as they are shown."""
+    shown = [number(value) for value in values]
+    if len(shown) < 2:
+        return shown
+    best, second = [*sorted({text for text in shown if text != "-"}, key=float, reverse=True), None, None][:2]
+    return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in shown]
+
+
+def _difference_lines(found: dict[str, Any], first: str, resamples: int) -> list[str]:
+    if not found:
+        return []
+    counts = {word: str(row["examples"]) for rows in reversed(found.values()) for word, row in rows.items()}
+    words = dict.fromkeys(word for rows in found.values() for word in rows)
+    rows = [[word, counts[word], *(_difference(rows.get(word)) for rows in found.values())] for word in words]
+    return [
+        "",
+        "## Differences",
+        "",
+        f"From {cell(first)}, with the {LEVEL} % interval of a paired bootstrap over examples, {resamples:,} "
+        "resamples: how it would vary with other examples of the kind, not with other seeds of training. Bold where it "
+        "leaves out 0.",
+        *table(["task", "examples", *map(cell, found)], rows),
+    ]
+
+
+def _difference(row: Mapping[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    text = f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})"
+    return f"**{text}**" if row["low"] > 0 or row["high"] < 0 else text
+
+
+def _plots(found: Mapping[str, Any], output: Path) -> list[Path]:
+    made = [output / "scores.png"]
+    plot_main_metrics(found["scores"], made[0])
+    if found["differences"]:
+        made.append(output / "differences.png")
+        plot_differences(found["differences"], next(iter(found["made_by"])), made[-1])
+    return made
+
+
+def _makers(made_by: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = ["", "## Made by", ""]
+    for label, of in made_by.items():
+        said = {"model": of["model"], "its files": (of["files"] or "")[:12], "commit": of["commit"]}
+        shown = {name: value for name, value in said.items() if value}
+        lines.append(f"- {cell(label)}: {made_with({**shown, **of['versions']})}")
+    return lines

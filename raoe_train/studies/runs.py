@@ -1,0 +1,191 @@
+"""The runs of a sweep, the cells of its table, and what has to be made before them."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raoe_train.artifacts.provenance import digest
+from raoe_train.cli import load
+from raoe_train.recipe import merge, nest, to_dict
+
+# Keys of a variant that are not changes to the training recipe.
+SPECIAL = ("base", "seeds", "grid", "after")
+
+
+@dataclass
+class Run:
+    """One cell of the table.
+
+    Attributes:
+        name: of the cell, unique. Its directory is OUTPUT/runs/name, or that of the first run with the same settings.
+        variant: name of the row, the point of its grid included.
+        family: name of the variant in the sweep's recipe.
+        arguments: of the job `train`; their output is the run's directory.
+        point: {dotted key: value} of the variant's grid.
+        after: the run whose encoder this one starts from.
+    """
+
+    name: str
+    variant: str
+    family: str
+    seed: int
+    arguments: Any
+    point: dict[str, Any] = field(default_factory=dict)
+    after: Run | None = None
+
+    @property
+    def directory(self) -> Path:
+        return Path(str(self.arguments.output))
+
+
+def expand(
+    variants: Mapping[str, Any],
+    words: Mapping[str, str | None],
+    *,
+    base: str = "",
+    settings: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] = (42,),
+    tasks: Sequence[str] = (),
+    overwrite: bool = False,
+) -> list[Run]:
+    """Every run of the table, a run after those it builds on.
+
+    Args:
+        variants, base, settings, seeds, tasks, overwrite: see sweep.
+        words: of the sweep's data_dir, model and output, which any text of theirs may speak of.
+
+    Raises:
+        ValueError: a recipe that makes no sense.
+    """
+    if not variants:
+        raise ValueError("variants is empty: name at least one, {} if it changes nothing")
+    # What they start from is evaluated once for all runs.
+    shared: dict[str, Any] = {"evaluation": {"tasks": list(tasks), "before": False}}
+    for word, section, key in (("data_dir", "data", "dir"), ("model", "model", "name")):
+        if words[word]:
+            shared[section] = {key: words[word]}
+    shared = merge(shared, _filled(settings or {}, words))
+    families: dict[str, dict[str, Run]] = {}
+    directories: dict[str, str] = {}
+
+    def add(family: str, path: tuple[str, ...]) -> None:
+        if family in path:
+            raise ValueError(f"variants follow each other in a circle: {' after '.join((*path, family))}")
+        if family not in variants:
+            raise ValueError(f"variant {path[-1]!r} comes after {family!r}, which is none of {', '.join(variants)}")
+        if family in families:
+            return
+        changes = nest(variants[family] or {})
+        special = {key: changes.pop(key) for key in SPECIAL if key in changes}
+        parent = special.get("after")
+        if parent is not None:
+            add(parent, (*path, family))
+        changes = merge(shared, _filled(changes, words))
+        grid = dict(_leaves(special.get("grid") or {}))
+        made = families[family] = {}
+        for values in itertools.product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            variant = "-".join([family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())])
+            for seed in special.get("seeds") or seeds:
+                name = f"{variant}-seed{seed}"
+                fixed: dict[str, Any] = {
+                    "training": {"seed": seed},
+                    "output": str(Path(str(words["output"]), "runs", name)),
+                    "overwrite": overwrite,
+                }
+                before = None
+                if parent is not None:
+                    before = _starting(families[parent], parent, seed)
+                    if before is None:
+                        raise ValueError(
+                            f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone"
+                        )
+                    fixed["model"] = {"name": str(before.directory)}
+                asked = merge(merge(changes, nest(point)), fixed)
+                arguments = load("train", special.get("base") or base or None, asked)
+                settled = digest({**to_dict(arguments), "output": None})
+                arguments.output = directories.setdefault(settled, str(arguments.output))
+                made[name] = Run(name, variant, family, seed, arguments, point, before)
+
+    for family in variants:
+        add(family, ())
+    return list({name: run for made in families.values() for name, run in made.items()}.values())
+
+
+def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
+    """The runs that match one of the shell patterns, all where there are none, with those that they build on."""
+
+    def matches(run: Run, pattern: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (run.family, run.variant, run.name))
+
+    for pattern in only:
+        if not any(matches(run, pattern) for run in runs):
+            families = dict.fromkeys(run.family for run in runs)
+            raise ValueError(f"--only {pattern}: no such run; variants: {', '.join(families)}")
+    wanted = {run.name for run in runs if not only or any(matches(run, pattern) for pattern in only)}
+    for run in reversed(runs):
+        if run.name in wanted and run.after is not None:
+            wanted.add(run.after.name)
+    return [run for run in runs if run.name in wanted]
+
+
+def preparations(
+    prepare: dict[str, Any], words: Mapping[str, str | None], runs: Sequence[Run]
+) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
+    """{name: (job, recipe, keys)} of what has to be there before these runs: what they, or another one that has to be
+    there, speak of the output of."""
+    found: dict[str, tuple[str, str | None, dict[str, Any]]] = {}
+    spoken_of = [json.dumps(to_dict(run.arguments)) for run in runs]
+    for name, wish in reversed(prepare.items()):
+        values = _filled(nest(wish), words)
+        job, recipe = values.pop("job", None), values.pop("recipe", None)
+        if job is None or "output" not in values:
+            raise ValueError(f"prepare.{name} must say a job and its output, got {wish!r}")
+        load(job, recipe, values)  # what it cannot be is found now
+        if any(str(values["output"]) in text for text in spoken_of):
+            found[name] = job, recipe, values
+            spoken_of.append(json.dumps(values))
+    return dict(reversed(found.items()))
+
+
+def _starting(runs: Mapping[str, Run], family: str, seed: int) -> Run | None:
+    """The run of a variant that one of `seed` goes on from: that of the same seed, or the only one there is."""
+    return next(iter(runs.values())) if len(runs) == 1 else runs.get(f"{family}-seed{seed}")
+
+
+def _filled(values: Any, words: Mapping[str, str | None]) -> Any:
+    """`values` with {data_dir} and the like replaced in every text."""
+    if isinstance(values, Mapping):
+        return {key: _filled(value, words) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_filled(value, words) for value in values]
+    if isinstance(values, str):
+        for word, meaning in words.items():
+            if "{" + word + "}" in values:
+                if meaning is None:
+                    raise ValueError(f"--{word} is missing: {values!r} needs it")
+                values = values.replace("{" + word + "}", meaning)
+    return values
+
+
+def _leaves(grid: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """(dotted key, values) of a grid."""
+    for key, value in grid.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{key}.")
+        elif isinstance(value, list) and value:
+            yield where + key, value
+        else:
+            raise ValueError(f"grid.{where}{key} must be a list of values, got {value!r}")
+
+
+def _short(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^\w.+-]+", "_", text)
