@@ -176,6 +176,9 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         elif key == "loss" and value.get("name", old.get("name")) != old.get("name"):
             under = {**old.get(UNDER, {}), **old, **value.get(UNDER, {})}
             merged[key] = {**value, UNDER: {name: under[name] for name in under if name not in ("name", UNDER)}}
+        elif key == "loss" and UNDER in value:  # what a layer between them said comes after `values`
+            own = {name: said for name, said in old.items() if name not in value[UNDER]}
+            merged[key] = {**own, **value, UNDER: {**old.get(UNDER, {}), **value[UNDER]}}
         else:
             merged[key] = merge(old, value)
     return merged
@@ -191,11 +194,19 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     """A value brought to a type. ValueError, with the key, for one that cannot be."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         options = [option for option in typing.get_args(hint) if option is not type(None)]
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+        if type(None) in typing.get_args(hint) and str(value).lower() in ("none", "null"):
             return None
-        return convert(options[0], value, key) if len(options) == 1 else plain(value)
+        literal = [option for option in options if typing.get_origin(option) is typing.Literal]
+        if any(value in typing.get_args(option) for option in literal):
+            return value
+        others = [option for option in options if option not in literal]
+        return convert(others[0], value, key) if len(others) == 1 else plain(value)
     if hint is Any:
         return plain(value)
+    if typing.get_origin(hint) is typing.Literal:
+        if value not in typing.get_args(hint):
+            raise ValueError(f"{key} must be one of {', '.join(typing.get_args(hint))}, got {value!r}")
+        return value
     if dataclasses.is_dataclass(hint):
         return hint(**_build(hint, value, key + "."))  # type: ignore[operator, arg-type]
     origin, of = typing.get_origin(hint) or hint, typing.get_args(hint)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model, Scratch
 
 SENTENCES = [
     "a man plays a guitar on the stage",
@@ -26,10 +27,10 @@ SENTENCES = [
 
 def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> Any:
     """A SentenceTransformer of one layer on the CPU."""
-    scratch = ScratchConfig(
+    scratch = Scratch(
         vocab_size=120, hidden_size=16, layers=1, heads=2, intermediate_size=16, dropout=dropout
     )
-    config = ModelConfig(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
+    config = Model(name="scratch", device="cpu", max_seq_length=16, scratch=scratch, **settings)
     model = load_encoder(config, sentences=SENTENCES)
     return (model.double() if double else model).train()
 
@@ -54,3 +55,13 @@ def gradients(model: Any) -> torch.Tensor:
 def total(loss: Any) -> torch.Tensor:
     """The loss a trainer makes of what a loss module returns."""
     return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
+
+
+def training_data(arguments: Any, seed: int) -> Any:
+    """(datasets, texts) that a recipe's arguments train on, see read_training_data."""
+    from raoe_train.losses.registry import make_loss
+    from raoe_train.training.training_data import read_training_data
+
+    cache = Path(arguments.output or "", "teacher")
+    options = {"prompt": arguments.model.prompt, "teacher": arguments.teacher, "cache": cache}
+    return read_training_data(arguments.data, make_loss(arguments.loss), seed, **options)

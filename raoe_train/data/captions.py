@@ -6,15 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from raoe_train.data.columns import NAMES, RowProblem, named_column, parse_sentence
-from raoe_train.data.rows import Tally, each_kept
-from raoe_train.data.sources import open_source
-
-COLUMNS = {
-    "image": ("image", "image_id", "image_name", "filename"),
-    "caption": ("caption", "comment", "sentence", "text"),
-}
-"""Our column names and the names they are found by."""
+from raoe_train.data.columns import RowProblem, parse_sentence
+from raoe_train.data.rows import read_table
+from raoe_train.data.sources import Source, open_source
 
 
 def read_captions(
@@ -24,27 +18,23 @@ def read_captions(
 
     Args:
         source: a file or dataset as for `read_pairs`, with columns image and caption.
-        columns: {our name: the source's column} where it is not one of COLUMNS.
+        columns: {our name: the source's column} where it is not found by its own name.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), or no caption left.
     """
-    given = dict(columns or {})
-    opened = open_source(source, {name: column for name, column in given.items() if name in NAMES})
-    tally = Tally(on_error)
-    rows = list(each_kept(opened, lambda fields, _: _parse(fields, given), tally))
-    tally.counts(opened, len(rows), "caption")
+    table, _ = read_table([open_source(source, columns)], _parse, "caption", on_error)
     images: dict[str, list[str]] = {}
-    for image, caption in rows:
+    for image, caption in zip(table["image"][:], table["caption"][:], strict=True):
         images.setdefault(image, []).append(caption)
     return images
 
 
-def _parse(fields: dict[str, Any], columns: Mapping[str, Any]) -> tuple[str, str]:
-    names = {name: named_column(fields, name, known, columns.get(name)) for name, known in COLUMNS.items()}
-    image = fields[names["image"]]
+def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+    found = source.columns.find(fields, ("image", "caption"))
+    image = fields[found["image"]]
     if image is None or not str(image).strip():
-        raise RowProblem(f"{names['image']} is {image!r}, no image")
-    return str(image).strip(), parse_sentence(names["caption"], fields[names["caption"]])
+        raise RowProblem(f"{found['image']} is {image!r}, no image")
+    return {"image": str(image).strip(), "caption": parse_sentence(found["caption"], fields[found["caption"]])}

@@ -1,11 +1,19 @@
-"""Which column holds what, and what a score and an NLI label may look like."""
+"""Which column holds what, and what a text, a score and an NLI label may look like."""
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "anchor": ("anchor", "sentence0", "sent0"),
+    "positive": ("positive", "positives", "pos", "sentence1", "sent1"),
+    "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
+    "neutral": ("neutral",),
+}
+"""Of triplets; sent0, sent1, hard_neg are SimCSE's, positive and negative also of queries, as MTEB calls them."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
@@ -14,20 +22,25 @@ NAMES: dict[str, tuple[str, ...]] = {
     "label": ("label", "gold_label", "entailment_label", "entailment_judgment"),
     "subset": ("subset",),
     "split": ("split",),
+    "condition": ("condition",),
+    "sentence": ("sentence", "text"),
+    "query": ("query",),
+    "image": ("image", "image_id", "image_name", "filename"),
+    "caption": ("caption", "comment", "sentence", "text"),
+    **ROLES,
 }
 """Our column names and the names they are found by in a file. At most one of a row may be there."""
 
-TEXT_COLUMNS = ("sentence", "text")
-"""Names of the column of a file whose rows are single sentences."""
+FIRST = ("sentence", "image", "caption")
+"""Of these several may be there, and the first is taken."""
 
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2, "0": 0, "1": 1, "2": 2}
-"""The default label map: larger is less similar, the order that RAOE's gate compares."""
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+"""The default classes: larger is less similar, the order that RAOE's gate compares."""
 
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]
 """{word or int: class}; None in place of a class leaves rows with such a label out."""
 
 NO_GOLD_LABEL = ("-", "-1", "")
-LEFT_OUT = "label left out"  # the reason of rows whose label the map gives no class
 
 
 class RowProblem(Exception):
@@ -37,7 +50,7 @@ class RowProblem(Exception):
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message)
         self.reason = reason
-        self.malformed = reason not in ("no gold label", "blank line", LEFT_OUT)
+        self.malformed = reason not in ("no gold label", "blank line", "label left out")
 
 
 class Columns:
@@ -61,56 +74,37 @@ class Columns:
         self.positions = bool(named) and all(isinstance(column, int) for column in named)
         if not self.positions and any(isinstance(column, int) for column in named):
             raise ValueError(f"columns must be all names or all positions (ints), got {self.mapping}")
-        self._found: dict[tuple[str, ...], dict[str, str]] = {}
+        self._taken = {str(column) for column in named}
+        self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by what is required, by fields
 
-    def find(self, fields: Mapping[str, Any], require: Iterable[str] = (), *, pair: bool = True) -> dict[str, str]:
-        """{our name: this row's column} for every column that is there; RowProblem if one is missing or there
-        twice. Without `pair`, rows need not be pairs of sentences."""
-        key = tuple(fields)
-        if key not in self._found:
-            found = self._search(fields, (*(("sentence1", "sentence2") if pair else ()), *require))
-            first = next(iter(self._found.values()), found)
+    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Sequence[str] = ()) -> dict[str, str]:
+        """{our name: this row's column} of the columns that a reader takes; RowProblem if a required one is missing, or
+        one is there twice, or not as in earlier rows."""
+        key, others = tuple(fields), self._found.setdefault(tuple(require), {})
+        if key not in others:
+            columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
+            found = {name: column for name, column in columns.items() if column is not None}
+            first = next(iter(others.values()), found)
             if set(found) != set(first):
                 raise RowProblem(f"it has {', '.join(found)} where earlier rows have {', '.join(first)}")
-            self._found[key] = found
-        return self._found[key]
+            others[key] = found
+        return others[key]
 
-    def _search(self, fields: Mapping[str, Any], require: Iterable[str]) -> dict[str, str]:
-        found: dict[str, str] = {}
-        taken = {str(column) for column in self.mapping.values() if column is not None}
-        for name, candidates in NAMES.items():
-            if name in self.mapping:
-                column = self.mapping[name]
-                if column is None:
-                    continue
-                if str(column) not in fields:
-                    raise RowProblem(f"no column {column!r} (columns maps {name} to it); there are: {_listed(fields)}")
-                found[name] = str(column)
-                continue
-            there = [column for column in candidates if column in fields and column not in taken]
-            if len(there) > 1:
-                raise RowProblem(f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=...")
-            if there and not self.positions:
-                found[name] = there[0]
-        for name in require:
-            if name not in found:
-                raise RowProblem(
-                    f"no column for {name} (looked for {', '.join(NAMES[name])}); "
-                    f"there are: {_listed(fields)}; say which: columns {name}=..."
-                )
-        return found
-
-
-def named_column(fields: Mapping[str, Any], name: str, candidates: Sequence[str], mapped: Any = None) -> str:
-    """The column of a row that is `name`: the one mapped to it, or the first candidate; RowProblem without one."""
-    wanted = candidates if mapped is None else (str(mapped),)
-    for column in wanted:
-        if column in fields:
-            return column
-    raise RowProblem(
-        f"no column for {name} (looked for {', '.join(wanted)}); "
-        f"there are: {_listed(fields)}; say which: columns {name}=..."
-    )
+    def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
+        """The column that holds `name`; None, or RowProblem where it is required, if there is none."""
+        mapped = self.mapping.get(name)
+        names = (str(mapped),) if mapped is not None else () if name in self.mapping or self.positions else NAMES[name]
+        there = [column for column in names if column in fields and (mapped is not None or column not in self._taken)]
+        if len(there) > 1 and name not in FIRST:
+            raise RowProblem(f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=...")
+        if there or (mapped is None and not required):
+            return there[0] if there else None
+        if mapped is None or name in ROLES:
+            missing = f"for {name} (looked for {', '.join(names or NAMES[name])})"
+        else:
+            missing = f"{mapped!r} for {name}"
+        listed = ", ".join(map(repr, fields))
+        raise RowProblem(f"no column {missing}; there are: {listed}; say which: columns {name}=...")
 
 
 def _column(column: str | int | None) -> str | int | None:
@@ -120,14 +114,10 @@ def _column(column: str | int | None) -> str | int | None:
     return column
 
 
-def _listed(fields: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in fields)
-
-
 def parse_sentence(name: str, value: Any) -> str:
     """A text with something in it."""
     try:
-        value.encode()  # half of a surrogate pair, which JSON can say, no tokenizer and no table can hold
+        value.encode()  # half of a surrogate pair, which JSON can say, no tokenizer and no table takes
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{name} is {value!r}, not a text") from None
     if not value.strip():
@@ -146,17 +136,15 @@ def parse_score(value: Any, scale: Sequence[float] | None, column: str = "score"
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
     if scale is not None and not scale[0] <= score <= scale[1]:
-        raise RowProblem(
-            f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}",
-            reason="bad score",
-        )
+        outside = f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}"
+        raise RowProblem(outside, reason="bad score")
     return score
 
 
 def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     """The label map by lower-case word; ValueError if a class is no int of at least 0 and not None."""
     if labels is None:
-        return dict(NLI_LABELS)
+        return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     if not labels:
         raise ValueError("labels is an empty map; leave it out for the NLI labels")
     for word, label in labels.items():
@@ -171,21 +159,24 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
 
 def parse_label(value: Any, label_map: Mapping[str, int | None], column: str = "label") -> int:
     """The class of a label given as a word or an int; RowProblem for one that the map does not know, or leaves out."""
-    if isinstance(value, float) and math.isnan(value):
-        value = None
-    elif isinstance(value, float) and value.is_integer():
-        value = int(value)  # what a table with holes makes of ints
-    word = "" if value is None else str(value).strip().lower()
-    if not isinstance(value, bool) and word in label_map:
-        found = label_map[word]
+    word = as_word(value)
+    if not isinstance(value, bool) and word.lower() in label_map:
+        found = label_map[word.lower()]
         if found is None:
-            raise RowProblem(f"{column} is {value!r}, which labels leaves out", reason=LEFT_OUT)
+            raise RowProblem(f"{column} is {value!r}, which labels leaves out", reason="label left out")
         return found
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, no gold label", reason="no gold label")
     raise RowProblem(
         f"{column} is {value!r}; known are {', '.join(label_map)}. "
-        f'Say what it means with labels {{"{word}": 0, ...}}, or leave it unread with columns label=none '
+        f'Say what it means with labels {{"{word.lower()}": 0, ...}}, or leave it unread with columns label=none '
         f"(if it is a score: columns score={column})",
         reason="unknown label",
     )
+
+
+def as_word(value: Any) -> str:
+    """A label as a word: 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    return "" if value is None else str(value).strip()

@@ -6,16 +6,13 @@ csts_validation.csv and csts_test.csv, with the columns sentence1, sentence2, co
 
 from __future__ import annotations
 
-import math
 import os
 import string
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.artifacts.writing import write_json
-from raoe_train.data.columns import RowProblem, parse_score, parse_sentence
-from raoe_train.data.pairs import read_pairs
+from raoe_train.data.columns import Columns, RowProblem, parse_score, parse_sentence
+from raoe_train.data.pairs import TEXTS, read_pairs
 from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
 
 TEMPLATE = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 """BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}). The quotation mark stays open."""
-
-TEST_ROWS = 4732
-"""Rows of csts_test.csv: as many predictions as the organisers' script takes."""
 
 LOWEST, HIGHEST = 1, 5
 HIDDEN = -1
@@ -54,7 +48,7 @@ def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
 
 
 def with_conditions(pairs: Dataset, template: str = TEMPLATE) -> tuple[list[str], list[str]]:
-    """The first and the second sentences of read_conditional's, each with its condition in `template`: what to
+    """The first and the second sentences of conditional_table, each with its condition in `template`: what to
     encode."""
     first, second = (
         [with_condition(text, condition, template) for text, condition in zip(side, pairs["condition"][:], strict=True)]
@@ -81,12 +75,12 @@ def split_conditional(template: str) -> tuple[str, str]:
     return before, after
 
 
-def read_conditional(
+def conditional_table(
     source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str | int | None] | None = None,
     on_error: str = "raise",
-) -> Dataset:
+) -> tuple[Dataset, dict[str, Any]]:
     """Read C-STS.
 
     Args:
@@ -99,27 +93,24 @@ def read_conditional(
     Labels are 1 to 5, whole or, as re-annotated editions have them, between. The test set's are all -1: hidden.
 
     Returns:
-        sentence1, sentence2, condition (strings), and score (float64, similarity with regard to the condition) where
-        labels are neither hidden nor left unread; in file order. A pair commonly comes twice, with two conditions.
+        (Dataset, counts as of read_table). Columns sentence1, sentence2, condition (strings), and score (float64,
+        similarity with regard to the condition) where labels are neither hidden nor left unread; in file order. A pair
+        commonly comes twice, with two conditions.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row, an empty text or a label out of range (named by file and line), a column
             that is missing, hidden labels beside others, or no pair left.
     """
-    return conditional_table(source, columns=columns, on_error=on_error)[0]
+    unread = Columns(columns).mapping.get("label", "label") is None
+    must = (*TEXTS, "condition", *([] if unread else ["label"]))
 
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        found = source.columns.find(fields, must)
+        score = {} if unread else {"score": _score(fields[found["label"]], found["label"])}
+        return {name: parse_sentence(name, fields[found[name]]) for name in (*TEXTS, "condition")} | score
 
-def conditional_table(
-    source: str | os.PathLike[str],
-    *,
-    columns: Mapping[str, str | int | None] | None = None,
-    on_error: str = "raise",
-) -> tuple[Dataset, dict[str, Any]]:
-    """(read_conditional, counts), see read_table."""
-    mapping = dict(columns or {})
-    parse = partial(_parse, condition=str(mapping.pop("condition", "condition")))
-    opened = open_source(source, mapping)
+    opened = open_source(source, {"condition": "condition", **(columns or {})})
     table, counts = read_table([opened], parse, "pair", on_error)
     if "score" in table.column_names and HIDDEN in (scores := table["score"][:]):
         if (hidden := scores.count(HIDDEN)) < len(scores):
@@ -142,7 +133,7 @@ def read_scored(
     prompt up to the end of the sentence. What comes after that is the encoder's to add.
 
     Raises:
-        ValueError: as read_pairs or read_conditional; or a C-STS file without scores.
+        ValueError: as read_pairs or conditional_table; or a C-STS file without scores.
     """
     if not is_conditional(prompt):
         return read_pairs(source, columns=columns, on_error=on_error, require=("score",))
@@ -161,56 +152,9 @@ def prompted_table(
     return to_table((dict(zip(("sentence1", "sentence2", "score"), row, strict=True)) for row in columns), path), counts
 
 
-def _parse(fields: dict[str, Any], source: Source, condition: str) -> dict[str, Any]:
-    unread = source.columns.mapping.get("label", "label") is None
-    found = source.columns.find(fields, () if unread else ("label",))
-    if condition not in fields:
-        raise RowProblem(
-            f"no column {condition!r} for condition; there are: {', '.join(map(repr, fields))}; "
-            "say which: columns condition=..."
-        )
-    score = {}
-    if not unread:
-        score["score"] = label = parse_score(fields[found["label"]], None, found["label"])
-        if label != HIDDEN and not LOWEST <= label <= HIGHEST:
-            raise RowProblem(
-                f"{found['label']} {label:g} is neither {LOWEST} to {HIGHEST} nor {HIDDEN} (hidden)", reason="bad label"
-            )
-    texts = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
-    return {**texts, "condition": parse_sentence("condition", fields[condition]), **score}
-
-
-def write_submission(
-    path: str | os.PathLike[str], predictions: Sequence[float], *, rows: int | None = TEST_ROWS
-) -> None:
-    """Write predictions of the test set as the file that C-STS's organisers score.
-
-    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test
-    Results"; run_sts.py writes it): one JSON object, {"0": 1.0, "1": 0.0, ...}, with the 0-based number of each
-    row of csts_test.csv as its key. It is handed in with that repository's
-
-        python make_test_submission.py YOUR_EMAIL PATH [--name NAME]
-
-    which takes exactly 4732 predictions and a NAME (or, without one, full path) of at most 200 characters; the
-    scores come by e-mail. Nothing is sent from here.
-
-    Args:
-        predictions: a similarity for each row in file order, higher for more similar; a cosine will do, as the
-            data's measures are Spearman's and Pearson's correlations.
-        rows: how many there must be; None for any number (of another file than the test set).
-
-    Raises:
-        ValueError: another number of predictions, or one that is not a finite number.
-    """
-    values = []
-    for row, prediction in enumerate(predictions):
-        try:
-            value = float(prediction)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"prediction {row} is {prediction!r}, not a finite number")
-        values.append(value)
-    if rows is not None and len(values) != rows:
-        raise ValueError(f"{len(values)} predictions for {rows} rows; the organisers take one for each row")
-    write_json(path, {str(row): value for row, value in enumerate(values)})
+def _score(label: Any, column: str) -> float:
+    score = parse_score(label, None, column)
+    if score != HIDDEN and not LOWEST <= score <= HIGHEST:
+        problem = f"{column} {score:g} is neither {LOWEST} to {HIGHEST} nor {HIDDEN} (hidden)"
+        raise RowProblem(problem, reason="bad label")
+    return score

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from raoe_train.artifacts.writing import replacing
+from raoe_train.data.columns import RowProblem
 
 KINDS = {
     ".tsv": "tsv",
@@ -30,7 +31,7 @@ KINDS = {
 }
 SUFFIXES = tuple(KINDS)
 
-Row = tuple[int, dict[str, Any] | str]
+Row = tuple[int, dict[str, Any] | RowProblem]
 """A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with
 it."""
 
@@ -60,8 +61,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[Row]:
     """The rows of a data file in order.
 
-    A row that cannot be read comes as (line, problem) with `problem` a str, so that the caller decides
-    whether it ends the job. A file broken as a whole (damaged .gz, no header) raises ValueError.
+    A row that cannot be read comes as (line, RowProblem), so that the caller decides whether it ends the job. A file
+    broken as a whole (damaged .gz, no header) raises ValueError.
 
     With header=False (TSV and CSV only) the keys are the fields' positions as text: "0", "1", ...
     """
@@ -100,12 +101,12 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if compressed(path) else open(path, "rb")
 
 
-def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
+def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
     for number, line in text_lines(path):
-        yield number, "not UTF-8" if line is None else line.split("\t") if line else []
+        yield number, RowProblem("not UTF-8") if line is None else line.split("\t") if line else []
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
     def lines() -> Iterator[str]:
         for number, line in text_lines(path):
             if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
@@ -120,18 +121,18 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | str]]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield start, str(error)
+            yield start, RowProblem(str(error))
 
 
-def _table(path: Path, records: Iterator[tuple[int, list[str] | str]], header: bool) -> Iterator[Row]:
+def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]], header: bool) -> Iterator[Row]:
     names: list[str] | None = None
     for number, record in records:
-        if isinstance(record, str):
+        if isinstance(record, RowProblem):
             if header and names is None:
                 raise ValueError(f"{path}, line {number}: the header is {record}")
             yield number, record
         elif not record:
-            yield number, "blank line"
+            yield number, RowProblem("blank line", reason="blank line")
         elif not header:
             yield number, {str(position): field for position, field in enumerate(record)}
         elif names is None:
@@ -139,7 +140,7 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | str]], header: b
             if len(set(names)) != len(names):
                 raise ValueError(f"{path}, line {number}: the header names a column twice: {names}")
         elif len(record) != len(names):
-            yield number, f"{len(record)} fields where the header names {len(names)}"
+            yield number, RowProblem(f"{len(record)} fields where the header names {len(names)}")
         else:
             yield number, dict(zip(names, record, strict=True))
 
@@ -147,19 +148,18 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | str]], header: b
 def _jsonl(path: Path) -> Iterator[Row]:
     for number, line in text_lines(path):
         if line is None:
-            yield number, "not UTF-8"
+            yield number, RowProblem("not UTF-8")
         elif not line.strip():
-            yield number, "blank line"
+            yield number, RowProblem("blank line", reason="blank line")
         else:
             try:
                 fields = json.loads(line)
             except ValueError as error:
-                yield number, f"not JSON ({error})"
+                yield number, RowProblem(f"not JSON ({error})")
                 continue
-            yield (
-                number,
-                fields if isinstance(fields, dict) else f"a JSON {type(fields).__name__}, not an object",
-            )
+            if not isinstance(fields, dict):
+                fields = RowProblem(f"a JSON {type(fields).__name__}, not an object")
+            yield number, fields
 
 
 def _parquet(path: Path) -> Iterator[Row]:

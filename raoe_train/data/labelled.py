@@ -5,41 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import NAMES, TEXT_COLUMNS, RowProblem, named_column, parse_sentence
+from raoe_train.data.columns import RowProblem, as_word, parse_sentence
+from raoe_train.data.pairs import TEXTS
 from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-
-def read_labelled(
-    source: str | os.PathLike[str] | Sequence[Source],
-    *,
-    columns: Mapping[str, Any] | None = None,
-    on_error: str = "raise",
-) -> Dataset:
-    """Read labelled sentences.
-
-    Args:
-        source: a file or dataset as for `read_pairs`, or open Sources, read one after the other. Columns: sentence1
-            and sentence2, or one of TEXT_COLUMNS; label; perhaps split.
-        columns: {our name: the source's column} for sentence, sentence1, sentence2, label and split where it is not
-            found by its own name.
-        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-
-    Returns:
-        text (the sentence, or the first of a pair), of pairs also second, label (as the file writes it) and split (""
-        where a file has no such column): strings, in file order.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), single sentences beside pairs, or no example left.
-    """
-    return labelled_table(source, columns=columns, on_error=on_error)[0]
 
 
 def labelled_table(
@@ -48,12 +22,25 @@ def labelled_table(
     columns: Mapping[str, Any] | None = None,
     on_error: str = "raise",
 ) -> tuple[Dataset, dict[str, Any]]:
-    """(read_labelled, counts), see read_table."""
-    columns = dict(columns or {})
-    parse = partial(_parse, sentence=columns.pop("sentence", None))
-    mapping = {name: column for name, column in columns.items() if name in NAMES}
-    sources = [open_source(source, mapping)] if isinstance(source, (str, os.PathLike)) else list(source)
-    return read_table(sources, parse, "example", on_error)
+    """Read labelled sentences.
+
+    Args:
+        source: a file or dataset as for `read_pairs`, or open Sources, read one after the other. Columns: sentence1
+            and sentence2, or sentence; label; perhaps split.
+        columns: {our name: the source's column} for sentence, sentence1, sentence2, label and split where it is not
+            found by its own name.
+        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
+
+    Returns:
+        (Dataset, counts as of read_table). Columns text (the sentence, or the first of a pair), of pairs also second,
+        label (as the file writes it) and split ("" where a file has no such column): strings, in file order.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a malformed row (named by file and line), single sentences beside pairs, or no example left.
+    """
+    sources = [open_source(source, columns)] if isinstance(source, (str, os.PathLike)) else list(source)
+    return read_table(sources, _parse, "example", on_error)
 
 
 def classes(data: Dataset) -> dict[str, int]:
@@ -77,17 +64,15 @@ def distinct(data: Dataset, counts: Mapping[str, Any]) -> tuple[Dataset, dict[st
     return data.select(kept), {**counts, "kept": len(kept), "dropped": dropped}
 
 
-def _parse(fields: dict[str, Any], source: Source, sentence: Any) -> dict[str, str]:
-    found = source.columns.find(fields, ("label",), pair=False)
-    label = fields[found["label"]]
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)  # what a table with holes makes of ints
-    if label is None or not str(label).strip():
-        raise RowProblem(f"{found['label']} is {label!r}, no class")
-    if "sentence1" in found and "sentence2" in found:
-        texts = [parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")]
+def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+    found = source.columns.find(fields, ("label",), (*TEXTS, "split"))
+    label = as_word(fields[found["label"]])
+    if not label:
+        raise RowProblem(f"{found['label']} is {fields[found['label']]!r}, no class")
+    if all(name in found for name in TEXTS):
+        texts = [parse_sentence(name, fields[found[name]]) for name in TEXTS]
     else:
-        column = named_column(fields, "sentence", TEXT_COLUMNS, sentence)
+        column = str(source.columns.column(fields, "sentence", required=True))
         texts = [parse_sentence(column, fields[column])]
     split = str(fields[found["split"]]) if "split" in found else ""
-    return {**dict(zip(("text", "second"), texts, strict=False)), "label": str(label).strip(), "split": split}
+    return {**dict(zip(("text", "second"), texts, strict=False)), "label": label, "split": split}

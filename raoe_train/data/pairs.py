@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import LabelMap, parse_label, parse_score, parse_sentence, resolve_label_map
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
     from datasets import Dataset
 
+TEXTS = ("sentence1", "sentence2")
 OPTIONAL = ("score", "label", "subset")
 
 
@@ -74,30 +74,22 @@ def pair_table(
 ) -> tuple[Dataset, dict[str, Any]]:
     """(read_pairs, counts of the rows), of a source of any size; see read_table for counts and `path`. `names` are the
     columns to keep, which must be there; None keeps all."""
-    require = [*require, *(name for name in names or () if name in OPTIONAL)]
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    parse = partial(_parse, label_map=resolve_label_map(labels), score_scale=score_scale or None, require=require)
+    label_map, must = resolve_label_map(labels), (*TEXTS, *require, *(name for name in names or () if name in OPTIONAL))
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        found = source.columns.find(fields, must, OPTIONAL)
+        pair: dict[str, Any] = {name: parse_sentence(name, fields[found[name]]) for name in TEXTS}
+        if "score" in found:
+            pair["score"] = parse_score(fields[found["score"]], score_scale or None, found["score"])
+        if "label" in found:
+            pair["label"] = parse_label(fields[found["label"]], label_map, found["label"])
+        if "subset" in found:
+            pair["subset"] = str(fields[found["subset"]])
+        return pair
+
     listed: Any = [source] if isinstance(source, (str, os.PathLike, Source)) else source
     return read_table([open_source(each, columns) for each in listed], parse, "pair", on_error, path, names)
-
-
-def _parse(
-    fields: dict[str, Any],
-    source: Source,
-    *,
-    label_map: Mapping[str, int | None],
-    score_scale: Sequence[float] | None,
-    require: Sequence[str],
-) -> dict[str, Any]:
-    found = source.columns.find(fields, require)
-    pair: dict[str, Any] = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
-    if "score" in found:
-        pair["score"] = parse_score(fields[found["score"]], score_scale, found["score"])
-    if "label" in found:
-        pair["label"] = parse_label(fields[found["label"]], label_map, found["label"])
-    if "subset" in found:
-        pair["subset"] = str(fields[found["subset"]])
-    return pair

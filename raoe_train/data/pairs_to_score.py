@@ -11,6 +11,7 @@ import numpy as np
 
 from raoe_train.data.columns import RowProblem, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.files import cell
+from raoe_train.data.pairs import OPTIONAL, TEXTS
 from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import Source, open_source
@@ -64,8 +65,8 @@ class PairsToScore:
         return each_kept(open_source(str(self.data.input), self.data.columns), self._parse, tally)
 
     def _parse(self, fields: dict[str, Any], source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
-        found = source.columns.find(fields)
-        sentences = {name: parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2")}
+        found = source.columns.find(fields, TEXTS, (*OPTIONAL, "split"))
+        sentences = {name: parse_sentence(name, fields[found[name]]) for name in TEXTS}
         label = _label(fields[found["label"]], self.label_map) if "label" in found else -1
         if source.columns.positions:  # no header line, so the names are ours
             names = {column: name for name, column in found.items()}

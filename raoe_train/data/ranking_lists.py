@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import RowProblem, parse_sentence
+from raoe_train.data.files import Row
 from raoe_train.data.rows import read_table
 from raoe_train.data.sources import Source, open_source
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 SHORTEST = 3  # of two sentences each ranks the other after itself, whatever a model thinks of them
 
 
-def read_lists(source: str | os.PathLike[str], *, on_error: str = "raise") -> Dataset:
+def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, dict[str, Any]]:
     """Read lists of sentences: rows with `sentences`, a list of texts, and an `id` if they have one.
 
     Args:
@@ -30,23 +31,17 @@ def read_lists(source: str | os.PathLike[str], *, on_error: str = "raise") -> Da
     what it says. Blank lines are left out and counted, always.
 
     Returns:
-        id (string; "line N" where a row has none), sentences (list of at least three strings, the source first), method
-        (string; how they were written, "" where a row does not say).
+        (Dataset, counts). Columns id (string; "line N" where a row has none), sentences (list of at least three
+        strings, the source first), method (string; how they were written, "" where a row does not say). Counts as of
+        read_table, and "sentences", how many all lists have.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), or no list left.
     """
-    return list_table(source, on_error=on_error)[0]
-
-
-def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, dict[str, Any]]:
-    """(read_lists, counts): those of read_table and "sentences", how many all lists have."""
     lines: dict[str, int] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        if CUT_OFF in fields:
-            raise RowProblem(fields[CUT_OFF], reason="cut off")
         sentences = _sentences(fields)
         name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
         if name in lines:
@@ -60,22 +55,16 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
     return table, counts | {"sentences": sum(map(len, table["sentences"][:]))}
 
 
-CUT_OFF = "\0"  # the column of a last line that is no JSON
-
-
-def _ending(rows: Iterator[Any]) -> Iterator[Any]:
+def _ending(rows: Iterator[Row]) -> Iterator[Row]:
     """The rows, of which a last one that is no JSON is told from others."""
-    held = next(rows, None)
+    held: list[Row] = []
     for row in rows:
-        yield held
-        held = row
-    if held is not None:
-        line, fields = held
-        if isinstance(fields, str) and fields.startswith("not JSON"):
-            fields = {
-                CUT_OFF: f"{fields}: the last line is cut off. Run the job that writes the file again, which finishes "
-                "it, or leave the line out with on_error skip"
-            }
+        yield from held
+        held = [row]
+    for line, fields in held:
+        if isinstance(fields, RowProblem) and str(fields).startswith("not JSON"):
+            advice = "Run the job that writes the file again, which finishes it, or leave the line out with on_error"
+            fields = RowProblem(f"{fields}: the last line is cut off. {advice} skip", reason="cut off")
         yield line, fields
 
 

@@ -44,7 +44,7 @@ class Tally:
         """Leave the source's row out; ValueError, with file and line, for a malformed one that is not to be skipped."""
         where = f"{source.place()}: {problem}"
         if problem.malformed and self.on_error == "raise":
-            raise ValueError(where) from None
+            raise ValueError(where)
         self.dropped[problem.reason] += 1
         if len(self.examples) < 3:
             self.examples.append(where)
@@ -75,15 +75,15 @@ def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Pa
     for line, row in source.rows:
         source.line = line
         try:
-            if isinstance(row, str):
-                raise RowProblem(row, reason="blank line" if row == "blank line" else "malformed row")
-            parsed = parse(row, source)
+            parsed = parse(row, source) if not isinstance(row, RowProblem) else row
         except RowProblem as problem:
-            tally.refuse(source, problem)
-            continue
+            parsed = problem
         except ValueError as error:
             raise ValueError(f"{source.place()}: {error}") from None
-        yield parsed
+        if isinstance(parsed, RowProblem):
+            tally.refuse(source, parsed)
+        else:
+            yield parsed
 
 
 def read_table(

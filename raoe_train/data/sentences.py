@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raoe_train.data.columns import NAMES, TEXT_COLUMNS
+from raoe_train.data.columns import NAMES, RowProblem
 from raoe_train.data.files import existing_file, text_lines
 from raoe_train.data.sources import is_file, open_source
 
@@ -28,22 +28,22 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
 
     ValueError where no column is one of sentences, as that is the same for all rows.
     """
-    columns = dict(columns or {})
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
         for number, line in text_lines(existing_file(source)):
             yield f"{source}, line {number}", line or "", "not UTF-8" if line is None else None
         return
-    column = columns.pop("sentence", None)
-    rows = open_source(source, {name: columns[name] for name in columns if name in NAMES})
-    for number, fields in rows.rows:
-        where = f"{rows.name}, {rows.unit} {number}"
-        if isinstance(fields, str):
-            yield where, "", fields
+    opened = open_source(source, columns)
+    mapped = opened.columns.mapping.get("sentence")
+    column = None if mapped is None else str(mapped)
+    for number, fields in opened.rows:
+        where = f"{opened.name}, {opened.unit} {number}"
+        if isinstance(fields, RowProblem):
+            yield where, "", str(fields)
             continue
-        column = column or next((name for name in TEXT_COLUMNS if name in fields), None)
+        column = column or next((name for name in NAMES["sentence"] if name in fields), None)
         if column not in fields:
             raise ValueError(
-                f"{where}: no column {column or ' or '.join(TEXT_COLUMNS)!r}; "
+                f"{where}: no column {column or ' or '.join(NAMES['sentence'])!r}; "
                 f"there are: {', '.join(fields)}; say which: columns sentence=..."
             )
         text = fields[column]

@@ -9,20 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from raoe_train.data.columns import Columns
+from raoe_train.data.columns import Columns, RowProblem
 from raoe_train.data.files import Row, text_lines
 from raoe_train.data.sources import Source
 
 ROOTS = ("", "downstream", "data/downstream")
 """Where below the folder of data SentEval's folders may lie."""
 
-# {file: label}; SentEval reads these four sets as latin-1
-CLASS_FILES = {
-    "mr": ("MR", {"rt-polarity.pos": "1", "rt-polarity.neg": "0"}),
-    "cr": ("CR", {"custrev.pos": "1", "custrev.neg": "0"}),
-    "subj": ("SUBJ", {"subj.objective": "1", "subj.subjective": "0"}),
-    "mpqa": ("MPQA", {"mpqa.pos": "1", "mpqa.neg": "0"}),
-}
 STS_SUBSETS = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
     "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow it
@@ -30,6 +23,9 @@ STS_SUBSETS = {
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
+THREE = ("train", "dev", "test")
+
+Rows = Callable[[Path], Iterator[Row]]
 
 
 def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
@@ -48,19 +44,9 @@ def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
     Raises:
         FileNotFoundError: the folder is there, but not every file of it.
     """
-    if name in CLASS_FILES:
-        place, labels = CLASS_FILES[name]
-        splits = {"": {file: _one_class(label) for file, label in labels.items()}}
-    elif name in STS_SUBSETS:
-        place = f"STS/{name.upper()}-en-test"
-        splits = {"test": {f"STS.input.{subset}.txt": _scored(subset) for subset in STS_SUBSETS[name]}}
-    elif name in OTHERS:
-        place, files, rows = OTHERS[name]
-        splits = {split: {file: rows} for split, file in files.items()}
-    else:
-        return None
+    place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
-    if base is None:
+    if base is None or not splits:
         return None
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
@@ -69,13 +55,10 @@ def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
     }
 
 
-Rows = Callable[[Path], Iterator[Row]]
-
-
 def _source(path: Path, rows: Rows, split: str) -> Source:
     def with_split() -> Iterator[Row]:
         for line, fields in rows(path):
-            yield line, fields if isinstance(fields, str) or not split else {**fields, "split": split}
+            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
 
     return Source(str(path), "line", Columns(), with_split())
 
@@ -84,15 +67,36 @@ def _tokens(text: str) -> str:
     return " ".join(text.split())
 
 
-def _one_class(label: str) -> Rows:
+def _of_class(label: str) -> Rows:
+    """A file of sentences of one class."""
+
     def rows(path: Path) -> Iterator[Row]:
-        for line, text in text_lines(path, "latin-1"):
+        for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
             yield line, {"label": label, "text": _tokens(text or "")}
 
     return rows
 
 
+def _fields(header: bool = False, **places: int) -> Rows:
+    """A tab-separated file: its columns by their places."""
+
+    def rows(path: Path) -> Iterator[Row]:
+        for line, text in text_lines(path):
+            parts = (text or "").split("\t")
+            if header and line == 1:
+                continue
+            if len(parts) <= max(places.values()):
+                least = max(places.values()) + 1
+                yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+            else:
+                yield line, {name: _tokens(parts[place]) for name, place in places.items()}
+
+    return rows
+
+
 def _scored(subset: str) -> Rows:
+    """A file of pairs, whose scores are in a file beside it."""
+
     def rows(path: Path) -> Iterator[Row]:
         gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
         scores = [line for _, line in text_lines(gold)]
@@ -102,61 +106,45 @@ def _scored(subset: str) -> Rows:
         for (line, text), score in zip(texts, scores, strict=True):
             if score == "":  # not part of the set
                 continue
-            parts = (text or "").split("\t")
-            if len(parts) < 2:
-                yield line, "not two sentences with a tab between them"
-                continue
-            yield (
-                line,
-                {"subset": subset, "score": score, "sentence1": _tokens(parts[0]), "sentence2": _tokens(parts[1])},
-            )
+            first, tab, rest = (text or "").partition("\t")
+            second = rest.partition("\t")[0]
+            fields = {"subset": subset, "score": score, "sentence1": _tokens(first), "sentence2": _tokens(second)}
+            yield line, fields if tab else RowProblem("not two sentences with a tab between them")
 
     return rows
 
 
-def _fields(path: Path, places: dict[str, int], header: bool = False) -> Iterator[Row]:
-    """Columns of a tab-separated file by their places."""
-    for line, text in text_lines(path):
-        if header and line == 1:
-            continue
-        parts = (text or "").split("\t")
-        if len(parts) <= max(places.values()):
-            yield line, f"{len(parts)} fields, where there should be at least {max(places.values()) + 1}"
-            continue
-        yield line, {name: _tokens(parts[place]) for name, place in places.items()}
-
-
-def _sts_benchmark(path: Path) -> Iterator[Row]:
-    return _fields(path, {"score": 4, "sentence1": 5, "sentence2": 6})
-
-
-def _sick(path: Path) -> Iterator[Row]:
-    return _fields(path, {"sentence1": 1, "sentence2": 2, "score": 3}, header=True)
-
-
-def _sst(path: Path) -> Iterator[Row]:
-    return _fields(path, {"text": 0, "label": 1})
-
-
-def _mrpc(path: Path) -> Iterator[Row]:
-    return _fields(path, {"label": 0, "sentence1": 3, "sentence2": 4}, header=True)
-
-
-def _trec(path: Path) -> Iterator[Row]:
+def _questions(path: Path) -> Iterator[Row]:
     for line, text in text_lines(path, "latin-1"):
         coarse, colon, rest = (text or "").partition(":")
         question = _tokens(rest.partition(" ")[2])
-        yield line, {"label": coarse, "text": question} if colon and question else "not CLASS:subclass question"
+        good = colon and question
+        yield line, {"label": coarse, "text": question} if good else RowProblem("not CLASS:subclass question")
 
 
-OTHERS: dict[str, tuple[str, dict[str, str], Rows]] = {
-    "stsb": ("STS/STSBenchmark", {split: f"sts-{split}.csv" for split in ("train", "dev", "test")}, _sts_benchmark),
-    "sick": (
-        "SICK",
-        {"train": "SICK_train.txt", "dev": "SICK_trial.txt", "test": "SICK_test_annotated.txt"},
-        _sick,
-    ),
-    "sst2": ("SST/binary", {split: f"sentiment-{split}" for split in ("train", "dev", "test")}, _sst),
-    "trec": ("TREC", {"train": "train_5500.label", "test": "TREC_10.label"}, _trec),
-    "mrpc": ("MRPC", {"train": "msr_paraphrase_train.txt", "test": "msr_paraphrase_test.txt"}, _mrpc),
+def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
+    return {"": {positive: _of_class("1"), negative: _of_class("0")}}
+
+
+STSB = _fields(score=4, sentence1=5, sentence2=6)
+SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
+SICK = _fields(header=True, sentence1=1, sentence2=2, score=3)
+SST = _fields(text=0, label=1)
+MRPC = _fields(header=True, label=0, sentence1=3, sentence2=4)
+
+SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
+    "mr": ("MR", _classes("rt-polarity.pos", "rt-polarity.neg")),
+    "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
+    "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),
+    "mpqa": ("MPQA", _classes("mpqa.pos", "mpqa.neg")),
+    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in THREE}),
+    "sick": ("SICK", {split: {f"SICK_{file}.txt": SICK} for split, file in SICK_FILES.items()}),
+    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
+    "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
+    "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
+    **{
+        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{each}.txt": _scored(each) for each in subsets}})
+        for name, subsets in STS_SUBSETS.items()
+    },
 }
+"""{set: (folder, {split: {file: how its rows are read}})}"""

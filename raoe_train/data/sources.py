@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raoe_train.data.columns import NAMES, Columns
+from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
 BUILTIN = ("builtin", "builtin-nli")
@@ -25,8 +25,8 @@ class Source:
         name: what to call it in messages.
         unit: what the numbers count: "line" or "row".
         columns: finds our columns among its own.
-        rows: the rows of the split asked for, to be iterated once; a str in place of fields says what is
-            wrong with a row.
+        rows: the rows of the split asked for, to be iterated once; a RowProblem in place of fields says what is wrong
+            with a row.
         other_split: rows of other splits passed over so far.
         line: the number of the row that is being read.
     """
@@ -109,7 +109,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
     column = str(source.columns.mapping.get("split") or NAMES["split"][0])
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, str):  # nobody can tell which split it is from, so it is the caller's to judge
+        if isinstance(fields, RowProblem):  # nobody can tell which split it is from, so it is the caller's to judge
             yield line, fields
             continue
         if column not in fields:

@@ -8,10 +8,10 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import LabelMap, RowProblem, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.columns import NLI_LABELS, ROLES, LabelMap, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.pairs import TEXTS
 from raoe_train.data.rows import Tally, each_kept
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
@@ -23,21 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROLES: dict[str, tuple[str, ...]] = {
-    "anchor": ("anchor", "sentence0", "sent0"),
-    "positive": ("positive", "sentence1", "sent1"),
-    "negative": ("negative", "sentence2", "hard_neg"),
-    "neutral": ("neutral",),
-}
-"""The columns of a file of triplets and the names they are found by; sent0, sent1, hard_neg are SimCSE's."""
-
-CLASSES = {"entailment": 0, "contradiction": 2, "neutral": 1}
+CLASSES = ("entailment", "contradiction", "neutral")
 """What a premise's hypotheses are to it, in the order of the roles positive, negative, neutral."""
 
 PAIRINGS = ("one", "zip", "all")
 
 
-def read_triplets(
+def triplet_table(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     columns: Mapping[str, str | int | None] | None = None,
@@ -46,7 +38,8 @@ def read_triplets(
     neutral: bool = False,
     pairing: str = "one",
     seed: int | None = None,
-) -> Dataset:
+    path: Path | None = None,
+) -> tuple[Dataset, dict[str, Any]]:
     """Read triplets, or make them of NLI pairs.
 
     A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral)
@@ -74,6 +67,7 @@ def read_triplets(
             i-th with its i-th, as many as it has of the fewer; "all": every combination.
         seed: of pairs. Draws the hypotheses of "one" and "zip" at random in place of file order, as SimCSE
             samples; the same seed and rows give the same triplets.
+        path: as for to_table.
 
     Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
     "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
@@ -81,143 +75,74 @@ def read_triplets(
     (hypotheses that the pairing leaves over).
 
     Returns:
-        anchor, positive, negative and, if asked for, neutral: strings; of NLI the premise, an entailed, a contradicting
-        and a neutral hypothesis. Losses of sentence-transformers go by this order: anchor, positive, then every further
-        one a negative.
+        (Dataset, counts). Columns anchor, positive, negative and, if asked for, neutral: strings; of NLI the premise,
+        an entailed, a contradicting and a neutral hypothesis. Losses of sentence-transformers go by this order: anchor,
+        positive, then every further one a negative. Counts {"read": rows read, "premises": distinct anchors among the
+        rows that could be parsed, "triplets", "used": rows that stand in a triplet, "other_split": rows of splits not
+        asked for, "dropped": {reason: rows}}; read = used + other_split + all dropped.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), a column that is missing or there twice (the
             label of pairs too), sources with pairs and with triplets, or no triplet left.
     """
-    asked = {"columns": columns, "labels": labels, "neutral": neutral, "pairing": pairing, "seed": seed}
-    return triplet_table(source, on_error=on_error, **asked)[0]  # type: ignore[arg-type]
-
-
-def triplet_table(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    columns: Mapping[str, str | int | None] | None = None,
-    labels: LabelMap | None = None,
-    on_error: str = "raise",
-    neutral: bool = False,
-    pairing: str = "one",
-    seed: int | None = None,
-    path: Path | None = None,
-) -> tuple[Dataset, dict[str, Any]]:
-    """(read_triplets, counts): {"read": rows read, "premises": distinct anchors among the rows that could be parsed,
-    "triplets", "used": rows that stand in a triplet, "other_split": rows of splits not asked for, "dropped": {reason:
-    rows}}; read = used + other_split + all dropped. `path` as for to_table."""
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
     label_map = resolve_label_map(labels)
-    if not set(label_map.values()) <= {*CLASSES.values(), None}:
+    if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
-    names: list[str | os.PathLike[str]] = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    mapped = bool(set(columns or {}) & set(ROLES))
+    if mapped and (besides := sorted(set(columns or {}) - {*ROLES, "split"})):
+        raise ValueError(f"columns maps {', '.join(ROLES)} and split of triplets; got {besides} besides")
+    names = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     if not names:
         raise ValueError("source names nothing to read")
     listed = ", ".join(map(str, names))
-    mapping = dict(columns or {})
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
+    pairs: list[tuple[str, str, int]] = []
+    triplets: list[tuple[str, ...]] = []
 
-    rows = _read(names, mapping, label_map, on_error, roles)
-    dropped = rows.tally.dropped
-    if rows.pairs and rows.triplets:
-        raise ValueError(
-            f"{listed}: {len(rows.pairs)} rows are pairs and {len(rows.triplets)} are triplets; read them apart"
-        )
-    if rows.pairs:
-        triplets = _combine(rows.pairs, list(CLASSES.values())[: len(roles) - 1], pairing, seed, dropped)
+    def parse(fields: dict[str, Any], source: Source) -> None:
+        if mapped or any(column in fields for column in ROLES["anchor"]):
+            found = source.columns.find(fields, roles)
+            triplets.append(tuple(parse_sentence(role, fields[found[role]]) for role in roles))
+        else:
+            found = source.columns.find(fields, (*TEXTS, "label"))
+            premise, hypothesis = (parse_sentence(name, fields[found[name]]) for name in TEXTS)
+            pairs.append((premise, hypothesis, parse_label(fields[found["label"]], label_map, found["label"])))
+
+    tally = Tally(on_error)
+    sources = [open_source(name, columns) for name in names]
+    read = sum(1 for opened in sources for _ in each_kept(opened, parse, tally)) + tally.dropped.total()
+    if pairs and triplets:
+        raise ValueError(f"{listed}: {len(pairs)} rows are pairs and {len(triplets)} are triplets; read them apart")
+    premises = len({texts[0] for texts in pairs or triplets})
+    if pairs:
+        triplets = _combine(pairs, CLASSES[: len(roles) - 1], pairing, seed, tally.dropped)
     else:
-        triplets = [texts for texts in rows.triplets if len(set(texts[1:])) == len(roles) - 1]
-        dropped["text in two roles"] += len(rows.triplets) - len(triplets)
-    dropped = +dropped  # without reasons that no row had
+        apart = [texts for texts in triplets if len(set(texts[1:])) == len(roles) - 1]
+        tally.dropped["text in two roles"] += len(triplets) - len(apart)
+        triplets = apart
+    tally.dropped = +tally.dropped  # without reasons that no row had
     if not triplets:
-        raise ValueError(f"{listed}: no triplet left of {rows.read} rows: {_why_none(rows, dropped)}")
-    if dropped:
-        logger.info("%s: %d of %d rows left out: %s", listed, dropped.total(), rows.read, dict(dropped))
+        raise ValueError(f"{listed}: no triplet left of {read} rows: {tally.why()}{_advice(pairs)}{tally.listed()}")
+    out, other = tally.dropped.total(), sum(opened.other_split for opened in sources)
+    if out:
+        logger.info("%s: %d of %d rows left out: %s", listed, out, read, dict(tally.dropped))
     counts = {
-        "read": rows.read + rows.other_split,
-        "premises": len({texts[0] for texts in rows.pairs or rows.triplets}),
+        "read": read + other,
+        "premises": premises,
         "triplets": len(triplets),
-        "used": rows.read - dropped.total(),
-        "other_split": rows.other_split,
-        "dropped": dict(dropped),
+        "used": read - out,
+        "other_split": other,
+        "dropped": dict(tally.dropped),
     }
     return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets), path), counts
 
 
-@dataclass
-class _Rows:
-    tally: Tally
-    pairs: list[tuple[str, str, int]] = field(default_factory=list)
-    triplets: list[tuple[str, ...]] = field(default_factory=list)
-    read: int = 0
-    other_split: int = 0
-
-
-def _read(
-    names: Sequence[str | os.PathLike[str]],
-    mapping: Mapping[str, str | int | None],
-    label_map: Mapping[str, int | None],
-    on_error: str,
-    roles: Sequence[str],
-) -> _Rows:
-    tally = Tally(on_error)
-    rows = _Rows(tally)
-    mapped = bool(set(mapping) & set(ROLES))
-
-    def parse(fields: dict[str, Any], source: Source) -> None:
-        if mapped or any(column in fields for column in ROLES["anchor"]):
-            rows.triplets.append(_triplet(fields, mapping, roles))
-        else:
-            rows.pairs.append(_pair(fields, source, label_map))
-
-    for opened in [_open(name, mapping) for name in names]:
-        rows.read += sum(1 for _ in each_kept(opened, parse, tally))
-        rows.other_split += opened.other_split
-    rows.read += tally.dropped.total()
-    return rows
-
-
-def _open(name: str | os.PathLike[str], mapping: Mapping[str, str | int | None]) -> Source:
-    opened_as = {ours: column for ours, column in mapping.items() if ours not in ROLES}
-    if len(opened_as) < len(mapping):
-        if besides := sorted(set(opened_as) - {"split"}):
-            raise ValueError(f"columns maps {', '.join(ROLES)} and split of triplets; got {besides} besides")
-        # a source knows pairs only, and tells by their columns whether the file has a header line
-        pair = {"sentence1": mapping.get("anchor"), "sentence2": mapping.get("positive")}
-        opened_as.update({ours: column for ours, column in pair.items() if column is not None})
-    return open_source(name, opened_as)
-
-
-def _pair(fields: dict[str, Any], source: Source, label_map: Mapping[str, int | None]) -> tuple[str, str, int]:
-    found = source.columns.find(fields, ("label",))
-    premise, hypothesis = (parse_sentence(name, fields[found[name]]) for name in ("sentence1", "sentence2"))
-    return premise, hypothesis, parse_label(fields[found["label"]], label_map, found["label"])
-
-
-def _triplet(fields: dict[str, Any], mapping: Mapping[str, str | int | None], roles: Sequence[str]) -> tuple[str, ...]:
-    there = ", ".join(map(repr, fields))
-    taken = {str(mapping[role]) for role in ROLES if role in mapping}
-    texts = []
-    for role in roles:
-        if role in mapping:
-            found = [str(mapping[role])]
-        else:
-            found = [column for column in ROLES[role] if column in fields and column not in taken]
-        if len(found) > 1:
-            raise RowProblem(f"columns {' and '.join(found)} could both be {role}; say which: columns {role}=...")
-        if not found or found[0] not in fields:
-            looked_for = ", ".join(found or ROLES[role])
-            raise RowProblem(f"no column for {role} (looked for {looked_for}); there are: {there}")
-        texts.append(parse_sentence(role, fields[found[0]]))
-    return tuple(texts)
-
-
 def _combine(
     pairs: Iterable[tuple[str, str, int]],
-    classes: Sequence[int],
+    classes: Sequence[str],
     pairing: str,
     seed: int | None,
     dropped: Counter[str],
@@ -229,7 +154,7 @@ def _combine(
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
     triplets: list[tuple[str, ...]] = []
     for premise, hypotheses in premises.items():
-        chosen: dict[int, list[str]] = {label: [] for label in classes}
+        chosen: dict[int, list[str]] = {NLI_LABELS[name]: [] for name in classes}
         for hypothesis, its_labels in hypotheses.items():
             wanted = [label for label in its_labels if label in chosen]
             dropped["neutral"] += len(its_labels) - len(wanted)
@@ -239,7 +164,7 @@ def _combine(
                 dropped["duplicate hypothesis"] += len(wanted) - 1
                 chosen[wanted[0]].append(hypothesis)
         rows = sum(map(len, chosen.values()))
-        if lacking := [name for name, label in CLASSES.items() if label in chosen and not chosen[label]]:
+        if lacking := [name for name in classes if not chosen[NLI_LABELS[name]]]:
             dropped[f"premise without {lacking[0]}"] += rows
             continue
         if rng is not None:
@@ -254,13 +179,13 @@ def _combine(
     return triplets
 
 
-def _why_none(rows: _Rows, dropped: Counter[str]) -> str:
-    why = ", ".join(f"{count} x {reason}" for reason, count in dropped.items()) or "there are no rows"
-    if rows.pairs:
-        labels = {label for _, _, label in rows.pairs}
-        absent = [name for name in ("entailment", "contradiction") if CLASSES[name] not in labels]
-        why += "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
-        if absent:
-            why += f"No row is labelled {' or '.join(absent)}: if a word of the file means it, say so with labels. "
-        why += "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."
-    return why + rows.tally.listed()
+def _advice(pairs: Sequence[tuple[str, str, int]]) -> str:
+    """What pairs lack that gave no triplet."""
+    if not pairs:
+        return ""
+    labels = {label for _, _, label in pairs}
+    absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
+    why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
+    if absent:
+        why += f"No row is labelled {' or '.join(absent)}: if a word of the file means it, say so with labels. "
+    return why + "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.data.labelled import distinct, read_labelled
+from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders import frozen
 from raoe_train.encoders.named import FrozenEncoder
@@ -69,7 +69,7 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
     scores are, and options.sources times as many of train, drawn, are retrieved (the margins paper, section 3.2).
 
     Raises:
-        ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as read_labelled.
+        ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as labelled_table.
     """
     options = reading.polarity
     if not options.reference.name:
@@ -77,7 +77,7 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
     source = find_source(name, reading.data_dir, "polarity", whole=True)
-    data = read_labelled(source, columns=reading.columns, on_error=reading.on_error)
+    data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
     where = source if isinstance(source, str) else f"task {name!r}"
     splits = data["split"][:]
     test, train = (data.select([k for k, its in enumerate(splits) if its == split]) for split in (TEST, TRAIN))

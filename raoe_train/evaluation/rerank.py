@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.queries import Candidates, read_candidates
+from raoe_train.data.queries import read_candidates
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
 from raoe_train.evaluation.mteb import read_mteb
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Reading, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,13 @@ class RerankTask(EmbeddingTask):
 
     kind = "rerank"
     main = "map"
-    queries: list[Candidates]
+    queries: Dataset
 
     def content(self) -> Any:
-        return [asdict(query) for query in self.queries]
+        return list(self.queries)
 
     def sentences(self) -> list[str]:
-        return [text for query in self.queries for text in (query.query, *query.positive, *query.negative)]
+        return [text for query in self.queries for text in (query["query"], *query["positive"], *query["negative"])]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many; with each query's precision.
@@ -38,10 +41,10 @@ class RerankTask(EmbeddingTask):
         precisions, ranks = [], []
         start = 0
         for query in self.queries:
-            end = start + 1 + len(query.positive) + len(query.negative)
+            end = start + 1 + len(query["positive"]) + len(query["negative"])
             candidates = embeddings[start + 1 : end]
             similarity = cosines(np.broadcast_to(embeddings[start], candidates.shape), candidates)
-            relevant = np.arange(len(candidates)) < len(query.positive)
+            relevant = np.arange(len(candidates)) < len(query["positive"])
             ranked = relevant[np.lexsort((relevant, -similarity))]
             places = np.flatnonzero(ranked) + 1
             precisions.append(np.mean(np.arange(1, len(places) + 1) / places))

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.conditional import read_conditional, split_conditional, with_conditions, write_submission
+from raoe_train.artifacts.writing import write_json
+from raoe_train.data.conditional import conditional_table, split_conditional, with_conditions
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.encoders.load import CONDITIONAL
 from raoe_train.encoders.named import Model
@@ -32,15 +33,26 @@ def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | N
     """The rows to predict. ValueError where there is no prompt to put their conditions in."""
     if prompt is None or "{condition}" not in prompt:
         raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
-    return read_conditional(source, columns=columns or None)
+    return conditional_table(source, columns=columns or None)[0]
 
 
 def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
-    """Write the cosine of each row's sentences, under its condition, as the organisers take them; how many."""
+    """Write the cosine of each row's sentences, under its condition, in the file that C-STS's organisers score; how
+    many there are.
+
+    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test
+    Results"; run_sts.py writes it): one JSON object, {"0": 1.0, "1": 0.0, ...}, with the 0-based number of each
+    row of csts_test.csv as its key. It is handed in with that repository's
+
+        python make_test_submission.py YOUR_EMAIL PATH [--name NAME]
+
+    which takes exactly 4732 predictions, as many as that file has rows, and a NAME (or, without one, full path) of at
+    most 200 characters; the scores come by e-mail. Nothing is sent from here.
+    """
     before, _ = split_conditional(prompt)
     first, second = with_conditions(rows, before + "{text}")
     embeddings = encode_sentences(model, [*first, *second], batch_size)
     found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
-    write_submission(path, found.tolist(), rows=len(rows))
+    write_json(path, {str(row): value for row, value in enumerate(found.tolist())})
     print(f"{len(rows)} predictions -> {path}")
     return len(rows)

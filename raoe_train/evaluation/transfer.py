@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.data.labelled import read_labelled
+from raoe_train.data.labelled import labelled_table
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import EmbeddingTask, Reading
@@ -105,7 +105,7 @@ def read_transfer(name: str, reading: Reading) -> TransferTask:
             too few examples for the folds, or one in test that train lacks.
     """
     source = find_source(name, reading.data_dir, "transfer", whole=True)
-    data = read_labelled(source, columns=reading.columns, on_error=reading.on_error)
+    data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
     _check(data, source if isinstance(source, str) else f"task {name!r}")
     return TransferTask(data)
 

@@ -86,10 +86,7 @@ class MixLogits:
         return tokens
 
 
-Mix = MixHidden | MixLogits
-
-
-def choose_mix(model: Any, wish: str = "auto") -> Mix:
+def choose_mix(model: Any, wish: str = "auto") -> MixHidden | MixLogits:
     """How to mix for `model`: hidden states where that is exact, else logits.
 
     Args:
@@ -136,13 +133,11 @@ def _linear_head(model: Any) -> MixHidden | str:
     if getattr(output, "last_hidden_state", None) is None:
         return "its body returns no last_hidden_state"
     ours = head(output.last_hidden_state)[:, -1] * factor
-    if ours.shape != own.shape:
-        return "its logits are not those of head and body"
     # the same products, so all but bit-equal where nothing else happens
     allowed = 16 * torch.finfo(ours.dtype).eps * _wide(own).abs().amax()
-    if not bool((_wide(ours) - _wide(own)).abs().amax() <= allowed):
-        return "its logits are not those of head and body"
-    return MixHidden(body, head, factor)
+    if ours.shape == own.shape and bool((_wide(ours) - _wide(own)).abs().amax() <= allowed):
+        return MixHidden(body, head, factor)
+    return "its logits are not those of head and body"
 
 
 def checked_argmax(scores: Tensor) -> Tensor:

@@ -1,103 +1,150 @@
-"""``raoe-train train``: a recipe run on SentenceTransformerTrainer, resumable, leaving one directory."""
+"""The job `train`: a recipe run on raoe_train.training.trainer.Trainer, resumable, leaving one directory."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import logging
-import math
-import shutil
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 
 from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
 from raoe_train.artifacts.provenance import commit, versions
-from raoe_train.artifacts.writing import partial, write_json
-from raoe_train.config import TRAINING_NAMES, TrainConfig
-from raoe_train.data.conditional import read_scored
-from raoe_train.data.tokens import with_tokens
-from raoe_train.encoders.named import FrozenEncoder
-from raoe_train.evaluation.tasks import Polarity
-from raoe_train.losses.registry import CAUSAL_LM, LOSSES, OF_BATCHES, check_loss, make_losses, reads
-from raoe_train.training.list_targets import check_teacher
+from raoe_train.artifacts.writing import write_json
+from raoe_train.data.settings import Data
+from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.named import Model
+from raoe_train.evaluation.tasks import Polarity, evaluate_encoder
+from raoe_train.jobs.shared import job
+from raoe_train.recipe import Option, to_dict
+from raoe_train.training.arguments import check_training, for_all_processes, join, trainer_settings, training_settings
+from raoe_train.training.list_targets import Teacher, check_teacher
+from raoe_train.training.measures import dev_evaluator, dev_metrics, summary
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     INITIAL,
-    claim_output,
+    TEACHER,
+    claim,
     clear_unfinished,
     log_writer,
     newest_checkpoint,
+    starting_encoder,
 )
-from raoe_train.training.training_data import read_training_data
 
 logger = logging.getLogger(__name__)
 
-# What other names for training arguments mean, and keys of `training` that are ours.
-SHORT_NAMES = {short: long for long, short in TRAINING_NAMES.items()}
-OWN_KEYS = ("patience",)
-DEV_METRIC = "eval_dev_spearman_cosine"
+
+@dataclass
+class Evaluation:
+    """What to evaluate before and after training."""
+
+    tasks: Annotated[list[str], "tasks of any kind, as of the job evaluate, looked up in data.dir"] = field(
+        default_factory=list
+    )
+    before: Annotated[bool, "evaluate them before training, too"] = True
+    batch_size: Annotated[int, "sentences at a time"] = 64
 
 
-def train(config: TrainConfig) -> dict[str, Any]:
-    """Train an encoder and save it, with recipe.yaml, metrics.json, log.jsonl and run.png, in
-    ``config.output``.
+def _loss(given: Any, key: str) -> dict[str, Any]:
+    from raoe_train.losses.registry import loss_settings
 
-    Run again with the same configuration it goes on where it stopped; a finished run is returned at once. Under
-    torchrun or accelerate all processes train together; the first writes and prints.
+    return loss_settings(given, key)
+
+
+def _loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
+    from raoe_train.losses.registry import loss_keys
+
+    return loss_keys(where)
+
+
+@job(together=True)
+@first_speaks()
+def train(
+    model: Annotated[Model, Option(word="name")] = Model(),
+    data: Annotated[Data, Option()] = Data(),
+    teacher: Annotated[Teacher, Option(word="name")] = Teacher(),
+    loss: Annotated[dict[str, Any], Option(convert=_loss, keys=_loss_keys)] = {},
+    training: Annotated[
+        dict[str, Any],
+        Option(
+            "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments",
+            convert=training_settings,
+        ),
+    ] = {},
+    evaluation: Annotated[Evaluation, Option()] = Evaluation(),
+    polarity: Annotated[Polarity, Option()] = Polarity(),
+    output: Annotated[str | None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png"] = None,
+    overwrite: Annotated[bool, "replace what another recipe left in output"] = False,
+) -> dict[str, Any]:
+    """Train an encoder on scored pairs.
+
+    Or on triplets, labelled pairs, lists, whatever the loss reads (raoe_train.losses.registry). The encoder is saved in
+    the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. Run again with the same settings it
+    goes on where it stopped; a finished run is returned at once. Under torchrun or accelerate all processes train
+    together; the first writes and prints.
 
     Returns:
-        What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting
-        encoder, "after": the same of the saved one, "steps", "seconds", what the loop cost (see CostMeter),
-        "versions", …}.
+        What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting encoder,
+        "after": the same of the saved one, "steps", "seconds", what the loop cost (see CostMeter), "versions", …}.
 
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
         FileNotFoundError: data or a model that is not there.
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
-    with first_speaks():
-        _check(config)
-        return _train(config, Path(config.output or ""))
-
-
-def _train(config: TrainConfig, output: Path) -> dict[str, Any]:
-    _join(_settings(config, has_dev=False))
-    finished = in_first(lambda: claim_output(output, config))
-    if finished is not None:
-        print(f"{output} is finished; nothing to do")
+    recipe = to_dict(SimpleNamespace(**locals()))
+    blank = _checked(data, teacher, loss, training, output)
+    folder, seed, has_dev = Path(str(output)), int(training.get("seed", 42)), bool(data.dev)
+    settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
+    join(settings)
+    if (finished := in_first(lambda: claim(folder, recipe, overwrite))) is not None:
+        print(f"{folder} is finished; nothing to do")
         return finished
 
     import torch
     from transformers import set_seed
 
+    from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.cost_meter import CostMeter
+    from raoe_train.training.training_data import read_training_data
 
     started = time.time()
-    seed = int(config.training.get("seed", 42))
     set_seed(seed)
-    datasets, texts = read_training_data(config, seed)
-    model = _starting_encoder(config, output / INITIAL, texts, seed)
-    evaluator = _dev_evaluator(config)
-    before = _dev_metrics(evaluator, model)
-    if config.evaluation.before:
-        before.update(_tasks(config, model))
-    trainer, own = (_language_model if config.loss.name == CAUSAL_LM else _encoder_trainer)(
-        config, model, datasets, evaluator, seed
+    datasets, texts = read_training_data(
+        data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
     )
-    print(f"raoe_kernels backends for {model.device.type}: {', '.join(_backends(model.device))}", flush=True)
-    trainer.add_callback(log_writer(output / "log.jsonl"))
-    meter = CostMeter(model.device)
+    encoder = starting_encoder(model, folder / INITIAL, texts, seed)
+    evaluator = dev_evaluator(data, model.prompt, evaluation.batch_size)
+
+    def tasks() -> dict[str, Any]:
+        if not evaluation.tasks:
+            return {}
+        asked = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
+        return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
+
+    before = {**dev_metrics(evaluator, encoder), **(tasks() if evaluation.before else {})}
+    if blank.reads is SENTENCES_ALONE:
+        from raoe_train.training.language_model import language_model_trainer
+
+        plain = trainer_settings(training, folder, device=model.device, has_dev=False)
+        trainer, own = language_model_trainer(encoder, datasets, plain)
+    else:
+        trainer = _trainer(encoder, datasets, loss, teacher, settings, evaluator, training.get("patience"), data)
+        own = lambda: {"scale": trainer.scales}  # noqa: E731
+    backends = _backends(encoder.device)
+    print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
+    trainer.add_callback(log_writer(folder / "log.jsonl"))
+    meter = CostMeter(encoder.device)
     trainer.add_callback(meter)
-    checkpoint = in_first(lambda: newest_checkpoint(output / CHECKPOINTS))
+    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS))
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     metrics: dict[str, Any] = {
         "before": before,
-        "after": {**_dev_metrics(evaluator, model), **_tasks(config, model)},
+        "after": {**dev_metrics(evaluator, encoder), **tasks()},
         **own(),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
@@ -105,7 +152,7 @@ def _train(config: TrainConfig, output: Path) -> dict[str, Any]:
         "seconds": round(time.time() - started, 1),
         **meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
-        "backends": _backends(model.device),
+        "backends": backends,
         "versions": versions(),
         "commit": commit(),
         "threads": torch.get_num_threads(),
@@ -113,264 +160,71 @@ def _train(config: TrainConfig, output: Path) -> dict[str, Any]:
     }
 
     def save() -> dict[str, Any]:
-        model.save_pretrained(str(output))
-        _plot(trainer.state.log_history, output / "run.png")
-        write_json(output / "metrics.json", metrics)
-        clear_unfinished(output)  # there is nothing to resume
-        print(f"{_summary(metrics)}\nsaved to {output}")
+        encoder.save_pretrained(str(folder))
+        _plot(trainer.state.log_history, folder / "run.png")
+        write_json(folder / "metrics.json", metrics)
+        clear_unfinished(folder)  # there is nothing to resume
+        print(f"{summary(metrics)}\nsaved to {folder}")
         return metrics
 
     return in_first(save)
 
 
-def _join(settings: dict[str, Any]) -> None:
-    """Start the group of torchrun's processes, before the trainer does it: they agree on things before there is one."""
-    if rank_and_world()[1] > 1:
-        from transformers import TrainingArguments
-
-        keys = ("output_dir", "use_cpu", "ddp_backend", "ddp_timeout")
-        _ = TrainingArguments(**{key: settings[key] for key in keys if key in settings}).device
-
-
-def _starting_encoder(config: TrainConfig, initial: Path, texts: Iterable[str], seed: int) -> Any:
-    """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
-    from raoe_train.encoders.load import SCRATCH, load_encoder
-
-    if config.model.name != SCRATCH:
-        return load_encoder(config.model, sentences=texts, seed=seed, train=True)
-    made: list[Any] = []
-
-    def make() -> None:
-        if (initial / "modules.json").is_file():
-            return
-        made.append(load_encoder(config.model, sentences=texts, seed=seed, train=True))
-        made[0].save_pretrained(str(partial(initial)), create_model_card=False)
-        shutil.rmtree(initial, ignore_errors=True)
-        partial(initial).replace(initial)  # in one step: half of a tokenizer would be another one
-
-    # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
-    in_first(make)
-    if made:
-        return made[0]
-    return load_encoder(dataclasses.replace(config.model, name=str(initial)), sentences=texts, seed=seed, train=True)
-
-
-def _encoder_trainer(
-    config: TrainConfig, model: Any, datasets: Any, evaluator: Any, seed: int
-) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """(sentence-transformers' trainer for the recipe's loss, what metrics.json says of it)."""
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
-    from transformers.trainer_callback import EarlyStoppingCallback
-
-    from raoe_train.training.stop_at_nan import stopping
-
-    # the encoder's own; the trainer's collator does not look there
-    prompts = model.prompts.get(model.default_prompt_name) if model.default_prompt_name else None
-    settings = _settings(config, has_dev=evaluator is not None)
-    world = rank_and_world()[1]
-    if world > 1:
-        # Batches are drawn for all processes together and then cut. Drawn for each, those of one step would be of
-        # different sources, whose scores cannot be compared, and would depend on the number of processes.
-        settings["per_device_train_batch_size"] = world * int(settings.get("per_device_train_batch_size", 8))
-        settings["accelerator_config"] = {**(settings.get("accelerator_config") or {}), "split_batches": True}
-    args: Any = SentenceTransformerTrainingArguments(prompts=prompts, **settings)
-    if args.dataloader_drop_last:
-        _check_sizes(datasets, args.train_batch_size, world)
-    lists, ours = reads(config.loss.name) == "lists", LOSSES[config.loss.name].ours is not None
-    if args.gradient_accumulation_steps > 1 and not lists and (ours or config.loss.name in OF_BATCHES):
-        logger.warning(
-            "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
-            "loss.mini_batch_size does, at the same memory"
-        )
-    collator = _collator(config.loss.name)(
-        preprocess_fn=with_tokens(model, datasets, config.data.cache_dir, args.prompts),
-        prompts=args.prompts,
-        router_mapping=args.router_mapping,
-    )
-    losses, scales = make_losses(config.loss, model, datasets, args.train_batch_size // world, seed, config.teacher)
-    tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(scales.values()))
-    trainer = stopping(SentenceTransformerTrainer, [f"a smaller loss.scale (now {tau})"] if tau else [])(
-        model=model,
-        args=args,
-        train_dataset=datasets,
-        loss=losses,
-        evaluator=evaluator,
-        data_collator=collator,
-    )
-    if config.training.get("patience") is not None:
-        trainer.add_callback(EarlyStoppingCallback(int(config.training["patience"])))
-    return trainer, lambda: {"scale": scales}
-
-
-def _check_sizes(datasets: Any, batch_size: int, world: int) -> None:
-    """ValueError for a source without one whole batch, of which nothing would be trained on."""
-    for name, dataset in datasets.items():
-        if len(dataset) < batch_size:
-            of = f"{world} processes x {batch_size // world}" if world > 1 else f"{batch_size}"
-            raise ValueError(
-                f"{name} has {len(dataset)} rows, less than a batch of {of}, and incomplete batches are dropped: "
-                "make training.batch_size smaller"
-            )
-
-
-def _collator(loss: str) -> Any:
-    """The class of collators that a loss needs."""
-    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
-
-    from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
-
-    if LOSSES[loss].ours is None:
-        return SentenceTransformerDataCollator
-    if LOSSES[loss].teacher:
-        return TextCollator
-    own = {"lists": ListCollator, "scored pairs": ScoreLabelCollator}
-    return own.get(reads(loss), SentenceTransformerDataCollator)
-
-
-def _language_model(
-    config: TrainConfig, model: Any, datasets: Any, evaluator: Any, seed: int
-) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    from raoe_train.training.language_model import language_model_trainer
-
-    settings = _settings(config, has_dev=False)
-    return language_model_trainer(model, datasets, settings)
-
-
-def _check(config: TrainConfig) -> None:
-    if not config.output:
-        raise ValueError("--output is missing: the directory to write to")
-    if not config.data.train:
-        raise ValueError("--data.train is missing: the pairs to train on")
-    check_loss(config.loss)
-    if reads(config.loss.name) == "lists":
-        check_teacher(config.teacher)
-    elif LOSSES[config.loss.name].teacher:
-        if config.teacher.name is None:
-            raise ValueError(f"--teacher.name is missing: the encoder that loss {config.loss.name} learns from")
-    elif config.teacher.name is not None or config.data.shuffle_lists:
-        print(f"loss {config.loss.name} has no teacher and no lists: teacher and data.shuffle_lists ignored")
-    if config.training.get("patience") is not None and not config.data.dev:
-        raise ValueError("training.patience needs data.dev to see whether the model still improves")
-    if config.training.get("eval_strategy", "no") != "no" and not config.data.dev:
-        raise ValueError(
-            f"training.eval_strategy {config.training['eval_strategy']} needs data.dev to evaluate on; "
-            "without it the last model is kept: --training.eval_strategy no"
-        )
-    scale = config.data.score_scale
-    if scale and len(scale) not in (2, 2 * len(config.data.train)):
-        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
-
-    from sentence_transformers import SentenceTransformerTrainingArguments
-
-    known = {field.name for field in dataclasses.fields(SentenceTransformerTrainingArguments) if field.init}
-    for key in config.training:
-        if key not in known and key not in SHORT_NAMES and key not in OWN_KEYS:
-            close = difflib.get_close_matches(key, [*known, *SHORT_NAMES, *OWN_KEYS], n=1, cutoff=0.5)
-            hint = f" (did you mean training.{close[0]}?)" if close else ""
-            raise ValueError(f"unknown key training.{key}{hint}")
-        if key == "output_dir":
-            raise ValueError("training.output_dir is output/checkpoints; set output")
-
-
-def _settings(config: TrainConfig, *, has_dev: bool) -> dict[str, Any]:
-    """Training arguments: the recipe's, over our defaults."""
-    import torch
-
-    given = {SHORT_NAMES.get(key, key): value for key, value in config.training.items() if key not in OWN_KEYS}
-    when = given.get("eval_strategy", "epoch" if has_dev else "no")
-    settings: dict[str, Any] = {
-        "seed": 42,
-        "logging_steps": 10,
-        "logging_nan_inf_filter": False,  # a run stops there; see raoe_train.training.stop_at_nan
-        "report_to": "none",
-        "disable_tqdm": not sys.stderr.isatty(),
-        "eval_strategy": when,
-        # A checkpoint for each evaluation, so that the best model is one that was kept.
-        "save_strategy": when if when != "no" else "epoch",
-        "save_steps": given.get("eval_steps", 500),
-        "save_total_limit": 2,
-        "load_best_model_at_end": has_dev and when != "no",
-        "metric_for_best_model": DEV_METRIC if has_dev else None,
-        "greater_is_better": True if has_dev else None,
-        "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
-        "dataloader_pin_memory": torch.cuda.is_available(),
-        # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
-        "use_cpu": config.model.device == "cpu" or not torch.accelerator.is_available(),
-        "restore_callback_states_from_checkpoint": config.training.get("patience") is not None,
-        **given,
-    }
-    return {"output_dir": str(Path(config.output or "", CHECKPOINTS)), **settings}
-
-
-def _dev_evaluator(config: TrainConfig) -> Any:
-    if not config.data.dev:
-        return None
-    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
-
-    data = config.data
-    pairs = read_scored(str(data.dev), config.model.prompt, columns=data.columns or None, on_error=data.on_error)
-    return EmbeddingSimilarityEvaluator(
-        pairs["sentence1"][:],
-        pairs["sentence2"][:],
-        pairs["score"][:],
-        batch_size=config.evaluation.batch_size,
-        main_similarity="cosine",
-        similarity_fn_names=["cosine"],
-        name="dev",
-        write_csv=False,
-    )
-
-
-def _dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100, as evaluate_encoder gives them; None where all cosines are equal."""
-    if evaluator is None:
-        return {}
-    found = evaluator(model)
-    values = {name: 100 * float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-def _tasks(config: TrainConfig, model: Any) -> dict[str, Any]:
-    if not config.evaluation.tasks:
-        return {}
-    from raoe_train.evaluation.tasks import evaluate_encoder
-
-    data, evaluation = config.data, config.evaluation
-    return evaluate_encoder(
-        model,
-        evaluation.tasks,
-        data.dir,
-        evaluation.batch_size,
-        prompt=config.model.prompt,
-        polarity=polarity_of(config),
-    )
-
-
-def polarity_of(config: TrainConfig) -> Polarity:
+def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     """polarity, its reference the encoder that training starts from where the recipe names none."""
     from raoe_train.encoders.load import SCRATCH
 
-    started = config.model.random_weights or config.model.name == SCRATCH
-    name = config.polarity.reference or (None if started else config.model.name)
-    return Polarity(**{**vars(config.polarity), "reference": FrozenEncoder(name=name)})
+    if polarity.reference.name or model.random_weights or model.name == SCRATCH:
+        return polarity
+    return replace(polarity, reference=replace(polarity.reference, name=model.name))
 
 
-def _summary(metrics: dict[str, Any]) -> str:
-    """Scores x 100 before and after, a line for dev and each task's main metric, and for S of a polarity task."""
-    from raoe_train.evaluation.tasks import main_score
+def _checked(data: Data, teacher: Teacher, loss: dict[str, Any], training: dict[str, Any], output: str | None) -> Any:
+    """The loss, on no model; ValueError for what cannot be, before anything is read."""
+    from raoe_train.losses.reads import LISTS
+    from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
 
-    before, after = metrics["before"], metrics["after"]
-    found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
-    for task, scores in after.get("tasks", {}).items():
-        sides = [of.get("tasks", {}).get(task, {}) for of in (before, after)]
-        found[task] = [main_score(side) for side in sides]
-        if "similarity" in scores:
-            found[f"{task} (S)"] = [side.get("similarity") for side in sides]
-    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
-    for name, values in found.items():
-        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
-    width = max(24, *(len(name) for name, *_ in rows))
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
+    if not output:
+        raise ValueError("--output is missing: the directory to write to")
+    if not data.train:
+        raise ValueError("--data.train is missing: the pairs to train on")
+    blank = make_loss(loss)
+    if blank.reads is LISTS:
+        check_teacher(teacher)
+    elif asks_teacher(LOSSES[loss["name"]]):
+        if teacher.name is None:
+            raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from")
+    elif teacher.name is not None or data.shuffle_lists:
+        print(f"loss {loss['name']} has no teacher and no lists: teacher and data.shuffle_lists ignored")
+    check_training(training, bool(data.dev))
+    scale = data.score_scale
+    if scale and len(scale) not in (2, 2 * len(data.train)):
+        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
+    return blank
+
+
+def _trainer(
+    encoder: Any, datasets: Any, loss: Any, teacher: Teacher, settings: Any, evaluator: Any, patience: Any, data: Data
+) -> Any:
+    from sentence_transformers import SentenceTransformerTrainingArguments
+    from transformers.trainer_callback import EarlyStoppingCallback
+
+    from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
+    from raoe_train.training.trainer import Trainer
+    from raoe_train.training.training_data import check_sizes
+
+    args = SentenceTransformerTrainingArguments(**for_all_processes(settings))
+    if args.dataloader_drop_last:
+        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
+    embed = None
+    if asks_teacher(LOSSES[loss["name"]]):
+        embed = embedder(teacher, "teacher")
+        embed(["."])  # loads it: that is to be no part of the first step's time
+    made = make_loss(loss, encoder, embed)
+    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=data.cache_dir)
+    if patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(int(patience)))
+    return trainer
 
 
 def _backends(device: Any) -> list[str]:

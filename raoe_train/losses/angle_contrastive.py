@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.cosent import ANGLE_CITATION
-from raoe_train.losses.gathering import Gather, gather_pairs
+from raoe_train.losses.base import from_zero
+from raoe_train.losses.cosent import AnglELoss
+from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
@@ -28,35 +28,18 @@ class AnglEContrastiveLoss(InfoNCELoss):
     speaks of a contrastive and an angular part.
 
     Args:
-        model: the encoder.
-        scale: tau of both parts, > 0.
-        angle_weight: weight of the angular part, from 0; 1 by default.
-        symmetric, mask_duplicates: of the contrastive part, see InfoNCELoss.
-        mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
-        gather_across_devices: contrast and compare over the batches of all processes.
+        model, scale, contrastive: see InfoNCELoss; scale is tau of both parts.
+        angle_weight: weight of the angular part, from 0.
     """
 
+    name = "angle_contrastive"
+    citation = AnglELoss.citation + InfoNCELoss.citation
+
     def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        *,
-        angle_weight: float = 1.0,
-        symmetric: bool = False,
-        mask_duplicates: bool = True,
-        mini_batch_size: int | None = None,
-        gather_across_devices: Gather = False,
+        self, model: SentenceTransformer, scale: float = 20.0, *, angle_weight: float = 1.0, **contrastive: Any
     ) -> None:
-        super().__init__(
-            model,
-            scale,
-            symmetric=symmetric,
-            mask_duplicates=mask_duplicates,
-            mini_batch_size=mini_batch_size,
-            gather_across_devices=gather_across_devices,
-        )
-        if not 0 <= angle_weight < math.inf:
-            raise ValueError(f"angle_weight must be a number from 0, got {angle_weight!r}")
+        super().__init__(model, scale, **contrastive)
+        from_zero(angle_weight=angle_weight)
         self.angle_weight = angle_weight
 
     def compute_loss_from_embeddings(
@@ -78,10 +61,3 @@ class AnglEContrastiveLoss(InfoNCELoss):
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
         return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.scale)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "angle_weight": self.angle_weight}
-
-    @property
-    def citation(self) -> str:
-        return ANGLE_CITATION + super().citation

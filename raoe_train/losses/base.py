@@ -1,38 +1,70 @@
-"""What all loss modules share: a scale, and gradient caching."""
+"""What all loss modules share: a scale, gradient caching, gathering, and keywords that recipes and cards know."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.losses.gradcache import CachedLossMixin
+from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_train.losses.gathering import Gather
+from raoe_train.losses.reads import SCORED_PAIRS, Reads
+
+AUTO = "auto"
+Scale = float | Literal["auto"]
 
 
 class CachedLoss(CachedLossMixin, nn.Module):
-    """A loss module of sentence-transformers that encodes in mini-batches where `mini_batch_size` says so.
+    """A loss module of sentence-transformers whose batch may be encoded piece by piece, and compared over processes.
 
-    A subclass implements ``_of_whole_batch(embeddings, labels)``, the loss, (), of a batch whose (B, D) columns are
-    whole again, and a ``forward`` that calls ``forward_cached`` where ``uses_gradient_cache`` is set.
+    A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the loss, (), of the (B, D) columns of a
+    whole batch. Its constructor keeps each keyword as an attribute of the same name and hands the others on
+    (``**cached``); so recipes, model cards and `with_scale` know them all, see settings_of.
 
-    ValueError: a scale not above 0, a mini_batch_size below 1, or a gather_across_devices not True, False or "uneven".
+    Args:
+        model: the encoder.
+        scale: tau, above 0; cosines (or angles) are multiplied by it. "auto" fits it to encoder and scores, by source,
+            where the loss reads scored pairs and raoe_train.Trainer trains it.
+        mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch.
+        gather_across_devices: compare over the batches of all processes; "uneven" where their sizes differ, see
+            raoe_train.losses.
+
+    Attributes:
+        name: what recipes call it.
+        reads: what it trains on.
+        compares_batch: whether rows of a batch are compared with each other, so that batches of another size are
+            another loss.
+
+    Raises:
+        ValueError: a scale not above 0 (or "auto" of a loss of no scores), a mini_batch_size below 1, or a
+            gather_across_devices that is not True, False or "uneven".
     """
+
+    name: ClassVar[str]
+    reads: ClassVar[Reads]
+    compares_batch = True
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: Scale = 20.0,
         *,
         mini_batch_size: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
         super().__init__()
-        if not 0 < scale < math.inf:
-            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
+        fits = self.reads.name == SCORED_PAIRS.name
+        if scale == AUTO and not fits:
+            raise ValueError(f"scale 'auto' is measured on scored pairs; for loss {self.name} give a number: 20")
+        if scale != AUTO and (isinstance(scale, str) or not 0 < scale < math.inf):
+            words = " or 'auto'" if fits else ""
+            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05){words}, got {scale!r}")
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
         if gather_across_devices not in (True, False, "uneven"):
@@ -40,35 +72,96 @@ class CachedLoss(CachedLossMixin, nn.Module):
                 f'gather_across_devices must be True, False or "uneven" (sizes differ), got {gather_across_devices!r}'
             )
         self.model = model
-        self.scale = scale
+        self.scale: Any = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = mini_batch_size is not None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined]
 
     @property
     def uneven(self) -> bool:
         """Whether processes tell each other how many rows they have."""
         return self.gather_across_devices == "uneven"
 
-    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+    @property
+    def temperature(self) -> float:
+        """1 / scale, as the literature on InfoNCE has it."""
+        return 1.0 / self.scale
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
+        """The loss of a batch, (), or its parts by name.
+
+        Args:
+            sentence_features: tokenised columns, with B rows each.
+            labels: what the collator of `reads` makes; see the class.
+        """
+        features = list(sentence_features)
+        beside = self.beside(features, labels)
+        if self.uses_gradient_cache:
+            return self.forward_cached(features, beside)  # type: ignore[arg-type]
+        return self.compute_loss_from_embeddings(embed_columns(self.model, features), **beside)
+
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        """What compute_loss_from_embeddings is given beside the embeddings, made before the encoder sees the batch."""
+        return {"labels": labels}
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         raise NotImplementedError
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches."""
-        loss = self._of_whole_batch([torch.cat(column) for column in reps], labels)
+        """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches; labels are `beside`."""
+        loss = self.total(self.compute_loss_from_embeddings([torch.cat(column) for column in reps], **labels))
         if with_backward:
             loss.backward()
             loss = loss.detach()
         return loss
 
-    def get_config_dict(self) -> dict[str, Any]:
-        return {
-            "scale": self.scale,
-            "mini_batch_size": self.mini_batch_size,
-            "gather_across_devices": self.gather_across_devices,
-        }
+    def total(self, loss: Any) -> Tensor:
+        """The one number that is differentiated where mini-batches are replayed."""
+        return loss
 
-    @property
-    def temperature(self) -> float:
-        """1 / scale, as the literature on InfoNCE has it."""
-        return 1.0 / self.scale
+    def with_scale(self, scale: float) -> Any:
+        """This loss, of the same model, with another scale."""
+        return type(self)(self.model, **{**self._settings(), "scale": scale})
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """All keywords, for the model card."""
+        return {name: getattr(value, "__name__", value) for name, value in self._settings().items()}
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in settings_of(type(self))}
+
+
+def settings_of(loss: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keywords of a loss by name, with annotation and default: those that it hands on to its base classes, too.
+
+    What has no default (the model, a teacher's `embed`) is no setting.
+    """
+    return {name: each for name, each in _parameters(loss, True).items() if each.default is not inspect.Parameter.empty}
+
+
+def _parameters(loss: Callable[..., Any], evaluated: bool = False) -> dict[str, inspect.Parameter]:
+    if not isinstance(loss, type):
+        return dict(inspect.signature(loss, eval_str=evaluated).parameters)
+    found: dict[str, inspect.Parameter] = {}
+    for cls in loss.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        own = [*inspect.signature(vars(cls)["__init__"], eval_str=evaluated).parameters.values()][1:]
+        inherited = bool(found)
+        for each in own:
+            if each.name not in found and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
+                found[each.name] = each.replace(kind=each.KEYWORD_ONLY) if inherited else each
+        if not any(each.kind is each.VAR_KEYWORD for each in own):
+            break
+    return found
+
+
+def from_zero(**numbers: float) -> None:
+    """ValueError for a number below 0, infinite or NaN."""
+    for name, value in numbers.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number from 0, got {value!r}")

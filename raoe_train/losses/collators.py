@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
+from raoe_train.data.columns import NLI_LABELS
 
 
 @dataclass

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import Gather
+from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
 Embed = Callable[[Sequence[str]], np.ndarray]
 
@@ -25,44 +24,35 @@ class DistillationLoss(CachedLoss):
     raoe_train.TextCollator, since the teacher has a tokenizer and a prompt of its own.
 
     Args:
-        model: the encoder that is trained.
+        model, scale, cached: see CachedLoss; what scale does the subclass says.
         embed: n sentences -> the teacher's embeddings, [n, D'] float32; D' need not be the student's dimension. It is
             no part of this module, so nothing trains, moves or saves it; autocast around the loss is around it, too.
-            raoe_train.encoders.frozen.embedder makes one.
-        scale: tau, > 0; what it does the subclass says.
-        mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
+            raoe_train.encoders.frozen.embedder makes one. Recipes say it in the section `teacher`.
 
     ValueError: gather_across_devices; each process compares within its own batch.
     """
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        embed: Embed,
-        scale: float = 20.0,
-        *,
-        mini_batch_size: int | None = None,
-        gather_across_devices: Gather = False,
-    ) -> None:
-        if gather_across_devices:
+    reads = PAIRS_WITH_TEXTS
+    citation = """
+@inproceedings{liu2023rankcse,
+    title = {{RankCSE}: Unsupervised Sentence Representations Learning via Learning to Rank},
+    author = {Liu, Jiduan and Liu, Jiahao and Wang, Qifan and Wang, Jingang and Wu, Wei and Xian, Yunsen and Zhao,
+        Dongyan and Chen, Kai and Yan, Rui},
+    booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics},
+    year = {2023},
+    doi = {10.18653/v1/2023.acl-long.771}
+}
+"""
+
+    def __init__(self, model: SentenceTransformer, embed: Embed, scale: float = 20.0, **cached: Any) -> None:
+        super().__init__(model, scale, **cached)
+        if self.gather_across_devices:
             raise ValueError(
                 f"{type(self).__name__} compares within the batch of each process: leave gather_across_devices false"
             )
-        super().__init__(model, scale, mini_batch_size=mini_batch_size)
         self._embed = embed
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor:
-        """The loss of a batch, ().
-
-        Args:
-            sentence_features: tokenised columns, two of them with B rows each.
-            labels: see DistillationLoss.
-        """
-        if self.uses_gradient_cache:
-            return self.forward_cached(sentence_features, labels)
-        return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
-
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The loss, (), of two columns of (B, D) embeddings. ValueError for other columns, or texts that do not fit."""
         texts = labels.get("texts") if isinstance(labels, Mapping) else None
         if texts is None:
@@ -78,17 +68,10 @@ class DistillationLoss(CachedLoss):
         # bfloat16's three digits are no order, and a coarse target.
         with torch.autocast(own.device.type, enabled=False):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
-            return self._loss(a, b, made[: len(own)].to(a.dtype), made[len(own) :].to(a.dtype))
+            return self.of_pairs(a, b, made[: len(own)].to(a.dtype), made[len(own) :].to(a.dtype))
 
-    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
-        return self.compute_loss_from_embeddings(embeddings, labels)
-
-    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+    def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         raise NotImplementedError
-
-    @property
-    def citation(self) -> str:
-        return _RANKCSE_CITATION
 
 
 class SimilarityDistillationLoss(DistillationLoss):
@@ -98,7 +81,9 @@ class SimilarityDistillationLoss(DistillationLoss):
     the teacher's cosines as static scores it is loss mse, the table's MSE2. `scale` has no part in it.
     """
 
-    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+    name = "similarity_distillation"
+
+    def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         return nn.functional.mse_loss(pairwise_cosine(a, b), pairwise_cosine(teacher_a, teacher_b))
 
 
@@ -111,7 +96,9 @@ class RankDistillationLoss(DistillationLoss):
     RankCSE leaves the diagonal out, a sentence with itself; here it is a pair like the others, and stays.
     """
 
-    def _loss(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+    name = "rank_distillation"
+
+    def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         student, teacher = _cosines(a, b), _cosines(teacher_a, teacher_b)
         return list_mle_loss(student, teacher, tau=self.scale)
 
@@ -119,15 +106,3 @@ class RankDistillationLoss(DistillationLoss):
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
     """(B, D), (B, D) -> (B, B)."""
     return nn.functional.normalize(a, dim=1) @ nn.functional.normalize(b, dim=1).T
-
-
-_RANKCSE_CITATION = """
-@inproceedings{liu2023rankcse,
-    title = {{RankCSE}: Unsupervised Sentence Representations Learning via Learning to Rank},
-    author = {Liu, Jiduan and Liu, Jiahao and Wang, Qifan and Wang, Jingang and Wu, Wei and Xian, Yunsen and Zhao,
-        Dongyan and Chen, Kai and Yan, Rui},
-    booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics},
-    year = {2023},
-    doi = {10.18653/v1/2023.acl-long.771}
-}
-"""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import Gather, gather_rows, process_rows
+from raoe_train.losses.gathering import gather_rows, process_rows
+from raoe_train.losses.reads import TRIPLETS
 
 
 class InfoNCELoss(CachedLoss):
@@ -23,19 +22,40 @@ class InfoNCELoss(CachedLoss):
     of the embeddings: logits are never stored, and the loss takes its own chunks of rows, whatever `mini_batch_size`.
 
     Args:
-        model: the encoder.
-        scale: tau, > 0; cosines are multiplied by it.
-        symmetric: the mean of this and of the other direction: each positive is to find its anchor among all anchors
+        model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
+            processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
+            the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
+            gradient, is the whole batch's.
+        symmetric: positives are to find their anchors, too. The loss is the mean of both directions
             (directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction" in sentence-transformers).
         mask_duplicates: leave false negatives out of the softmax. A column, positive or negative, is no negative of an
             anchor if its text is the anchor's, or is the positive of that anchor's text in any row of the batch; in
             the other direction, the same pairs. An anchor's own positive always counts. Texts are the same where the
             encoder gets the same tokens (prompts included, after truncation).
-        mini_batch_size: encode so many rows at a time, with the gradient of the whole batch.
-        gather_across_devices: negatives, and duplicates, are those of all processes' batches. Each process computes
-            the rows of its own pairs and returns their part of the loss times the number of processes: the mean over
-            processes, of the loss and, in DistributedDataParallel, of the gradient, is the whole batch's.
+
+    A row is its own label: labels are ignored. ValueError where there are fewer than two columns, they have different
+    numbers of rows, or duplicates are to be masked and a column is not text.
     """
+
+    name = "infonce"
+    reads = TRIPLETS
+    citation = """
+@misc{oord2018representation,
+    title = {Representation Learning with Contrastive Predictive Coding},
+    author = {van den Oord, Aaron and Li, Yazhe and Vinyals, Oriol},
+    year = {2018},
+    eprint = {1807.03748},
+    archivePrefix = {arXiv}
+}
+@inproceedings{li2024bellm,
+    title = {{BeLLM}: Backward Dependency Enhanced Large Language Model for Sentence Embeddings},
+    author = {Li, Xianming and Li, Jing},
+    booktitle = {Proceedings of the 2024 Conference of the North American Chapter of the Association for Computational
+        Linguistics: Human Language Technologies},
+    year = {2024},
+    doi = {10.18653/v1/2024.naacl-long.45}
+}
+"""
 
     def __init__(
         self,
@@ -44,33 +64,19 @@ class InfoNCELoss(CachedLoss):
         *,
         symmetric: bool = False,
         mask_duplicates: bool = True,
-        mini_batch_size: int | None = None,
-        gather_across_devices: Gather = False,
+        **cached: Any,
     ) -> None:
-        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
+        super().__init__(model, scale, **cached)
         self.symmetric = symmetric
         self.mask_duplicates = mask_duplicates
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Tensor:
-        """The loss of a batch, ().
-
-        Args:
-            sentence_features: tokenised columns, at least two of them, with B rows each.
-            labels: ignored; a row is its own label.
-
-        ValueError where there are fewer columns, they have different numbers of rows, or duplicates are to be masked
-        and a column is not text.
-        """
-        features = list(sentence_features)
-        texts: Tensor | None = None
-        if self.mask_duplicates:
-            # Before the encoder sees the columns: mini-batches are slices of them, and modules may change them.
-            columns = [_text_ids(column) for column in features]
-            _check_columns([len(column) for column in columns])
-            texts = torch.stack(columns, dim=1)
-        if self.uses_gradient_cache:
-            return self.forward_cached(features, texts)  # which hands them to _of_whole_batch
-        return self.compute_loss_from_embeddings(embed_columns(self.model, features), texts=texts)
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        if not self.mask_duplicates:
+            return {}
+        # Mini-batches are slices of the columns, and the encoder's modules may change them.
+        columns = [_text_ids(column) for column in features]
+        _check_columns([len(column) for column in columns])
+        return {"texts": torch.stack(columns, dim=1)}
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
@@ -103,16 +109,6 @@ class InfoNCELoss(CachedLoss):
             back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped())
             loss = (loss + back) / 2
         return loss * (len(own) * len(sizes) / sum(sizes))
-
-    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
-        return self.compute_loss_from_embeddings(embeddings, texts=labels)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "symmetric": self.symmetric, "mask_duplicates": self.mask_duplicates}
-
-    @property
-    def citation(self) -> str:
-        return _INFONCE_CITATION
 
     def _one_way(
         self, rows: Tensor, partners: Tensor, negatives: list[Tensor], start: int, same: _Duplicates | None
@@ -236,22 +232,3 @@ def _check_columns(rows: list[int]) -> None:
             f"InfoNCELoss needs a text in each row of each column, got columns of {', '.join(map(str, rows))} rows: "
             "leave out incomplete rows, or make a data set of them with a loss of its own"
         )
-
-
-_INFONCE_CITATION = """
-@misc{oord2018representation,
-    title = {Representation Learning with Contrastive Predictive Coding},
-    author = {van den Oord, Aaron and Li, Yazhe and Vinyals, Oriol},
-    year = {2018},
-    eprint = {1807.03748},
-    archivePrefix = {arXiv}
-}
-@inproceedings{li2024bellm,
-    title = {{BeLLM}: Backward Dependency Enhanced Large Language Model for Sentence Embeddings},
-    author = {Li, Xianming and Li, Jing},
-    booktitle = {Proceedings of the 2024 Conference of the North American Chapter of the Association for Computational
-        Linguistics: Human Language Technologies},
-    year = {2024},
-    doi = {10.18653/v1/2024.naacl-long.45}
-}
-"""

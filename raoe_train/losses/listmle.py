@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import Gather, process_rows
+from raoe_train.losses.gathering import process_rows
+from raoe_train.losses.reads import LISTS
 
-TIES = ("ordinal", "random")
+Ties = Literal["ordinal", "random"]
 
 
 class ListMLELoss(CachedLoss):
@@ -33,43 +33,44 @@ class ListMLELoss(CachedLoss):
     it of a dataset with a column `sentences` of lists of texts, and `label`, if there, of each list's n x n teacher.
 
     Args:
-        model: the encoder.
-        scale: tau, > 0; cosines are multiplied by it. 20 is the paper's temperature of 0.05.
-        ties: what the teacher's equals do: "ordinal" keeps the order of the list, "random" shuffles them anew at every
-            call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
-        mini_batch_size: encode so many sentences at a time, with the gradient of the whole batch.
-        gather_across_devices: weigh processes by their sentences, so that the mean over processes, of the loss and, in
-            DistributedDataParallel, of the gradient, is the whole batch's where their lists differ in length. (Where
-            they do not, it is that already.) Nothing but that number is gathered, so True and "uneven" are the same.
+        model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
+            gather_across_devices processes weigh by their sentences, so that the mean over processes, of the loss and,
+            in DistributedDataParallel, of the gradient, is the whole batch's where their lists differ in length.
+            Nothing but that number is gathered, so True and "uneven" are the same.
+        ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
+            shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
     """
 
+    name = "listmle"
+    reads = LISTS
+    compares_batch = False
+    citation = """
+@inproceedings{xia2008listwise,
+    title = {Listwise Approach to Learning to Rank: Theory and Algorithm},
+    author = {Xia, Fen and Liu, Tie-Yan and Wang, Jue and Zhang, Wensheng and Li, Hang},
+    booktitle = {Proceedings of the 25th International Conference on Machine Learning},
+    year = {2008},
+    doi = {10.1145/1390156.1390306}
+}
+@article{he2025refining,
+    title = {Refining Sentence Embedding Model through Ranking Sentences Generation with Large Language Models},
+    author = {He, Liyang and Liu, Chenglong and Li, Rui and Huang, Zhenya and Ruan, Shulan and Zhou, Jun and Chen,
+        Enhong},
+    journal = {arXiv preprint arXiv:2502.13656},
+    year = {2025}
+}
+"""
+
     def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        *,
-        ties: str = "ordinal",
-        mini_batch_size: int | None = None,
-        gather_across_devices: Gather = False,
+        self, model: SentenceTransformer, scale: float = 20.0, *, ties: Ties = "ordinal", **cached: Any
     ) -> None:
-        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
-        if ties not in TIES:
-            raise ValueError(f"ties must be one of {', '.join(TIES)}, got {ties!r}")
+        super().__init__(model, scale, **cached)
+        if ties not in get_args(Ties):
+            raise ValueError(f"ties must be one of {', '.join(get_args(Ties))}, got {ties!r}")
         self.ties = ties
         self._checked_labels = False
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor:
-        """The loss of a batch, ().
-
-        Args:
-            sentence_features: one tokenised column, the sentences of all lists.
-            labels: see the class.
-        """
-        if self.uses_gradient_cache:
-            return self.forward_cached(sentence_features, labels)
-        return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
-
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor:
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The loss, (), of one column of (N, D) embeddings.
 
         ValueError where there are more columns, or labels are missing, of another shape or NaN. (On a GPU, which would
@@ -102,16 +103,6 @@ class ListMLELoss(CachedLoss):
         )
         sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
-
-    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
-        return self.compute_loss_from_embeddings(embeddings, labels)
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return {**super().get_config_dict(), "ties": self.ties}
-
-    @property
-    def citation(self) -> str:
-        return _LISTMLE_CITATION
 
     def _targets(self, labels: Any, own: Tensor) -> tuple[Tensor, Tensor]:
         """(lengths (B,), teacher (B, n, n)) of a batch, on the embeddings' device."""
@@ -155,21 +146,3 @@ def _normalised(embeddings: Tensor) -> Tensor:
     """Unit rows, in float32 at least, and 0 where a row is 0."""
     wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
     return nn.functional.normalize(wide, dim=1)
-
-
-_LISTMLE_CITATION = """
-@inproceedings{xia2008listwise,
-    title = {Listwise Approach to Learning to Rank: Theory and Algorithm},
-    author = {Xia, Fen and Liu, Tie-Yan and Wang, Jue and Zhang, Wensheng and Li, Hang},
-    booktitle = {Proceedings of the 25th International Conference on Machine Learning},
-    year = {2008},
-    doi = {10.1145/1390156.1390306}
-}
-@article{he2025refining,
-    title = {Refining Sentence Embedding Model through Ranking Sentences Generation with Large Language Models},
-    author = {He, Liyang and Liu, Chenglong and Li, Rui and Huang, Zhenya and Ruan, Shulan and Zhou, Jun and Chen,
-        Enhong},
-    journal = {arXiv preprint arXiv:2502.13656},
-    year = {2025}
-}
-"""

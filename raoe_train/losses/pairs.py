@@ -1,4 +1,4 @@
-"""What the losses of sentence pairs share: reading labels, gradient caching, gathering."""
+"""What the losses of sentence pairs share: reading labels, and parts of a loss that are shown apart."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
-from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import Gather, gather_pairs
+from raoe_train.losses.base import AUTO, CachedLoss
+from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.reads import SCORED_PAIRS
 
 
 class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar; the loss is their sum.
 
-    The trainer adds them up and logs each one. Wrappers such as MatryoshkaLoss scale and add losses, so parts
-    can be scaled and added, name by name.
+    The trainer adds them up and logs each one. Wrappers such as MatryoshkaLoss scale and add losses, so parts can be
+    scaled and added, name by name.
     """
 
     def __rmul__(self, weight: float) -> LossParts:
@@ -36,74 +35,59 @@ class LossParts(dict):
 
 
 class PairLoss(CachedLoss):
-    """What the losses of pairs share: reading labels, gradient caching, gathering.
-
-    A subclass implements ``_loss(similarity, score, label)`` with (B,) tensors.
+    """A loss of scored pairs: a subclass implements ``of_pairs(similarity, score, label)``, all (B,), label None unless
+    `needs_label`; it is the loss, (), or LossParts. Arguments as of CachedLoss; labels see raoe_train.losses.
     """
 
-    needs_label = False
+    reads = SCORED_PAIRS
 
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        scale: float = 20.0,
-        *,
-        mini_batch_size: int | None = None,
-        gather_across_devices: Gather = False,
-    ) -> None:
-        super().__init__(model, scale, mini_batch_size=mini_batch_size, gather_across_devices=gather_across_devices)
+    def __init__(self, model: Any, scale: Any = 20.0, **cached: Any) -> None:
+        super().__init__(model, scale, **cached)
         self._checked_labels = False
-        self._warned: set[str] = set()
+        self._warned = False
 
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any) -> Tensor | dict[str, Tensor]:
-        """The loss of a batch.
+    @property
+    def needs_label(self) -> bool:
+        """Whether each pair must have an NLI label."""
+        return False
 
-        Args:
-            sentence_features: tokenised columns, two of them with B rows each.
-            labels: see the module's docstring.
-        """
-        if self.uses_gradient_cache:
-            return self._forward_cached(sentence_features, labels)
-        return self.compute_loss_from_embeddings(embed_columns(self.model, sentence_features), labels)
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
+        self._cached_parts: list[dict[str, Tensor]] = []
+        loss = super().forward(sentence_features, labels)
+        if len(self._cached_parts) != 1:  # no parts, or one set for each dimension of a MatryoshkaLoss
+            return loss
+        # Only the total carries the hook that replays the mini-batches; the first part's value takes its place.
+        (parts,) = self._cached_parts
+        first = next(iter(parts))
+        return LossParts({**parts, first: parts[first] + (loss - loss.detach())})
 
-    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any) -> Tensor | dict[str, Tensor]:
+    def total(self, loss: Any) -> Tensor:
+        if not isinstance(loss, dict):
+            return loss
+        self._cached_parts.append({name: part.detach() for name, part in loss.items()})
+        return torch.stack(list(loss.values())).sum()
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         """The loss of two (B, D) embeddings. ValueError where labels are missing, too many or NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
-        score, label = self._targets(labels, embeddings[0].shape[0])
-        similarity = self._similarity(embeddings[0], embeddings[1])
+        if self.scale == AUTO:
+            raise ValueError("scale 'auto' is measured by raoe_train.Trainer; a loop of your own gives a number: 20")
+        score, label = self.targets(labels, embeddings[0].shape[0])
+        similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity, score, label = gather_pairs(similarity, score, label, uneven=self.uneven)
-        return self._loss(similarity, score, label)
+        return self.of_pairs(similarity, score, label)
 
-    def _of_whole_batch(self, embeddings: list[Tensor], labels: Any) -> Tensor:
-        loss = self.compute_loss_from_embeddings(embeddings, labels)
-        if isinstance(loss, dict):
-            self._cached_parts.append({name: part.detach() for name, part in loss.items()})
-            loss = torch.stack(list(loss.values())).sum()
-        return loss
-
-    def _forward_cached(
-        self, sentence_features: Iterable[dict[str, Tensor]], labels: Any
-    ) -> Tensor | dict[str, Tensor]:
-        self._cached_parts: list[dict[str, Tensor]] = []
-        total = self.forward_cached(sentence_features, labels)
-        if len(self._cached_parts) != 1:  # no parts, or one set for each dimension of a MatryoshkaLoss
-            return total
-        # Only the total carries the hook that replays the mini-batches; the first part's value takes its
-        # place.
-        (parts,) = self._cached_parts
-        first = next(iter(parts))
-        return LossParts({**parts, first: parts[first] + (total - total.detach())})
-
-    def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
+    def similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        """(B, D), (B, D) -> (B,), of which the loss is one."""
         return pairwise_cosine(a, b)
 
-    def _loss(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor | dict[str, Tensor]:
+    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         raise NotImplementedError
 
-    def _targets(self, labels: Any, rows: int) -> tuple[Tensor, Tensor | None]:
-        """(score, label) of a batch, label None where it was not given."""
+    def targets(self, labels: Any, rows: int) -> tuple[Tensor, Tensor | None]:
+        """(score, label) of a batch in any of its forms, label None where no loss looks at it."""
         label: Tensor | None = None
         if isinstance(labels, Mapping):
             if "score" not in labels:
@@ -145,9 +129,10 @@ class PairLoss(CachedLoss):
                 f"(-1 marks a pair without one: remove it), got {label.unique().tolist()[:8]}"
             )
 
-    def _warn_small_batch(self, rows: int, margin: float) -> None:
-        if rows <= margin + 1 and "small" not in self._warned:
-            self._warned.add("small")
+    def warn_small_batch(self, rows: int, margin: float) -> None:
+        """Once, where no two ranks of a batch can be further apart than the margin."""
+        if rows <= margin + 1 and not self._warned:
+            self._warned = True
             warnings.warn(
                 f"a batch of {rows} pairs has no two ranks further apart than margin={margin}: the rank part is 0",
                 stacklevel=4,

@@ -1,163 +1,165 @@
-"""Which loss a recipe names: the class, its settings, and tau where that is to be found."""
+"""The losses that recipes name, and their settings: those of each loss's signature."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from raoe_train.config import LossConfig, TeacherConfig
+from raoe_train.losses import library
+from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
+from raoe_train.losses.base import AUTO, settings_of
+from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
+from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
+from raoe_train.losses.reads import SENTENCES_ALONE
+from raoe_train.recipe import UNDER, convert, nearest
+
+LOSSES: dict[str, Callable[..., Any]] = {}
+DIMS = "matryoshka_dims"  # of every loss of an encoder: it is trained inside a MatryoshkaLoss
 
 
-@dataclass(frozen=True)
-class Objective:
-    """A loss that a recipe can name.
+def register(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Let recipes name a loss; usable as a decorator.
 
-    Attributes:
-        reads: what it trains on: "scored pairs", "triplets", "lists", "labelled pairs" (1 similar, 0 not), "pairs"
-            (each a positive one) or "sentences".
-        keys: of LossConfig that it takes, of those in OPTIONAL.
-        ours: the class in raoe_train.losses; None where it is sentence-transformers' own (or no encoder's).
-        teacher: whether recipe section `teacher` is asked for every batch.
+    Args:
+        loss: a class whose constructor takes the model and keywords with annotations and defaults, the recipe's keys,
+            and whose errors (ValueError) begin with the keyword they are about. It has the class attributes `name` and
+            `reads` (see raoe_train.losses.reads). A subclass of CachedLoss or PairLoss has the rest.
     """
-
-    reads: str
-    keys: tuple[str, ...] = ()
-    ours: str | None = None
-    teacher: bool = False
+    LOSSES[loss.name] = loss  # type: ignore[attr-defined]
+    return loss
 
 
-CAUSAL_LM = "causal_lm"  # no loss of an encoder: trains the decoder it is made of as a language model
-LOSSES = {
-    "raoe": Objective("scored pairs", ("margin", "ties", "gate", "rank_weight", "angle_weight"), "RAOELoss"),
-    "rank_margin": Objective("scored pairs", ("margin", "ties"), "RankMarginLoss"),
-    "gated_angular": Objective("scored pairs", ("gate",), "GatedAngularLoss"),
-    "cosent": Objective("scored pairs", ours="CoSENTLoss"),
-    "angle": Objective("scored pairs", ours="AnglELoss"),
-    "infonce": Objective("triplets", ("symmetric", "mask_duplicates"), "InfoNCELoss"),
-    "angle_contrastive": Objective(
-        "triplets", ("symmetric", "mask_duplicates", "angle_weight"), "AnglEContrastiveLoss"
-    ),
-    "listmle": Objective("lists", ("ties",), "ListMLELoss"),
-    "similarity_distillation": Objective("pairs", ours="SimilarityDistillationLoss", teacher=True),
-    "rank_distillation": Objective("pairs", ours="RankDistillationLoss", teacher=True),
-    "mse": Objective("scored pairs"),
-    "triplet": Objective("triplets", ("margin", "distance")),
-    "contrastive": Objective("labelled pairs", ("margin", "distance")),
-    "online_contrastive": Objective("labelled pairs", ("margin", "distance")),
-    "multiple_negatives": Objective("pairs"),
-    CAUSAL_LM: Objective("sentences"),
-}
-OPTIONAL = tuple(dict.fromkeys(key for objective in LOSSES.values() for key in objective.keys))
-OF_BATCHES = ("online_contrastive", "multiple_negatives")  # sentence-transformers' losses of a batch as a whole
-DISTANCES = ("cosine", "euclidean")
-AUTO = "auto"  # of loss.scale
+for _loss in (
+    RAOELoss,
+    RankMarginLoss,
+    GatedAngularLoss,
+    CoSENTLoss,
+    AnglELoss,
+    InfoNCELoss,
+    AnglEContrastiveLoss,
+    ListMLELoss,
+    SimilarityDistillationLoss,
+    RankDistillationLoss,
+    library.mse,
+    library.triplet,
+    library.contrastive,
+    library.online_contrastive,
+    library.multiple_negatives,
+    library.CausalLM,
+):
+    register(_loss)
 
 
-def reads(name: str) -> str:
-    """What a loss trains on, see Objective."""
-    return LOSSES[name].reads
+def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
+    """What a recipe says of its loss, each value of the type that the signature declares, with all defaults.
+
+    None means not given. What lies under recipe.UNDER was said of another loss: it holds as far as this one has it.
+
+    Args:
+        given: the section: name (by default raoe), keywords of that loss, matryoshka_dims. scale may be "auto" where
+            the loss reads scored pairs.
+        key: of the section, for messages.
+
+    Raises:
+        ValueError: no such loss, a key that no loss or not this one has, or a value that cannot be.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{key} must be a mapping of keys, got {given!r}")
+    said = {name: None if str(value).lower() in ("none", "null") else value for name, value in given.items()}
+    earlier, name = said.pop(UNDER, None) or {}, said.pop("name", None) or RAOELoss.name
+    for other in said:
+        have = [loss for loss in LOSSES if other in _hints(loss)]
+        if not have:
+            known = [f"{key}.{word}" for word in ("name", *_everything())]
+            raise ValueError(f"unknown key {key}.{other}{nearest(f'{key}.{other}', known)}")
+        if name in LOSSES and name not in have and said[other] is not None:
+            raise ValueError(f"loss {name} has no {key}.{other}: {', '.join(have)} have it")
+    if name not in LOSSES:
+        raise ValueError(f"{key}.name must be one of {', '.join(LOSSES)}, got {name!r}")
+    chosen: dict[str, Any] = {"name": name}
+    for each, (hint, default) in _hints(name).items():
+        if each == "scale" and said.get(each) == AUTO and hint is float:
+            raise ValueError(f"{key}.scale 'auto' is measured on scored pairs; for loss {name} give a number: 20")
+        if said.get(each) is not None:
+            chosen[each] = convert(hint, said[each], f"{key}.{each}")
+        else:
+            chosen[each] = _as_far(hint, None if each in said else earlier.get(each), default)
+    try:
+        make_loss(chosen)
+    except ValueError as error:
+        raise ValueError(f"{key}.{error}") from None
+    return chosen
 
 
-def check_loss(chosen: LossConfig) -> None:
-    """ValueError where the settings of a loss cannot be; a line for those that it does not have."""
-    if chosen.name not in LOSSES:
-        raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}, got {chosen.name!r}")
-    ours = LOSSES[chosen.name].ours is not None
-    if not ours and (chosen.mini_batch_size or chosen.gather_across_devices):
-        raise ValueError(
-            f"loss {chosen.name} has no loss.mini_batch_size and no loss.gather_across_devices: "
-            + ("infonce has them" if chosen.name in OF_BATCHES else "its examples are on their own")
-        )
-    tau = chosen.scale
-    if tau != AUTO and not (isinstance(tau, (int, float)) and not isinstance(tau, bool) and 0 < tau < math.inf):
-        raise ValueError(f"loss.scale must be a number > 0 or {AUTO!r}, got {tau!r}")
-    if tau == AUTO and reads(chosen.name) != "scored pairs":
-        raise ValueError(f"loss.scale {AUTO!r} is measured on scored pairs; for loss {chosen.name} give a number: 20")
-    if reads(chosen.name) == "lists" and chosen.ties not in (None, "ordinal", "random"):
-        raise ValueError(f"loss.ties must be ordinal or random for loss {chosen.name}, got {chosen.ties!r}")
-    if chosen.distance not in (None, *DISTANCES):
-        raise ValueError(f"loss.distance must be one of {', '.join(DISTANCES)}, got {chosen.distance!r}")
-    if not ours and chosen.margin is not None and not 0 <= chosen.margin < math.inf:
-        raise ValueError(f"loss.margin must be a number from 0, got {chosen.margin!r}")
-    taken = LOSSES[chosen.name].keys
-    given = [key for key in OPTIONAL if getattr(chosen, key) is not None and key not in taken]
-    if given:
-        print(f"loss {chosen.name} has no {', '.join(given)}: ignored")
+def loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, help) of every key that some loss has, for the command line's help."""
+    yield f"{where}name", RAOELoss.name, ", ".join(LOSSES)
+    for key in _everything():
+        defaults = {loss: _hints(loss)[key][1] for loss in LOSSES if key in _hints(loss)}
+        groups: dict[str, list[str]] = {}
+        for loss, default in defaults.items():
+            groups.setdefault(str(default), []).append(loss)
+        text = "also train the first so many dimensions" if key == DIMS else _said(key)
+        if len(groups) == 1:
+            yield where + key, next(iter(defaults.values())), f"{text} ({', '.join(defaults)})"
+        else:
+            by_loss = "; ".join(f"{', '.join(losses)} {default}" for default, losses in groups.items())
+            yield where + key, "of the loss", f"{text} ({by_loss})"
 
 
-def make_losses(
-    chosen: LossConfig, model: Any, datasets: Any, batch_size: int, seed: int, teacher: TeacherConfig | None = None
-) -> tuple[Any, dict[str, float]]:
-    """(the loss, or one for each source, and tau by source). `teacher` is that of losses which ask one in every batch.
+def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -> Any:
+    """The loss of such settings, inside a MatryoshkaLoss where they say so; on no model, one to ask what it is.
 
-    With loss.scale "auto" each source has its own tau: how sharply scores order pairs is a property of them.
+    Args:
+        chosen: see loss_settings; what is not in them is by default.
+        model: the encoder.
+        embed: the teacher's, of a loss that asks one.
     """
     from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
-    import raoe_train.losses as losses
-    from raoe_train.losses.scale import calibrate
-
-    objective = LOSSES[chosen.name]
-    extra: dict[str, Any] = {"embed": _loaded_teacher(teacher)} if objective.teacher and teacher else {}
-
-    def make(scale: float) -> Any:
-        settings = {key: getattr(chosen, key) for key in objective.keys if getattr(chosen, key) is not None}
-        return getattr(losses, str(objective.ours))(
-            model,
-            scale=scale,
-            mini_batch_size=chosen.mini_batch_size,
-            gather_across_devices=chosen.gather_across_devices,
-            **extra,
-            **settings,
-        )
-
-    def wrapped(loss: Any) -> Any:
-        return MatryoshkaLoss(model, loss, chosen.matryoshka_dims) if chosen.matryoshka_dims else loss
-
-    if objective.ours is None:
-        return wrapped(library_loss(chosen, model)), {}
-    if chosen.scale != AUTO:
-        return wrapped(make(float(chosen.scale))), dict.fromkeys(datasets, float(chosen.scale))
-    by_source, scales = {}, {}
-    for source, dataset in datasets.items():
-        loss = make(1.0)
-        loss.scale, means = calibrate(model, loss, dataset, batch_size=batch_size, seed=seed)
-        by_source[source], scales[source] = wrapped(loss), loss.scale
-        at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
-        print(f"{source}: scale {loss.scale:g} (loss before training {means[loss.scale]:.2f}; at 20 {at_20:.2f})")
-    return by_source, scales
+    made, own = LOSSES[chosen["name"]], {name: chosen[name] for name in chosen if name not in ("name", DIMS)}
+    loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
+    return MatryoshkaLoss(model, loss, chosen[DIMS]) if model is not None and chosen.get(DIMS) else loss
 
 
-def _loaded_teacher(teacher: TeacherConfig) -> Any:
-    from raoe_train.training.list_targets import embedder
-
-    embed = embedder(teacher)
-    embed(["."])  # loads it: that is to be no part of the first step's time
-    return embed
+def asks_teacher(loss: Callable[..., Any]) -> bool:
+    """Whether a loss asks the encoder of the section `teacher` in every batch."""
+    return "embed" in inspect.signature(loss).parameters
 
 
-def library_loss(chosen: LossConfig, model: Any) -> Any:
-    """The loss of sentence-transformers that a recipe names, margin and distance its own where the recipe has none.
+def _hints(name: str) -> dict[str, tuple[Any, Any]]:
+    """{keyword: (annotation, default)} of a loss, those that a recipe can say."""
+    loss = LOSSES[name]
+    hints = {
+        key: (Any if each.annotation is each.empty else each.annotation, each.default)
+        for key, each in settings_of(loss).items()
+        if not callable(each.default)
+    }
+    return hints if loss.reads is SENTENCES_ALONE else {**hints, DIMS: (list[int], [])}  # type: ignore[attr-defined]
 
-    Its own are, in version 6: of TripletLoss 5.0 and euclidean, of ContrastiveLoss and OnlineContrastiveLoss 0.5 and
-    cosine.
-    """
-    from sentence_transformers.sentence_transformer import losses
 
-    if chosen.name == "mse":
-        return losses.CosineSimilarityLoss(model)
-    if chosen.name == "multiple_negatives":
-        return losses.MultipleNegativesRankingLoss(model, scale=float(chosen.scale))
-    if chosen.name == "triplet":
-        kind: Any = losses.TripletLoss
-        margin, distance = "triplet_margin", losses.TripletDistanceMetric
-        distances = {"cosine": distance.COSINE, "euclidean": distance.EUCLIDEAN}
-    else:
-        kind = losses.ContrastiveLoss if chosen.name == "contrastive" else losses.OnlineContrastiveLoss
-        margin, siamese = "margin", losses.SiameseDistanceMetric
-        distances = {"cosine": siamese.COSINE_DISTANCE, "euclidean": siamese.EUCLIDEAN}
-    settings: dict[str, Any] = {} if chosen.margin is None else {margin: chosen.margin}
-    if chosen.distance is not None:
-        settings["distance_metric"] = distances[chosen.distance]
-    return kind(model, **settings)
+def _everything() -> list[str]:
+    listed = [key for name in LOSSES for key in _hints(name)]
+    return [*dict.fromkeys(key for key in listed if key != DIMS), DIMS]
+
+
+def _as_far(hint: Any, value: Any, default: Any) -> Any:
+    """What was said of another loss, or the default where this one cannot have it."""
+    try:
+        return convert(hint, default if value is None else value, "")
+    except ValueError:
+        return convert(hint, default, "")
+
+
+def _said(key: str) -> str:
+    """What the first docstring that has a keyword says of it."""
+    for loss in LOSSES.values():
+        for cls in getattr(loss, "__mro__", (loss,)):
+            if found := re.search(rf"^ *{key}: (.+?)(?:[;.]|$)", inspect.getdoc(cls) or "", re.MULTILINE):
+                return found[1]
+    return key

@@ -12,7 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from torch import Tensor, nn
+
+from raoe_train.encoders.embed import encode_sentences
+from raoe_train.losses.base import AUTO
 
 SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
 PAIRS = 1024  # read from a source, at most
@@ -45,14 +49,34 @@ def best_scale(
     return min(means, key=lambda tau: means[tau]), means
 
 
+def scaled(loss: Any, model: Any, dataset: Any, source: str, *, batch_size: int, seed: int) -> Any:
+    """The loss with the tau of a dataset in place of "auto", with a line printed; itself where it has a number."""
+    inner = innermost(loss)
+    if getattr(inner, "scale", None) != AUTO:
+        return loss
+    tau, means = calibrate(model, inner, dataset, batch_size=batch_size, seed=seed)
+    at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
+    print(f"{source}: scale {tau:g} (loss before training {means[tau]:.2f}; at 20 {at_20:.2f})")
+    fixed = inner.with_scale(tau)
+    if inner is loss:
+        return fixed
+    # made anew: with a gradient cache it has put itself between the other one and its mini-batches
+    return MatryoshkaLoss(model, fixed, loss.matryoshka_dims, loss.matryoshka_weights, loss.n_dims_per_step)
+
+
+def innermost(loss: Any) -> Any:
+    """The loss inside of a MatryoshkaLoss or the like."""
+    while isinstance(getattr(loss, "loss", None), nn.Module):
+        loss = loss.loss
+    return loss
+
+
 def calibrate(model: Any, loss: Any, dataset: Any, *, batch_size: int, seed: int) -> tuple[float, dict[float, float]]:
     """`best_scale` for a loss module of raoe_train.losses and a dataset of sentence1, sentence2, score, perhaps label.
 
     The encoder is read without dropout on up to 1,024 pairs drawn with `seed` (or one batch, if that is larger), so
     the same run finds the same tau. loss.scale is left as it was.
     """
-    from raoe_train.encoders.embed import encode_sentences
-
     chosen = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(min(len(dataset), max(PAIRS, batch_size))))
     embeddings = [torch.as_tensor(encode_sentences(model, chosen[c], 64)) for c in ("sentence1", "sentence2")]
     targets = {name: torch.tensor(chosen[name]) for name in ("score", "label") if name in chosen.column_names}

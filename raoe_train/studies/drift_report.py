@@ -14,7 +14,7 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.once import found as found_already
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.data.ranking_lists import read_lists
+from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders.named import Model, identity
 from raoe_train.studies.markdown import cell, made_with, number, table
@@ -106,7 +106,7 @@ def report_drift(
 def _labelled(names: Sequence[str], on_error: str) -> dict[str, Dataset]:
     """The lists of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in names]
-    read = [read_lists(name, on_error=on_error) for name in names]
+    read = [list_table(name, on_error=on_error)[0] for name in names]
     said = [set(of["method"][:]) for of in read]
     methods = [(len(of) == 1 and of.pop()) or stem for stem, of in zip(stems, said, strict=True)]
     labels = [

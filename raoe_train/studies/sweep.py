@@ -196,7 +196,7 @@ def _start_metrics(output: Path, tasks: list[str], runs: Sequence[Run]) -> dict[
 
         path = output / "start" / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        polarity = polarity_of(run.arguments)
+        polarity = polarity_of(run.arguments.polarity, model)
         asked = {"model": label, "tasks": tasks, "polarity": {**dataclasses.asdict(polarity), "cache": None}}
         if known.get("asked") != asked:
             print(f"before training: {label}", flush=True)

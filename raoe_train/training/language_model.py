@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
+from raoe_train.training.stop_at_nan import StopsAtNaN
+
 HELD_OUT = 50  # one sentence of so many is not trained on, and gives the perplexity
+
+
+class LanguageModelTrainer(StopsAtNaN, Trainer):
+    """transformers' own, which stops where a loss is not finite."""
 
 
 def language_model_trainer(
@@ -15,8 +25,7 @@ def language_model_trainer(
     """(transformers' Trainer, which makes the decoder inside `model` predict each next token; the result's measures).
 
     Args:
-        model: a SentenceTransformer that starts with a plain decoder, its embeddings tied to the head: it is trained in
-            place.
+        model: a SentenceTransformer that starts with a plain decoder, tied to its head, which is trained in place.
         datasets: each with a column text. A sentence is cut to the model's max_seq_length, and ends with the
             tokenizer's end-of-sequence token.
         settings: of transformers.TrainingArguments.
@@ -26,17 +35,6 @@ def language_model_trainer(
     Raises:
         ValueError: a model that is no such decoder.
     """
-    from datasets import Dataset
-    from transformers import (
-        AutoModelForCausalLM,
-        DataCollatorForLanguageModeling,
-        Trainer,
-        TrainingArguments,
-    )
-
-    from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
-    from raoe_train.training.stop_at_nan import stopping
-
     decoder, tokenizer = model[0].model, model.tokenizer
     # With a head of its own, that would be trained, too, and then thrown away.
     if decoder.config.model_type not in ARCHITECTURES or not decoder.config.tie_word_embeddings:
@@ -48,7 +46,7 @@ def language_model_trainer(
     ids = tokenizer(sentences, truncation=True, max_length=model.max_seq_length - 1)["input_ids"]
     rows = [{"input_ids": [*row, tokenizer.eos_token_id]} for row in ids]
     kept = [row for number, row in enumerate(rows) if number % HELD_OUT]
-    trainer = stopping(Trainer, [])(
+    trainer = LanguageModelTrainer(
         model=whole,
         args=TrainingArguments(**settings),
         train_dataset=Dataset.from_list(kept),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,36 +20,46 @@ from raoe_train.artifacts import once
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
-from raoe_train.config import TeacherConfig, TrainConfig
-from raoe_train.encoders import frozen
 from raoe_train.encoders.embed import unit_rows
+from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import FrozenEncoder, identity
-from raoe_train.recipe import parameters
-from raoe_train.training.run_directory import TEACHER
 
 INFORMATION = ("both", "ranking", "semantic")
 
 
-def check_teacher(config: TeacherConfig) -> None:
+@dataclass
+class Teacher(FrozenEncoder):
+    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
+
+    cache: Annotated[str | None, "directory that keeps similarities for other runs [OUTPUT/teacher, until the end]"] = (
+        None
+    )
+    information: Annotated[
+        str, "what a list teaches: both, ranking (its order alone) or semantic (similarities alone)"
+    ] = "both"
+    omega: Annotated[float, "how far similarities are moved towards the list's order (information both)"] = 0.5
+
+
+def check_teacher(teacher: Teacher) -> None:
     """ValueError where post-training cannot have such a teacher."""
-    if config.information not in INFORMATION:
-        raise ValueError(f"teacher.information must be one of {', '.join(INFORMATION)}, got {config.information!r}")
-    if not 0 <= config.omega < math.inf:
-        raise ValueError(f"teacher.omega must be a number from 0, got {config.omega!r}")
-    if config.name is None and config.information != "ranking":
+    if teacher.information not in INFORMATION:
+        raise ValueError(f"teacher.information must be one of {', '.join(INFORMATION)}, got {teacher.information!r}")
+    if not 0 <= teacher.omega < math.inf:
+        raise ValueError(f"teacher.omega must be a number from 0, got {teacher.omega!r}")
+    if teacher.name is None and teacher.information != "ranking":
         raise ValueError(
             "--teacher.name is missing: the encoder whose similarities are learned "
             "(--teacher.information ranking takes the order of the lists alone)"
         )
 
 
-def with_targets(dataset: Any, config: TrainConfig, seed: int) -> Any:
+def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
     """A dataset of lists, column `sentences`, with what each is to be ranked by: `label`, its n x n values, row by row.
 
     By `teacher.information`: "both", the teacher's cosines refined by `teacher.omega`; "semantic", as they are;
-    "ranking", no column and no teacher, so that the lists' own order is all there is. With `data.shuffle_lists` each
-    list is shuffled first, its source too, with `seed`. (Table 3 of the ranking-sentences paper: (d) is "ranking", (e)
-    "semantic", (c) shuffled.)
+    "ranking", no column and no teacher, so that the lists' own order is all there is. Where `shuffled` is a seed each
+    list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the
+    ranking-sentences paper: (d) is "ranking", (e) "semantic", (c) shuffled.)
 
     Raises:
         ValueError: the teacher gives NaN for a sentence, which is named.
@@ -58,18 +68,17 @@ def with_targets(dataset: Any, config: TrainConfig, seed: int) -> Any:
 
     lists = [list(sentences) for sentences in dataset["sentences"]]
     orders = [list(range(len(sentences))) for sentences in lists]
-    if config.data.shuffle_lists:
-        rng = random.Random(seed)
+    if shuffled is not None:
+        rng = random.Random(shuffled)
         for order in orders:
             rng.shuffle(order)
     columns: dict[str, Any] = {
         "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
     }
-    if config.teacher.information != "ranking":
-        cache = Path(config.teacher.cache or Path(config.output or "", TEACHER))
+    if teacher.information != "ranking":
         # Of the lists as they were: the cosines of a shuffled list are the same, elsewhere.
-        found = similarities(lists, config.teacher, cache)
-        omega = config.teacher.omega if config.teacher.information == "both" else 0.0
+        found = similarities(lists, teacher, cache)
+        omega = teacher.omega if teacher.information == "both" else 0.0
         columns["label"] = [
             refined(phi[np.ix_(order, order)], omega).ravel() for phi, order in zip(found, orders, strict=True)
         ]
@@ -85,24 +94,15 @@ def refined(phi: np.ndarray, omega: float) -> np.ndarray:
     return refine_similarity(torch.from_numpy(phi), omega).numpy()
 
 
-def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: Path) -> list[np.ndarray]:
-    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero.
-
-    Args:
-        lists: of sentences.
-        teacher: the encoder.
-        cache: folder of what was made before. Each teacher and each set of lists has a folder of its own there.
-    """
+def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
+    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero. Each teacher and
+    each set of lists has a folder of its own in `cache`."""
     size = max(1, once.SHARD // 16)  # lists, of some 16 sentences each
-    made_from = {
-        "teacher": identity(as_frozen(teacher)),
-        "lists": digest([list(texts) for texts in lists]),
-        "shard": size,
-    }
+    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     folder = cache / digest(made_from)[:16]
     if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
         write_json(folder / "made_from.json", made_from)
-    embed = embedder(teacher)
+    embed = embedder(teacher, "teacher")
 
     def cosines(some: Sequence[Sequence[str]]) -> np.ndarray:
         unit = unit_rows(embed([text for texts in some for text in texts]).astype(np.float64))
@@ -113,13 +113,3 @@ def similarities(lists: Sequence[Sequence[str]], teacher: TeacherConfig, cache: 
     flat = np.concatenate(once.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
-
-
-def embedder(teacher: TeacherConfig) -> Callable[[Sequence[str]], np.ndarray]:
-    """Sentences to the teacher's embeddings, see raoe_train.encoders.frozen."""
-    return frozen.embedder(as_frozen(teacher), "teacher")
-
-
-def as_frozen(teacher: TeacherConfig) -> FrozenEncoder:
-    """The encoder of the section: TRANSITION, until the section is one."""
-    return FrozenEncoder(**{key: value for key, value in asdict(teacher).items() if key in parameters(FrozenEncoder)})

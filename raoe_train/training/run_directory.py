@@ -4,58 +4,58 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import yaml
+
+from raoe_train.artifacts.processes import in_first
 from raoe_train.artifacts.writing import partial, write_text
-from raoe_train.config import TrainConfig
-from raoe_train.old_recipe import to_dict
+from raoe_train.encoders.named import Model
+from raoe_train.recipe import to_dict
 
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
-_NO_MATTER = ("model.device", "teacher.device", "teacher.cache", "polarity.cache", "data.cache_dir")
+NO_MATTER = ("output", "overwrite", "device", "cache", "cache_dir")  # keys that change no result, in any section
 
 
-def finished_metrics(config: TrainConfig) -> dict[str, Any] | None:
-    """What metrics.json holds if ``config.output`` has this very run, finished."""
-    import yaml
+def finished_metrics(arguments: SimpleNamespace) -> dict[str, Any] | None:
+    """What metrics.json holds if `arguments.output` has this very run, finished.
 
-    recipe, done = Path(config.output or "", "recipe.yaml"), Path(config.output or "", "metrics.json")
-    if not (recipe.is_file() and done.is_file()):
-        return None
-    same = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) == _identity(to_dict(config))
-    return json.loads(done.read_text(encoding="utf-8")) if same else None
-
-
-def claim_output(output: Path, config: TrainConfig) -> dict[str, Any] | None:
-    """Make `output` this run's directory; its metrics if it holds this very run, finished.
-
-    ValueError where another recipe's run, or anything else, is in the way and ``config.overwrite`` is not
-    set.
+    Args:
+        arguments: all of the job `train`, as raoe_train.cli.load("train", …) gives them.
     """
-    import yaml
+    output = Path(arguments.output or "")
+    same = _recorded(output) == _identity(to_dict(arguments))
+    return _metrics(output) if same else None
 
-    recipe = output / "recipe.yaml"
-    ours = _identity(to_dict(config))
-    if recipe.is_file():
-        theirs = _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {})
-        if theirs == ours:
-            finished = finished_metrics(config)
-            if finished is not None:
-                clear_unfinished(output)
-            return finished
-        if not config.overwrite:
-            changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-            raise ValueError(
-                f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
-                "choose another output, or --overwrite it"
-            )
-    elif output.is_dir() and set(output.iterdir()) - {partial(recipe)} and not config.overwrite:
+
+def claim(output: Path, recipe: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """Make `output` the directory of a run of this resolved recipe; its metrics if it holds that very run, finished.
+
+    ValueError where another recipe's run, or anything else, is in the way and `overwrite` is not set.
+    """
+    file, ours, theirs = output / "recipe.yaml", _identity(recipe), _recorded(output)
+    if theirs == ours:
+        finished = _metrics(output)
+        if finished is not None:
+            clear_unfinished(output)
+        return finished
+    if theirs is not None and not overwrite:
+        changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+        raise ValueError(
+            f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
+            "choose another output, or --overwrite it"
+        )
+    if theirs is None and output.is_dir() and set(output.iterdir()) - {partial(file)} and not overwrite:
         raise ValueError(f"{output} is not empty and holds no run of ours; choose another output, or --overwrite")
     for name in (CHECKPOINTS, INITIAL):
         shutil.rmtree(output / name, ignore_errors=True)
     for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
         (output / name).unlink(missing_ok=True)
-    write_text(recipe, yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True))
+    write_text(file, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
     return None
 
 
@@ -63,6 +63,27 @@ def clear_unfinished(output: Path) -> None:
     """Remove what only a run that is not finished needs."""
     for name in (CHECKPOINTS, INITIAL, TEACHER):
         shutil.rmtree(output / name, ignore_errors=True)
+
+
+def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
+    """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
+    from raoe_train.encoders.load import SCRATCH, load_encoder
+
+    if model.name != SCRATCH:
+        return load_encoder(model, sentences=texts, seed=seed, train=True)
+    made: list[Any] = []
+
+    def make() -> None:
+        if (initial / "modules.json").is_file():
+            return
+        made.append(load_encoder(model, sentences=texts, seed=seed, train=True))
+        made[0].save_pretrained(str(partial(initial)), create_model_card=False)
+        shutil.rmtree(initial, ignore_errors=True)
+        partial(initial).replace(initial)  # in one step: half of a tokenizer would be another one
+
+    # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
+    in_first(make)
+    return made[0] if made else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -78,6 +99,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def log_writer(path: Path) -> Any:
+    """A callback that writes the trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
     from transformers import TrainerCallback
 
     def line(entry: dict[str, Any]) -> str:
@@ -85,8 +107,6 @@ def log_writer(path: Path) -> Any:
         return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
 
     class LogWriter(TrainerCallback):
-        """The trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
-
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
                 path.write_text("".join(map(line, state.log_history)), encoding="utf-8")
@@ -99,10 +119,24 @@ def log_writer(path: Path) -> Any:
     return LogWriter()
 
 
-def _identity(values: dict[str, Any]) -> dict[str, Any]:
-    # What does not change the result: where it goes, what it may replace, what is measured afterwards.
-    values = {key: value for key, value in values.items() if key not in ("output", "overwrite")}
-    flat: dict[str, Any] = {}
-    for section, value in values.items():
-        flat.update({f"{section}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {section: value})
-    return {key: value for key, value in flat.items() if key not in _NO_MATTER}
+def _recorded(output: Path) -> dict[str, Any] | None:
+    """What decides on the run that is there; None where there is none."""
+    recipe = output / "recipe.yaml"
+    return _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) if recipe.is_file() else None
+
+
+def _metrics(output: Path) -> dict[str, Any] | None:
+    done = output / "metrics.json"
+    return json.loads(done.read_text(encoding="utf-8")) if done.is_file() else None
+
+
+def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in _flat(recipe) if key.rpartition(".")[2] not in NO_MATTER}
+
+
+def _flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{where}{key}.")
+        else:
+            yield where + str(key), value

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import TrainerCallback
+
 from raoe_train.training.run_directory import newest_checkpoint
 
 SHOWN = 3  # rows of a batch with their texts
@@ -18,89 +21,87 @@ LEFT = "its gradient left weights that are not finite"
 CHUNK = 1024  # rows of a dataset, tokenised together when a batch's are looked for
 
 
-def stopping(trainer_class: type, losses: Sequence[str]) -> type:
-    """A subclass of transformers' Trainer whose steps raise FloatingPointError at a loss that is not finite.
+class StopsAtNaN:
+    """Makes steps of a trainer, transformers' Trainer or a subclass, raise FloatingPointError at a loss that is not
+    finite: `class Stopping(StopsAtNaN, Trainer)`.
 
     Neither is a checkpoint written, nor the encoder evaluated, once its weights are not finite: a loss can be while its
     gradient is not, and then the step after it would be blamed.
 
-    Args:
-        trainer_class: SentenceTransformerTrainer, or transformers' own.
-        losses: what to try with respect to the loss, in words.
+    Attributes:
+        hints: what to try with respect to the loss, in words.
     """
-    from transformers import TrainerCallback
 
-    class Stopping(trainer_class):  # type: ignore[misc]
-        def __init__(self, *arguments: Any, **settings: Any) -> None:
-            super().__init__(*arguments, **settings)
-            self.batch: Any = None  # of the step that is under way, or was last
-            self.add_callback(BeforeSaving(self))
+    hints: Sequence[str] = ()
 
-        def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
-            before, self.batch = self.batch, dict(inputs)
-            loss = super().training_step(model, inputs, *arguments, **settings)
-            if not math.isfinite(loss):
-                step, found = self.state.global_step + 1, f"the loss is {float(loss)}"
-                if before is not None and not finite_weights(self.model):
-                    raise self.error(step - 1, f"{LEFT} ({found} after it)", before)
-                raise self.error(step, found, self.batch)
-            return loss
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.batch: Any = None  # of the step that is under way, or was last
+        self.add_callback(_BeforeSaving(self))
 
-        def error(self, step: int, found: str, batch: Any) -> FloatingPointError:
-            return FloatingPointError("\n".join([f"step {step}: {found}", *self._rows(batch), *self._hints()]))
+    def training_step(self: Any, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
+        before, self.batch = self.batch, dict(inputs)
+        loss = super().training_step(model, inputs, *arguments, **settings)  # type: ignore[misc]
+        if not math.isfinite(loss):
+            step, found = self.state.global_step + 1, f"the loss is {float(loss)}"
+            if before is not None and not finite_weights(self.model):
+                raise self.not_finite(step - 1, f"{LEFT} ({found} after it)", before)
+            raise self.not_finite(step, found, self.batch)
+        return loss
 
-        def _rows(self, batch: Mapping[str, Any]) -> Iterator[str]:
-            of = self.accelerator.process_index
-            where = f" of process {of}" if self.accelerator.num_processes > 1 else ""
-            name = batch.get("dataset_name")
-            dataset = self.train_dataset
-            if isinstance(dataset, Mapping):
-                name = name or next(iter(dataset))
-                dataset = dataset[name]
-            rows = rows_of(batch, dataset, self.data_collator)
-            if not rows:
-                yield f"rows of the batch{where}: not found in the data"
-                return
-            listed = ", ".join("?" if row is None else str(row) for row in rows[:32])
-            more = f" and {len(rows) - 32} more" if len(rows) > 32 else ""
-            yield f"rows of the batch{where}, of {name or 'the data'} as it was read, from 0: {listed}{more}"
-            for row in [row for row in rows if row is not None][:SHOWN]:
-                yield f"  {row}: {_shown(dataset[row])}"
+    def not_finite(self: Any, step: int, found: str, batch: Any) -> FloatingPointError:
+        """The error of a step: what was in its batch, and what to try."""
+        return FloatingPointError("\n".join([f"step {step}: {found}", *self._rows(batch), *self._to_try()]))
 
-        def _hints(self) -> Iterator[str]:
-            rate = f"training.learning_rate (now {self.args.learning_rate:g})"
-            hints = [f"a smaller {rate} or more training.warmup_steps", *losses]
-            if self.args.fp16:
-                hints.append("training.bf16 in the place of fp16, whose largest number is 65504")
-            elif self.args.bf16:
-                hints.append("training.bf16 false")
-            hints.append("a look at these rows: scores that are no numbers, sentences that are empty or not text")
-            yield "to try: " + "; ".join(hints)
-            last = newest_checkpoint(Path(self.args.output_dir))
-            yield (
-                f"The last good checkpoint is {last}: --model.name {last} starts another run from it"
-                if last
-                else "There is no checkpoint yet (training.save_strategy steps, training.save_steps)"
-            )
+    def _rows(self: Any, batch: Mapping[str, Any]) -> Iterator[str]:
+        of = self.accelerator.process_index
+        where = f" of process {of}" if self.accelerator.num_processes > 1 else ""
+        name = batch.get("dataset_name")
+        dataset = self.train_dataset
+        if isinstance(dataset, Mapping):
+            name = name or next(iter(dataset))
+            dataset = dataset[name]
+        rows = rows_of(batch, dataset, self.data_collator)
+        if not rows:
+            yield f"rows of the batch{where}: not found in the data"
+            return
+        listed = ", ".join("?" if row is None else str(row) for row in rows[:32])
+        more = f" and {len(rows) - 32} more" if len(rows) > 32 else ""
+        yield f"rows of the batch{where}, of {name or 'the data'} as it was read, from 0: {listed}{more}"
+        for row in [row for row in rows if row is not None][:SHOWN]:
+            yield f"  {row}: {_shown(dataset[row])}"
 
-    class BeforeSaving(TrainerCallback):
-        def __init__(self, trainer: Any) -> None:
-            self.trainer = trainer
+    def _to_try(self: Any) -> Iterator[str]:
+        rate = f"training.learning_rate (now {self.args.learning_rate:g})"
+        hints = [f"a smaller {rate} or more training.warmup_steps", *self.hints]
+        if self.args.fp16:
+            hints.append("training.bf16 in the place of fp16, whose largest number is 65504")
+        elif self.args.bf16:
+            hints.append("training.bf16 false")
+        hints.append("a look at these rows: scores that are no numbers, sentences that are empty or not text")
+        yield "to try: " + "; ".join(hints)
+        last = newest_checkpoint(Path(self.args.output_dir))
+        yield (
+            f"The last good checkpoint is {last}: --model.name {last} starts another run from it"
+            if last
+            else "There is no checkpoint yet (training.save_strategy steps, training.save_steps)"
+        )
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            last = state.global_step >= state.max_steps
-            if (last or control.should_save or control.should_evaluate) and not finite_weights(self.trainer.model):
-                raise self.trainer.error(state.global_step, LEFT, self.trainer.batch)
 
-        on_epoch_end = on_step_end
+class _BeforeSaving(TrainerCallback):
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
 
-    return Stopping
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        last = state.global_step >= state.max_steps
+        if (last or control.should_save or control.should_evaluate) and not finite_weights(self.trainer.model):
+            raise self.trainer.not_finite(state.global_step, LEFT, self.trainer.batch)
+
+    on_epoch_end = on_step_end
 
 
 def finite_weights(model: Any) -> bool:
     """Whether all numbers of all parameters that are trained are finite."""
-    import torch
-
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
 
 

@@ -41,6 +41,8 @@ def test_lines_of_any_kind_go_from_settings_to_summary(output):
         first.begin({"settings": SETTINGS})
     assert (first.share([1, 2, 3]), second.share([1, 2, 3])) == ([1, 3], [2])
     write(first, {"id": 3, "word": "three"}, {"id": 1, "word": "one", "reason": "too short"})
+    assert [path.read_bytes().count(b"\n") for path in first.own.values()] == [1, 1]
+    assert b"too short" in first.own[False].read_bytes()
     with first.locked():
         assert first.finish([1, 2, 3], dict) is None  # the other's is missing
     with open(second.own[True], "wb") as file:

@@ -149,14 +149,14 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
                                                           "save_steps": 3, "epochs": 1})  # fmt: skip
         if name == "stopped":
             code = (
-                "import os, raoe_train.jobs.train as t; from raoe_train.old_recipe import load; real = t.log_writer\n"
+                "import os, raoe_train.jobs.train as t; from raoe_train.cli import load; real = t.log_writer\n"
                 "def killer(path):\n"
                 "    made = real(path)\n"
                 "    def end(self, args, state, control, **more):\n"
                 "        if state.global_step == 5: os._exit(9)\n"
                 "    type(made).on_step_end = end\n"
                 "    return made\n"
-                f"t.log_writer = killer\nt.train(load('train', {str(path)!r}))"
+                f"t.log_writer = killer\nt.train(**vars(load('train', {str(path)!r})))"
             )
             script = tmp_path / "killed.py"
             script.write_text(code)

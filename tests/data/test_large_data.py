@@ -14,11 +14,11 @@ import pytest
 from datasets import Dataset
 
 from raoe_train.artifacts.once import made_once
+from raoe_train.cli import load
 from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.tables import Texts, to_table
-from raoe_train.old_recipe import load
-from raoe_train.training.training_data import read_training_data
+from tests.tiny import training_data
 from tests.training.test_training import settings, write_pairs
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 def read(made, **changes):
     """(datasets as lists, texts) that settings train on."""
-    datasets, texts = read_training_data(load("train", None, {**made, **changes}), 1)
+    datasets, texts = training_data(load("train", None, {**made, **changes}), 1)
     return {name: dataset.to_dict() for name, dataset in datasets.items()}, list(texts)
 
 
@@ -184,12 +184,12 @@ MEMORY = """
 import gc, sys
 import datasets, pyarrow
 from raoe_train.training.cost_meter import peak_mb, reset_peak
-from raoe_train.old_recipe import load
-from raoe_train.training.training_data import read_training_data
+from raoe_train.cli import load
+from tests.tiny import training_data
 from raoe_train.data.pairs import read_pairs
 
 def read(source, cache):
-    return read_training_data(load("train", None, {"data.train": [source], "data.cache_dir": cache}), 1)
+    return training_data(load("train", None, {"data.train": [source], "data.cache_dir": cache}), 1)
 
 source, cache = sys.argv[1:]
 read("builtin#dev", None)  # what is loaded at first use

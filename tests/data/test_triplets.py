@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from raoe_train.data.files import write_rows
-from raoe_train.data.triplets import read_triplets, triplet_table
+from raoe_train.data.triplets import triplet_table
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 HEADER = "premise\thypothesis\tlabel\n"
@@ -38,6 +38,10 @@ ALWAYS = {"no gold label": 1, "blank line": 1, "duplicate hypothesis": 1}
 def write(path, text):
     path.write_text(text, encoding="utf-8")
     return str(path)
+
+
+def read_triplets(*source, **asked):
+    return triplet_table(*source, **asked)[0]
 
 
 def rows_of(data):

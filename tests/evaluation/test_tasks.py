@@ -23,7 +23,7 @@ from raoe_train.evaluation.tasks import (
     suite_tasks,
     table,
 )
-from raoe_train.jobs.train import _summary
+from raoe_train.training.measures import summary
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -207,7 +207,7 @@ def test_results_without_kinds_stay_readable():
 
 def test_the_summary_of_training_shows_main_metrics():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
-    assert _summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
+    assert summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
 
 
 def test_command_line(model, folder, tmp_path, capsys):

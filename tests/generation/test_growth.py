@@ -166,6 +166,7 @@ def test_a_list_at_once():
         6: "repeated: sentence 3 is there for the 3rd time",
     }
     assert found[1].sentences == ["source", "one", "two", "three"]
+    assert found[4].sentences == ["source", "one", ""]  # it ends where it breaks a rule
     assert all(request.far is None and request.max_new_tokens == 21 for request in asked) and len(asked) == 6
     kept = chains_of(write, ["source"] * 6, method="single-step", verify=False)
     assert all(chain.reason is None for chain in kept.values())

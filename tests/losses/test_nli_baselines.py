@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from raoe_train import run
-from raoe_train.config import LossConfig
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.triplets import triplet_table
 from raoe_train.encoders.embed import cosines
@@ -21,7 +20,7 @@ from raoe_train.losses import (
     SimilarityDistillationLoss,
 )
 from raoe_train.losses.collators import TextCollator
-from raoe_train.losses.registry import check_loss
+from raoe_train.losses.registry import loss_settings
 from tests.tiny import SENTENCES, gradients, tiny_encoder
 
 
@@ -148,7 +147,7 @@ def test_distillation_errors():
     with pytest.raises(ValueError, match="leave gather_across_devices false"):
         RankDistillationLoss(None, by_length, gather_across_devices=True)
     with pytest.raises(ValueError, match="is measured on scored pairs"):
-        check_loss(LossConfig(name="rank_distillation", scale="auto"))
+        loss_settings({"name": "rank_distillation", "scale": "auto"})
 
 
 def test_texts_stand_beside_tokens():

@@ -46,12 +46,12 @@ def test_expand(tmp_path):
     })  # fmt: skip
     runs = {made.name: made for made in runs_of(None, asked)}
     assert list(runs)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"]
-    assert runs["cosent-seed7"].arguments.loss.name == "cosent"
+    assert runs["cosent-seed7"].arguments.loss["name"] == "cosent"
     assert runs["cosent-seed7"].arguments.training["seed"] == 7
     assert runs["later-seed2"].arguments.model.name == runs["raoe-seed2"].arguments.output
     assert runs["later-seed2"].arguments.training["epochs"] == 3
     point = runs["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.arguments.training["learning_rate"] == 2e-5 and point.arguments.loss.margin == 0
+    assert point.arguments.training["learning_rate"] == 2e-5 and point.arguments.loss["margin"] == 0
     assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
     assert len(runs) == 4 + 1 + 4
     names = [made.name for made in chosen(list(runs.values()), ["later-seed2", "cos*"])]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from raoe_train import run
-from raoe_train.config import ModelConfig
 from raoe_train.data.conditional import split_conditional
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from tests.decoders import saved_decoder
 
 PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'
@@ -65,7 +65,7 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
     tasks = [str(folder / "dev.csv")]
     found = run("evaluate", **{"model.name": str(folder / "out"), "model.device": "cpu", "tasks": tasks})
     assert found["tasks"] == {tasks[0]: pytest.approx(metrics["after"]["tasks"][tasks[0]], abs=1e-4)}
-    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert model.prompts["conditional"] == split_conditional(PROMPT)[0]
     whole = model.tokenizer.decode(model.preprocess(["Given the context A, summarize the sentence b"])["input_ids"][0])
     assert whole.endswith('Given the context A, summarize the sentence b in one word:"')
@@ -73,7 +73,7 @@ def test_the_prompt_is_saved_and_fills_in_conditions_again(trained):
 
 def test_the_condition_counts(trained):
     folder, _ = trained
-    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     before, _ = split_conditional(PROMPT)
     one, two = (before.format(condition=condition) + SCENES[0] for condition in CONDITIONS[:2])
     first, second = model.encode([one, two])
@@ -87,7 +87,7 @@ def test_submission(trained):
     assert run("evaluate", **asked)["predictions"] == 7
     written = json.loads(path.read_text())
     assert list(written) == [str(row) for row in range(7)]
-    model = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    model = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     before, _ = split_conditional(PROMPT)
     texts = [before.format(condition=CONDITIONS[2]) + text for text in (SCENES[2], f"{SCENES[2]} 2")]
     a, b = model.encode(texts)

@@ -10,13 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from raoe_train import run
-from raoe_train.config import ModelConfig
+from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
-from raoe_train.old_recipe import load
-from raoe_train.training.training_data import read_training_data
 from tests.decoders import saved_decoder
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, training_data
 
 SCRATCH = {
     "architecture": "llama",
@@ -64,7 +63,7 @@ def test_pretraining_predicts_the_next_token(pretrained):
     assert metrics["perplexity"] > 1 and metrics["tokens"] > 100
     # what is saved is the decoder that was trained, with its head: a known sentence is likely, a shuffled one is not
     model = AutoModelForCausalLM.from_pretrained(str(folder / "out")).eval()
-    encoder = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    encoder = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert torch.equal(model.model.embed_tokens.weight, encoder[0].model.embed_tokens.weight)
     ids = encoder.tokenizer([f"{SENTENCES[1]} 1"], return_tensors="pt")["input_ids"]
     with torch.no_grad():
@@ -82,16 +81,16 @@ def test_pretraining_wants_a_decoder(tmp_path):
 def test_triplets_of_a_pair_file(tmp_path, capsys):
     source = nli_file(tmp_path / "nli.tsv")
     config = load("train", "bellm-tiny", {"data.train": [source]})
-    datasets, texts = read_training_data(config, 1)
+    datasets, texts = training_data(config, 1)
     assert datasets["nli"].column_names == ["anchor", "positive", "negative"] and len(datasets["nli"]) == 12
     assert datasets["nli"][0]["positive"].startswith("surely") and datasets["nli"][0]["negative"].startswith("never")
     assert len(list(texts)) == 36
     assert "12 triplets, 12 rows dropped (neutral)" in capsys.readouterr().out
-    datasets, _ = read_training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}), 1)
+    datasets, _ = training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}), 1)
     assert datasets["nli"].column_names == ["anchor", "positive", "negative", "neutral"]
     (tmp_path / "none.tsv").write_text("premise\thypothesis\tlabel\na b\tc\t0\n")
     with pytest.raises(ValueError, match="contradict"):
-        read_training_data(load("train", "bellm-tiny", {"data.train": [str(tmp_path / "none.tsv")]}), 1)
+        training_data(load("train", "bellm-tiny", {"data.train": [str(tmp_path / "none.tsv")]}), 1)
 
 
 def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
@@ -114,7 +113,7 @@ def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
         }
         metrics = run("train", "bellm-tiny", **made)
         assert metrics["steps"] == 3 and metrics["scale"] == {"nli": 20}
-        results[mini] = load_encoder(ModelConfig(name=str(out), device="cpu"))
+        results[mini] = load_encoder(Model(name=str(out), device="cpu"))
         assert check_encoder(results[mini])["failed"] == []
     # gradient caching is the same training
     plain, cached = (torch.tensor(results[mini].encode(SENTENCES)) for mini in (None, 4))
@@ -197,12 +196,12 @@ def test_the_tiny_recipe_learns(tmp_path):
     metrics = run("train", "bellm-tiny", output=str(tmp_path / "out"))
     assert metrics["before"]["tasks"]["builtin#test"]["spearman"] < 45
     assert metrics["after"]["tasks"]["builtin#test"]["spearman"] > 75
-    model = load_encoder(ModelConfig(name=str(tmp_path / "out"), device="cpu"))
+    model = load_encoder(Model(name=str(tmp_path / "out"), device="cpu"))
     assert check_encoder(model)["failed"] == []
 
 
 def test_the_last_token_is_warned_of_in_training(tmp_path, caplog):
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", "pooling": "last", "bidirectional_layers": 1}
     with caplog.at_level(logging.WARNING, logger="raoe_train"):
-        load_encoder(ModelConfig(**settings), train=True)
+        load_encoder(Model(**settings), train=True)
     assert "pool the mean" in caplog.text

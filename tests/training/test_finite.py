@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from raoe_train import run
 from raoe_train.cli import main
-from raoe_train.config import ModelConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
 from raoe_train.training.stop_at_nan import rows_of
@@ -89,7 +89,7 @@ def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypat
     last = tmp_path / "out" / "checkpoints" / f"checkpoint-{(step - 1) // every * every}"
     assert (len(batches) > step) == (every == 3)
     assert f"--model.name {last}" in text
-    assert check_encoder(load_encoder(ModelConfig(name=str(last), device="cpu")))["failed"] == []
+    assert check_encoder(load_encoder(Model(name=str(last), device="cpu")))["failed"] == []
     for path in last.parent.glob("checkpoint-*"):
         assert all(value.isfinite().all() for value in load_file(path / "model.safetensors").values())
     again = run("train", "raoe-s1", **made)

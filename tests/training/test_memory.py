@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from benchmarks import timing
-from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model, Scratch
 from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss
 from tests.tiny import total
 
@@ -20,8 +20,8 @@ MINI_BATCH = 32
 
 @pytest.fixture(scope="module")
 def encoder():
-    shape = ScratchConfig(hidden_size=64, layers=2, intermediate_size=256, dropout=0.1)
-    return load_encoder(ModelConfig(name="scratch", scratch=shape, device="cpu"), sentences=["a b", "b c"], seed=0)
+    shape = Scratch(hidden_size=64, layers=2, intermediate_size=256, dropout=0.1)
+    return load_encoder(Model(name="scratch", scratch=shape, device="cpu"), sentences=["a b", "b c"], seed=0)
 
 
 def peak(encoder, loss, columns: int, rows: int, labels) -> int:

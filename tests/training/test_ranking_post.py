@@ -19,12 +19,10 @@ import raoe_train.training.list_targets as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import once
-from raoe_train.config import TeacherConfig
+from raoe_train.cli import load
 from raoe_train.encoders.named import Encoder, FrozenEncoder, as_model
-from raoe_train.old_recipe import load
 from raoe_train.training.run_directory import finished_metrics
-from raoe_train.training.training_data import read_training_data
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, tiny_encoder, training_data
 from tests.training.test_training import KILLED, write_pairs
 
 CHAINS = [SENTENCES[first : first + length] for first, length in ((0, 5), (2, 3), (4, 6), (1, 5), (5, 4), (3, 7))]
@@ -65,7 +63,7 @@ def settings(folder, encoders, **changes):
 
 def targets(made, seed=42):
     """(lists, their teachers) that a recipe trains on."""
-    datasets, texts = read_training_data(load("train", "ranking-post", made), seed)
+    datasets, texts = training_data(load("train", "ranking-post", made), seed)
     (dataset,) = datasets.values()
     lists = list(dataset["sentences"])
     assert list(texts) == [text for sentences in lists for text in sentences]
@@ -124,11 +122,11 @@ def test_the_teacher_sees_what_is_trained_on(tmp_path, encoders):
 
 def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders, monkeypatch):
     monkeypatch.setattr(once, "SHARD", 32)
-    teacher, asked, killed = TeacherConfig(name=encoders[1], device="cpu"), [], []
+    teacher, asked, killed = FrozenEncoder(encoders[1], device="cpu"), [], []
     embedder = teaching.embedder
 
-    def watched(config):
-        embed = embedder(config)
+    def watched(encoder, role):
+        embed = embedder(encoder, role)
 
         def counting(sentences):
             asked.append(list(sentences))
@@ -152,7 +150,7 @@ def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders,
     assert asked == [] and all(map(np.array_equal, again, found))
     # Other lists, or another teacher, are not what is kept.
     teaching.similarities(CHAINS[:1], teacher, tmp_path)
-    teaching.similarities(CHAINS[:1], TeacherConfig(name=encoders[0], device="cpu"), tmp_path)
+    teaching.similarities(CHAINS[:1], FrozenEncoder(encoders[0], device="cpu"), tmp_path)
     assert len(asked) == 2 and len(list(tmp_path.glob("*/made_from.json"))) == 3
 
 
@@ -206,7 +204,8 @@ def test_the_default_teachers_pooling(encoders):
 
 def test_the_recipe():
     made = load("train", "ranking-post")
-    assert (made.loss.name, made.loss.scale, made.loss.ties, made.teacher.omega) == ("listmle", 20, "random", 0.5)
+    assert [made.loss[key] for key in ("name", "scale", "ties")] == ["listmle", 20, "random"]
+    assert made.teacher.omega == 0.5
     assert made.model.max_seq_length is None and made.model.pooling is None  # any encoder goes out as it came
 
 
@@ -316,7 +315,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
         ({"teacher.omega": -1}, "teacher.omega must be a number from 0, got -1"),
         ({"teacher.name": "./nowhere"}, "no such model directory"),
         ({"loss.scale": "auto"}, "is measured on scored pairs; for loss listmle give a number"),
-        ({"loss.ties": "average"}, "loss.ties must be ordinal or random for loss listmle, got 'average'"),
+        ({"loss.ties": "average"}, "loss.ties must be one of ordinal, random, got 'average'"),
         ({"data.dev": None}, "training.eval_strategy steps needs data.dev"),
         ({"data.train": "nowhere.jsonl"}, "no such file"),
     ],

@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.config import ModelConfig
+from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
-from raoe_train.old_recipe import load
-from tests.tiny import SENTENCES
+from tests.tiny import SENTENCES, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
 
@@ -111,7 +111,7 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
 KILLED = """
 import os, sys
 import raoe_train.jobs.train as training
-from raoe_train.old_recipe import load
+from raoe_train.cli import load
 
 log_writer = training.log_writer
 
@@ -126,7 +126,7 @@ def killer(path):
     return callback
 
 training.log_writer = killer
-training.train(load("train", sys.argv[1]))
+training.train(**vars(load("train", sys.argv[1])))
 """
 
 
@@ -183,18 +183,17 @@ def test_a_batch_never_mixes_sources(tmp_path):
     made = settings(tmp_path, **{"data.dev": None})
     made["data.train"] = [*made["data.train"], other]
     made["training"] = {**made["training"], "epochs": 1}
-    from raoe_train.losses import collators as collator
+    from raoe_train.losses.collators import ScoreLabelCollator
 
     seen = []
-    collate = collator.ScoreLabelCollator.__call__
+    collate = ScoreLabelCollator.__call__
 
-    class Watched(collator.ScoreLabelCollator):
-        def __call__(self, features):
-            seen.append([row["score"] for row in features])
-            return collate(self, features)
+    def watched(self, features):
+        seen.append([row["score"] for row in features])
+        return collate(self, features)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collator, "ScoreLabelCollator", Watched)
+        patch.setattr(ScoreLabelCollator, "__call__", watched)
         metrics = run("train", "raoe-s1", **made)
     assert metrics["pairs"] == {"train": 40, "other": 20}
     assert metrics["steps"] == 8 and sum(map(len, seen)) == 60
@@ -202,12 +201,10 @@ def test_a_batch_never_mixes_sources(tmp_path):
 
 
 def test_max_rows_draws_with_the_seed(tmp_path):
-    from raoe_train.training.training_data import read_training_data
-
     made = settings(tmp_path, **{"data.max_rows": 7})
     drawn = []
     for seed in (1, 1, 2):
-        datasets, texts = read_training_data(load("train", None, made), seed)
+        datasets, texts = training_data(load("train", None, made), seed)
         texts = list(texts)
         assert len(datasets["train"]) == 7 and len(texts) == 14
         drawn.append(texts)
@@ -255,40 +252,40 @@ def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
 )
 def test_pooling_is_saved(tmp_path, pooling, saved):
     model = load_encoder(
-        ModelConfig(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES
+        Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES
     )
     model.save_pretrained(str(tmp_path / "m"))
     again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
     assert again[1].pooling_mode == saved
     assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
     # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
-    assert load_encoder(ModelConfig(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
-    changed = load_encoder(ModelConfig(name=str(tmp_path / "m"), pooling="max", device="cpu"))
+    assert load_encoder(Model(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
+    changed = load_encoder(Model(name=str(tmp_path / "m"), pooling="max", device="cpu"))
     assert changed[1].pooling_mode == "max"
 
 
 def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
     from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
 
-    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
+    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
     tokenizer = BertTokenizer.from_pretrained(str(tmp_path / "st"))
     bare = SentenceTransformer(str(tmp_path / "st"), device="cpu")[0].model
     bare.save_pretrained(tmp_path / "bert")
     tokenizer.save_pretrained(tmp_path / "bert")
-    assert load_encoder(ModelConfig(name=str(tmp_path / "bert"), device="cpu"))[1].pooling_mode == "mean"
+    assert load_encoder(Model(name=str(tmp_path / "bert"), device="cpu"))[1].pooling_mode == "mean"
     config = ModernBertConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
         num_attention_heads=2, pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
     )  # fmt: skip
     ModernBertModel(config).save_pretrained(tmp_path / "modern")
     tokenizer.save_pretrained(tmp_path / "modern")
-    assert load_encoder(ModelConfig(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
+    assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
 
 
 def test_random_weights_and_dropout(tmp_path):
-    load_encoder(ModelConfig(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
-    saved = ModelConfig(name=str(tmp_path / "m"), device="cpu")
-    new = ModelConfig(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
+    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
+    saved = Model(name=str(tmp_path / "m"), device="cpu")
+    new = Model(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
     old, first, second, other = (
         load_encoder(config, seed=seed) for config, seed in ((saved, 1), (new, 1), (new, 1), (new, 2))
     )

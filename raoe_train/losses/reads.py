@@ -1,0 +1,137 @@
+"""What a loss trains on: how a source becomes a dataset with its columns, and what makes batches of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+
+from raoe_train.data.columns import resolve_label_map
+from raoe_train.data.conditional import is_conditional, prompted_table
+from raoe_train.data.pairs import pair_table
+from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.settings import Data
+from raoe_train.data.sources import contents
+from raoe_train.data.tables import kept, to_table
+from raoe_train.data.triplets import triplet_table
+from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
+
+Table = tuple[Any, dict[str, Any]]
+"""(a datasets.Dataset, counts: {"dropped": {reason: rows}, …})."""
+SENTENCES = ["sentence1", "sentence2"]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a loss trains on.
+
+    Attributes:
+        name: in messages, such as "triplets".
+        read: (source, data, prompt, loss) -> Table. `data` is the section of the recipe, its labels and score_scale
+            those of this source; `prompt` is model.prompt; `loss` is the module, made without a model, for what its
+            keywords change.
+        collator: a class of data collators, made with preprocess_fn, prompts and router_mapping.
+    """
+
+    name: str
+    read: Callable[[str, Data, str | None, Any], Table]
+    collator: type[SentenceTransformerDataCollator] = SentenceTransformerDataCollator
+
+
+def _kept(source: str, data: Data, kind: str, make: Callable[..., Table], *unread: str, **asked: Any) -> Table:
+    """`make` of a source, by way of data.cache_dir; `asked` is all that the rows depend on beside the file."""
+    asked = {"columns": {**data.columns, **dict.fromkeys(unread, "none")}, "on_error": data.on_error, **asked}
+    made_from = None
+    if data.cache_dir is not None and (file := contents(source)) is not None:
+        made_from = {"file": file, "kind": kind, **asked}
+        if asked.get("labels"):
+            made_from["labels"] = resolve_label_map(asked["labels"])  # keys of one kind
+    return kept(data.cache_dir, made_from, lambda path: make(source, path=path, **asked))
+
+
+def _scored_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    """Columns sentence1, sentence2, score and, where the loss needs it, label; a C-STS file where the prompt has a
+    {condition}."""
+    needs_label = getattr(loss, "needs_label", False)
+    if is_conditional(prompt):
+        if needs_label:
+            raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
+        return _kept(source, data, "scored pairs", prompted_table, prompt=prompt)
+    names = [*SENTENCES, "score", *(["label"] if needs_label else [])]
+    asked = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
+    return _kept(source, data, "scored pairs", pair_table, **asked)
+
+
+def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1."""
+    import pyarrow.compute
+
+    dataset, counts = _scored_pairs(source, data, prompt, loss)
+    scores = dataset.data.column("score")
+    if not data.score_scale:
+        least, most = pyarrow.compute.min_max(scores).as_py().values()
+        if least < -1 or most > 1:
+            raise ValueError(
+                f"{source}: loss mse compares scores with cosines, and these run from {least} to {most}; "
+                "declare data.score_scale LOWEST HIGHEST"
+            )
+        return dataset, counts
+    lowest, highest = data.score_scale
+    unit = [(score - lowest) / (highest - lowest) for score in scores.to_pylist()]
+    return dataset.remove_columns("score").add_column("score", unit), counts
+
+
+def _triplets(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    asked = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
+    return _kept(source, data, "triplets", triplet_table, **asked)
+
+
+def _one_negative(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    if data.neutral:
+        raise ValueError("loss triplet has one negative: data.neutral is for infonce and angle_contrastive")
+    return _triplets(source, data, prompt, loss)
+
+
+def _labelled_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    asked = {"names": [*SENTENCES, "label"], "labels": data.labels or {"0": 0, "1": 1}}
+    dataset, counts = _kept(source, data, "labelled pairs", pair_table, "score", **asked)
+    if beyond := sorted(set(dataset.unique("label")) - {0, 1}):
+        raise ValueError(f"{source}: labels are 1 for similar and 0 for not, got {', '.join(map(str, beyond))}")
+    return dataset, counts
+
+
+def _pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    return _kept(source, data, "pairs", pair_table, "score", "label", names=SENTENCES)
+
+
+def _lists(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    dataset, counts = list_table(source, on_error=data.on_error)
+    return dataset.select_columns(["sentences"]), counts
+
+
+def _sentences(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    return _kept(source, data, "sentences", _distinct, "score", "label", names=SENTENCES)
+
+
+def _distinct(source: str, names: list[str], path: Path | None, **asked: Any) -> Table:
+    """The different sentences of a source of pairs, column text."""
+    import pyarrow
+
+    pairs, counts = pair_table(source, names, **asked)
+    chunks = [chunk for name in names for chunk in pairs.data.column(name).chunks]
+    texts = pyarrow.chunked_array(chunks).unique()
+    return to_table(({"text": text.as_py()} for text in texts), path), counts
+
+
+SCORED_PAIRS = Reads("scored pairs", _scored_pairs, ScoreLabelCollator)
+COSINES = Reads("scored pairs", _cosines)  # collated as sentence-transformers does: the score is the label
+TRIPLETS = Reads("triplets", _triplets)  # anchor, positive, negative and, with data.neutral, neutral
+ONE_NEGATIVE = Reads("triplets", _one_negative)
+LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
+PAIRS = Reads("pairs", _pairs)  # each a positive one
+PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
+LISTS = Reads("lists", _lists, ListCollator)  # their targets are training's to make, raoe_train.training.list_targets
+SENTENCES_ALONE = Reads("sentences", _sentences)

@@ -1,0 +1,98 @@
+"""The section `training` of a recipe: transformers' training arguments, under shorter names and over our defaults."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.recipe import convert, nearest
+from raoe_train.training.run_directory import CHECKPOINTS
+
+NAMES = {
+    "per_device_train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "epochs",
+}
+OWN = ("patience",)  # keys that are ours
+DEV_METRIC = "eval_dev_spearman_cosine"
+
+
+def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
+    """What a recipe says, each key under one of its names."""
+    return {NAMES.get(name, name): value for name, value in convert(dict[str, Any], given, key).items()}
+
+
+def check_training(training: dict[str, Any], has_dev: bool) -> None:
+    """ValueError for an unknown key, or one that needs development pairs where there are none."""
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    if training.get("patience") is not None and not has_dev:
+        raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    if training.get("eval_strategy", "no") != "no" and not has_dev:
+        raise ValueError(
+            f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
+            "without it the last model is kept: --training.eval_strategy no"
+        )
+    known = [field.name for field in fields(SentenceTransformerTrainingArguments) if field.init]
+    for key in training:
+        if key not in (*known, *NAMES.values(), *OWN):
+            words = [f"training.{name}" for name in (*known, *NAMES.values(), *OWN)]
+            raise ValueError(f"unknown key training.{key}{nearest(f'training.{key}', words)}")
+        if key == "output_dir":
+            raise ValueError("training.output_dir is output/checkpoints; set output")
+
+
+def trainer_settings(training: dict[str, Any], output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
+    """Fields of transformers.TrainingArguments: the recipe's, over our defaults."""
+    import torch
+
+    longer = {short: name for name, short in NAMES.items()}
+    given = {longer.get(key, key): value for key, value in training.items() if key not in OWN}
+    when = given.get("eval_strategy", "epoch" if has_dev else "no")
+    return {
+        "output_dir": str(output / CHECKPOINTS),
+        "seed": 42,
+        "logging_steps": 10,
+        "logging_nan_inf_filter": False,  # a run stops there; see raoe_train.training.stop_at_nan
+        "report_to": "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+        "eval_strategy": when,
+        # A checkpoint for each evaluation, so that the best model is one that was kept.
+        "save_strategy": when if when != "no" else "epoch",
+        "save_steps": given.get("eval_steps", 500),
+        "save_total_limit": 2,
+        "load_best_model_at_end": has_dev and when != "no",
+        "metric_for_best_model": DEV_METRIC if has_dev else None,
+        "greater_is_better": True if has_dev else None,
+        "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
+        "dataloader_pin_memory": torch.cuda.is_available(),
+        # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
+        "use_cpu": device == "cpu" or not torch.accelerator.is_available(),
+        "restore_callback_states_from_checkpoint": training.get("patience") is not None,
+        **given,
+    }
+
+
+def join(settings: dict[str, Any]) -> None:
+    """Start the group of torchrun's processes, before the trainer does it: they agree on things before there is one."""
+    if rank_and_world()[1] > 1:
+        from transformers import TrainingArguments
+
+        keys = ("output_dir", "use_cpu", "ddp_backend", "ddp_timeout")
+        _ = TrainingArguments(**{key: settings[key] for key in keys if key in settings}).device
+
+
+def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:
+    """Training arguments whose batches are drawn for all processes together and then cut. Drawn for each, those of one
+    step would be of different sources, whose scores cannot be compared, and would depend on the number of processes."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return settings
+    return {
+        **settings,
+        "per_device_train_batch_size": world * int(settings.get("per_device_train_batch_size", 8)),
+        "accelerator_config": {**(settings.get("accelerator_config") or {}), "split_batches": True},
+    }

@@ -1,0 +1,54 @@
+"""What a training run is measured by before and after: development pairs, and tasks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from raoe_train.data.conditional import read_scored
+from raoe_train.data.settings import Data
+from raoe_train.evaluation.tasks import main_score
+
+
+def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:
+    """sentence-transformers' evaluator on data.dev; None without one."""
+    if not data.dev:
+        return None
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+    pairs = read_scored(data.dev, prompt, columns=data.columns or None, on_error=data.on_error)
+    return EmbeddingSimilarityEvaluator(
+        pairs["sentence1"][:],
+        pairs["sentence2"][:],
+        pairs["score"][:],
+        batch_size=batch_size,
+        main_similarity="cosine",
+        similarity_fn_names=["cosine"],
+        name="dev",
+        write_csv=False,
+    )
+
+
+def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
+    """Correlations x 100, as evaluate_encoder gives them; None where all cosines are equal."""
+    if evaluator is None:
+        return {}
+    found = evaluator(model)
+    values = {name: 100 * float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def summary(metrics: dict[str, Any]) -> str:
+    """Scores x 100 before and after, a line for dev and each task's main metric, and for S of a polarity task."""
+    before, after = metrics["before"], metrics["after"]
+    found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
+    for task, scores in after.get("tasks", {}).items():
+        sides = [of.get("tasks", {}).get(task, {}) for of in (before, after)]
+        found[task] = [main_score(side) for side in sides]
+        if "similarity" in scores:
+            found[f"{task} (S)"] = [side.get("similarity") for side in sides]
+    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
+    for name, values in found.items():
+        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
+    width = max(24, *(len(name) for name, *_ in rows))
+    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)

@@ -1,0 +1,111 @@
+"""The trainer of encoders: sentence-transformers', which knows what our losses read and stops where one is NaN."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from torch import nn
+
+from raoe_train.data.tokens import with_tokens
+from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.scale import innermost, scaled
+from raoe_train.training.stop_at_nan import StopsAtNaN
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer(StopsAtNaN, SentenceTransformerTrainer):
+    """SentenceTransformerTrainer for any loss, ours and sentence-transformers' own, alone or by dataset.
+
+    What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
+    encoder's own prompt, where `args` names none; a loss with scale="auto" is given the tau that fits the encoder and
+    each training dataset (raoe_train.losses.scale), which is printed; a loss that is NaN or infinite ends the training
+    and names the rows. The job `train` uses no other.
+
+    Args:
+        model: the encoder.
+        args: SentenceTransformerTrainingArguments; they stay as they are.
+        train_dataset: a datasets.Dataset with the columns that the loss reads, or several by name: no batch mixes them.
+        eval_dataset: as train_dataset; with scale="auto" and train datasets by name, of the same names.
+        loss: a loss, or one for each dataset by name.
+        evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
+            place of the loss's, and adds prompts as it does.
+        cache_dir: directory that keeps the tokens of the training sentences for other runs; None keeps none.
+
+    Attributes:
+        scales: {name of a training dataset, "train" of one without: tau} of our losses.
+
+    Raises:
+        ValueError: losses whose batches are made differently; or scale="auto" and no scores.
+        FloatingPointError (of `train`): a loss that is not finite, or weights that a step left so.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: SentenceTransformerTrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        loss: Any = None,
+        evaluator: Any = None,
+        data_collator: Any = None,
+        *,
+        cache_dir: str | None = None,
+        **others: Any,
+    ) -> None:
+        args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
+        if model is not None and args.prompts is None and model.default_prompt_name:
+            # the collator does not look there
+            args.prompts = model.prompts.get(model.default_prompt_name)
+        several = isinstance(train_dataset, Mapping)
+        datasets = train_dataset if several else {} if train_dataset is None else {"train": train_dataset}
+        by_dataset = isinstance(loss, Mapping)
+        made = {name: _on(model, each) for name, each in loss.items()} if by_dataset else _on(model, loss)
+        by_name = made if by_dataset else dict.fromkeys(datasets, made)
+        self.data_collator_class = _collator(made.values() if by_dataset else [made])
+        if data_collator is None and model is not None:
+            data_collator = self.get_data_collator(model, args)
+            data_collator.preprocess_fn = with_tokens(model, datasets, cache_dir, args.prompts)
+        share = args.world_size if args.accelerator_config.split_batches else 1  # of a batch that is cut for processes
+        batch_size = args.train_batch_size // share
+        found = {
+            name: scaled(by_name[name], model, dataset, name, batch_size=batch_size, seed=args.seed)
+            for name, dataset in datasets.items()
+            if name in by_name
+        }
+        ours = {name: innermost(each) for name, each in found.items()}
+        self.scales = {name: each.scale for name, each in ours.items() if isinstance(each, CachedLoss)}
+        if self.scales:
+            tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(self.scales.values()))
+            self.hints = [f"a smaller loss.scale (now {tau})"]
+        compares = [each for each in ours.values() if getattr(each, "compares_batch", False)]
+        if args.gradient_accumulation_steps > 1 and compares:
+            logger.warning(
+                "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
+                "loss.mini_batch_size does, at the same memory"
+            )
+        if several and any(found[name] is not by_name[name] for name in found):
+            made = {**(made if by_dataset else {}), **found}
+        elif not several:
+            made = found.get("train", made)
+        super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
+
+
+def _on(model: Any, loss: Any) -> Any:
+    """A loss on the model; sentence-transformers takes functions that make one, too."""
+    return loss if loss is None or isinstance(loss, nn.Module) or model is None else loss(model)
+
+
+def _collator(losses: Any) -> Any:
+    """The class of collators for all of these losses."""
+    reads = [getattr(innermost(loss), "reads", None) for loss in losses]
+    classes = {each.collator for each in reads if each is not None} - {SentenceTransformerDataCollator}
+    if len(classes) > 1:
+        names = " and ".join(sorted(each.__name__ for each in classes))
+        raise ValueError(f"the losses' batches are made differently, by {names}: give a data_collator of your own")
+    return next(iter(classes), SentenceTransformerDataCollator)
