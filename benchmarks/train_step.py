@@ -36,18 +36,17 @@ def minilm(device: str) -> tuple[Any, str]:
 
 
 def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
-    from raoe_train.config import ModelConfig, ScratchConfig
-    from raoe_train.encoders.load import load_encoder
+    from raoe_train import load_encoder
 
-    config = ModelConfig(name=name, device=device, max_seq_length=64, scratch=ScratchConfig(**shape))
     listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
     sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
-    return load_encoder(config, sentences=sentences, seed=0, train=True).train()
+    settings = {"device": device, "max_seq_length": 64, "scratch": shape}
+    return load_encoder(name, sentences=sentences, seed=0, **settings).train()
 
 
 def rows(pairs: int) -> list[dict[str, Any]]:
     """So many rows of the built-in corpus, over and over where it has fewer."""
-    from raoe_train.data.pairs import read_pairs
+    from raoe_train import read_pairs
 
     return list(itertools.islice(itertools.cycle(read_pairs("builtin#train")), pairs))
 
@@ -146,7 +145,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.training.run_directory import log_writer
+    from raoe_train.training import log_writer
 
     folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}

@@ -39,12 +39,7 @@ def job_of(name: str) -> Callable[..., Any]:
 
 def load(job: str, recipe: str | Path | None = None, overrides: Any = None) -> Any:
     """The arguments of a job, see raoe_train.recipe.load."""
-    function = job_of(job)
-    if hasattr(function, "__wrapped__"):
-        return recipes.load(function, recipe, overrides)
-    from raoe_train import old_recipe  # TRANSITION: jobs that are not yet functions of their settings
-
-    return old_recipe.load(job, recipe, overrides or {})
+    return recipes.load(job_of(job), recipe, overrides)
 
 
 def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
@@ -60,16 +55,7 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
         FileNotFoundError: a file that is not there.
         OSError: an output that cannot be written, or a full disk; the message says what to do.
     """
-    function, config = job_of(job), load(job, recipe, overrides)
-    if hasattr(function, "__wrapped__"):
-        return function(**vars(config))
-    from raoe_train.artifacts.disk_errors import explained  # TRANSITION
-    from raoe_train.artifacts.processes import rank_and_world
-
-    if job not in ("train", "score", "generate") and rank_and_world()[1] > 1:
-        raise ValueError(f"{job} is for one process: start it without torchrun (for several: train, score, generate)")
-    with explained(config.output if isinstance(getattr(config, "output", None), str) else None):
-        return function(config)
+    return job_of(job)(**vars(load(job, recipe, overrides)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,14 +149,7 @@ def _help() -> str:
 def _job_help(job: str) -> str:
     first = f"{WORDS[job].upper()}…" if job in WORDS else "[RECIPE]"
     lines = [f"usage: raoe-train {job} {first} [--section.key value …]", "", _summary(job), ""]
-    function = job_of(job)
-    if not hasattr(function, "__wrapped__"):  # TRANSITION
-        from raoe_train import config, old_recipe
-
-        listed = [(key, default, text) for key, _, default, text in old_recipe.keys(config.JOBS[job])]
-    else:
-        listed = list(keys(function))
-    for key, default, text in listed:
+    for key, default, text in keys(job_of(job)):
         lines.append(f"  --{key:<28} {text} [{default if default not in ([], {}) else '-'}]")
     return "\n".join(lines)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
-from raoe_train.config import ModelConfig, ScratchConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model, Scratch
 from tests.tiny import SENTENCES
 
 WINDOW = 3
@@ -80,11 +80,11 @@ def padded(side: str, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def saved_decoder(folder: Path, kind: str = "llama") -> str:
     """A plain decoder with a tokenizer, as a hub has them; its sizes are those that 4-bit weights want."""
-    scratch = ScratchConfig(
+    scratch = Scratch(
         architecture="llama", vocab_size=320, hidden_size=64, layers=2, heads=4, intermediate_size=64, dropout=0.0
     )
     model = load_encoder(
-        ModelConfig(name="scratch", device="cpu", max_seq_length=48, scratch=scratch), sentences=SENTENCES
+        Model(name="scratch", device="cpu", max_seq_length=48, scratch=scratch), sentences=SENTENCES
     )
     name = str(folder / kind)
     inner = model[0].model

@@ -45,15 +45,12 @@ def _full(where: object, said: str | None) -> str:
 
 
 def _within(path: object, output: str) -> bool:
-    """Whether a path is the output, in it, beside it with its name in front (as OUTPUT.parts), or above it."""
+    """Whether a path is the output, in it, beside it with its name in front, in what is there (OUTPUT.parts), or above
+    it."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     ours, theirs = Path(output).expanduser().absolute(), Path(path).absolute()
-    beside = theirs.parent == ours.parent and ours.name in theirs.name
-    return (
-        beside
-        or theirs == ours
-        or ours in theirs.parents
-        or theirs in ours.parents
-        or (theirs.parent.name.startswith(ours.name) and theirs.parent.parent == ours.parent)
+    beside = [folder for folder in (theirs, *theirs.parents) if folder.parent == ours.parent]
+    return theirs in ours.parents or any(
+        folder == ours or folder.name.startswith((f"{ours.name}.", f".partial.{ours.name}")) for folder in beside
     )

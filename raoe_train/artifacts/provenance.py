@@ -1,8 +1,7 @@
-"""What a result came from: versions, commit, the state of a model's folder, and whether a result is there already."""
+"""What a result came from: versions, commit, the state of a model's folder."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import platform
@@ -37,11 +36,6 @@ def fingerprint(model: str) -> str | None:
     return digest(listed)
 
 
-def identity(model: Any) -> dict[str, Any]:
-    """What decides on what a model gives: its section of the recipe but for the device, and its files' fingerprint."""
-    return {**dataclasses.asdict(model), "device": None, "files": fingerprint(model.name)}
-
-
 def commit() -> str | None:
     """The commit of our own source tree, with "+" where files differ from it; None outside git."""
 
@@ -50,10 +44,9 @@ def commit() -> str | None:
         return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
 
     try:
-        tracked = git("ls-files", "--", Path(__file__).name)
-        return (
-            git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "") if tracked else None
-        )
+        if not git("ls-files", "--", Path(__file__).name):
+            return None
+        return git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -61,10 +54,3 @@ def commit() -> str | None:
 def digest(content: Any) -> str:
     """SHA-256 of plain values (as JSON), in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def earlier_result(summary: Path, output: Path, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """once.found: TRANSITION."""
-    from raoe_train.artifacts.once import found
-
-    return found(output, settings, overwrite, summary)

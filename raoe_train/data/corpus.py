@@ -25,13 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.corpus_words import ACTIONS, AGENT_MODIFIERS, AGENTS, OBJECT_MODIFIERS, OBJECTS, PLACES
 from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-ENTAILMENT, NEUTRAL, CONTRADICTION = 0, 1, 2
+ENTAILMENT, NEUTRAL, CONTRADICTION = NLI_LABELS.values()
 
 WEIGHTS = {
     "action": 0.30,
@@ -42,15 +43,8 @@ WEIGHTS = {
     "object_modifier": 0.06,
 }
 AGREEMENT = {
-    "same": 1.0,
-    "synonym": 0.95,
-    "general": 0.75,
-    "specific": 0.75,
-    "dropped": 0.4,
-    "added": 0.4,
-    "related": 0.3,
-    "opposite": 0.3,
-    "different": 0.0,
+    **{"same": 1.0, "synonym": 0.95, "general": 0.75, "specific": 0.75},
+    **{"dropped": 0.4, "added": 0.4, "related": 0.3, "opposite": 0.3, "different": 0.0},
 }
 CONTRADICTED = 0.5
 SAYS_NO_MORE = ("same", "synonym", "general", "dropped")
@@ -86,10 +80,7 @@ KINDS = {**AGENT_KIND, **OBJECT_KIND}
 ACTION_KINDS = {action: kinds for action, _, kinds in ACTIONS}
 OPPOSITE = {action: opposite for action, opposite, _ in ACTIONS if opposite}
 OPPOSITE |= {word: opposite for word, opposite in (*AGENT_MODIFIERS, *OBJECT_MODIFIERS) if opposite}
-MODIFIERS: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "agent": AGENT_MODIFIERS,
-    "object": OBJECT_MODIFIERS,
-}
+MODIFIERS = {"agent": AGENT_MODIFIERS, "object": OBJECT_MODIFIERS}
 OMISSIBLE = ("place", "agent_modifier", "object_modifier")
 """Slots that a sentence can do without."""
 Core = tuple[str, str, str]
@@ -107,11 +98,6 @@ def _cores() -> dict[str, list[Core]]:
     random.Random("scenes").shuffle(every)
     tenth = len(every) // 10
     return {"dev": every[:tenth], "test": every[tenth : 2 * tenth], "train": every[2 * tenth :]}
-
-
-@functools.cache
-def _core_set(split: str) -> frozenset[Core]:
-    return frozenset(_cores()[split])
 
 
 def core_of(scene: Scene) -> Core:
@@ -139,9 +125,8 @@ def compare(first: Scene, second: Scene) -> tuple[float, int]:
     """(similarity in [0, 1], NLI label) of a pair of scenes, by the formula at the top."""
     relations = {slot: relation(getattr(first, slot), getattr(second, slot)) for slot in WEIGHTS}
     filled = {slot: name for slot, name in relations.items() if name is not None}
-    overlap = sum(WEIGHTS[slot] * AGREEMENT[name] for slot, name in filled.items()) / sum(
-        WEIGHTS[slot] for slot in filled
-    )
+    agreed = sum(WEIGHTS[slot] * AGREEMENT[name] for slot, name in filled.items())
+    overlap = agreed / sum(WEIGHTS[slot] for slot in filled)
     contradictions = list(filled.values()).count("opposite") + (first.negated != second.negated)
     rest_entailed = all(name in SAYS_NO_MORE for name in filled.values() if name != "opposite")
     if not rest_entailed or contradictions > 1:
@@ -180,7 +165,7 @@ class _Generator:
     """Draws scenes and edits of one split; every draw is choice, random or shuffle of one random.Random."""
 
     def __init__(self, split: str, rng: random.Random) -> None:
-        self.cores, self.core_set, self.rng = _cores()[split], _core_set(split), rng
+        self.cores, self.core_set, self.rng = _cores()[split], frozenset(_cores()[split]), rng
 
     def filler(self, concept: str) -> Filler:
         words = concept.split("|")
@@ -327,10 +312,9 @@ def _splits(split: str, name: str) -> list[str]:
     return [split] if split else list(SPLITS)
 
 
-def corpus_sentences(n_pairs: int = SPLITS["train"], seed: int = 0) -> list[str]:
-    """The different sentences of the training split, in order of appearance: enough to train a tokenizer
-    on."""
-    pairs = _pairs(n_pairs, seed, "train")
+def corpus_sentences() -> list[str]:
+    """The different sentences of the training split, in order of appearance: enough to train a tokenizer on."""
+    pairs = _pairs(SPLITS["train"], 0, "train")
     return list(dict.fromkeys(pair[name] for pair in pairs for name in ("sentence1", "sentence2")))
 
 

@@ -21,15 +21,7 @@ from typing import IO, Any, cast
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
 
-KINDS = {
-    ".tsv": "tsv",
-    ".txt": "tsv",
-    ".csv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-}
-SUFFIXES = tuple(KINDS)
+KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
 """A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with
@@ -53,9 +45,15 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
         raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
     if path.is_dir():
         raise ValueError(f"{str(path)!r} is a folder, not a data file")
-    if data_kind(path) is None:
-        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+    known_kind(path)
     return path
+
+
+def known_kind(path: Path) -> str:
+    """data_kind; ValueError where there is none."""
+    if (kind := data_kind(path)) is None:
+        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(KINDS)}, each also with .gz")
+    return kind
 
 
 def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[Row]:
@@ -185,14 +183,17 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
     """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot
     hold a value."""
     path = Path(path)
-    kind = data_kind(path)
-    if kind is None:
-        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(SUFFIXES)}, each also with .gz")
+    kind = known_kind(path)
     if kind == "parquet" and compressed(path):
         raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
     with replacing(path) as temporary:
         if kind == "parquet":
-            _write_parquet(temporary, columns, rows)
+            import pyarrow
+            import pyarrow.parquet
+
+            listed = list(rows)  # one table: a column's type comes from all of its values
+            table = pyarrow.table({name: [row.get(name) for row in listed] for name in columns})
+            pyarrow.parquet.write_table(table, temporary)
             return
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
@@ -228,12 +229,3 @@ def cell(value: Any, kind: str) -> str:
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
         raise ValueError(f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead")
     return text
-
-
-def _write_parquet(path: Path, columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    listed = list(rows)  # one table: a column's type comes from all of its values
-    table = pyarrow.table({name: [row.get(name) for row in listed] for name in columns})
-    pyarrow.parquet.write_table(table, path)

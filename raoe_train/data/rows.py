@@ -23,14 +23,10 @@ Parse = Callable[[dict[str, Any], Source], Parsed]
 
 
 class Tally:
-    """What is left out of sources' rows, and why.
+    """What is left out of sources' rows, and why: `dropped` rows by reason, and `examples`, the first of them.
 
     Args:
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-
-    Attributes:
-        dropped: rows by reason.
-        examples: the first of them, for messages.
     """
 
     def __init__(self, on_error: str) -> None:
@@ -134,7 +130,5 @@ def _concatenated(parts: Sequence[tuple[Dataset, dict[str, Any]]], sources: Sequ
     for each in counts:
         dropped.update(each["dropped"])
     total = {key: sum(each[key] for each in counts) for key in ("read", "kept", "other_split")}
-    return concatenate_datasets([table.select_columns(everywhere) for table in tables]), {
-        **total,
-        "dropped": dict(dropped),
-    }
+    joined = concatenate_datasets([table.select_columns(everywhere) for table in tables])
+    return joined, {**total, "dropped": dict(dropped)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,14 @@ BUILTIN = ("builtin", "builtin-nli")
 
 @dataclass
 class Source:
-    """Rows with their numbers.
+    """The rows of the split asked for, with their numbers, to be iterated once."""
 
-    Attributes:
-        name: what to call it in messages.
-        unit: what the numbers count: "line" or "row".
-        columns: finds our columns among its own.
-        rows: the rows of the split asked for, to be iterated once; a RowProblem in place of fields says what is wrong
-            with a row.
-        other_split: rows of other splits passed over so far.
-        line: the number of the row that is being read.
-    """
-
-    name: str
-    unit: str
-    columns: Columns
+    name: str  # for messages
+    unit: str  # what the numbers count: "line" or "row"
+    columns: Columns  # finds our columns among its own
     rows: Iterator[Row]
-    other_split: int = 0
-    line: int = 0
+    other_split: int = 0  # rows of other splits passed over so far
+    line: int = 0  # the number of the row that is being read
 
     def place(self) -> str:
         """The row that is being read, for messages."""
@@ -67,7 +57,10 @@ def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str
     if is_file(name):
         path, split = _file_and_split(name)
         rows = read_rows(path, header=not columns.positions)
-        return _split_of(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows, split)
+        source = Source(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows)
+        if split:
+            source.rows = _only(source, rows, split)
+        return source
     base, _, split = str(name).partition("#")
     if base in BUILTIN:
         from raoe_train.data.corpus import builtin_rows, nli_rows
@@ -96,13 +89,6 @@ def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
     # a file whose own name has a # in it is taken as it is
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
-
-
-def _split_of(name: str, unit: str, columns: Columns, rows: Iterable[Row], split: str) -> Source:
-    source = Source(name, unit, columns, iter(rows))
-    if split:
-        source.rows = _only(source, iter(rows), split)
-    return source
 
 
 def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:

@@ -13,13 +13,7 @@ from raoe_train.encoders.named import Encoder, Model, as_model
 logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
-POOLING = {
-    "mean": "mean",
-    "weighted_mean": "weightedmean",
-    "cls": "cls",
-    "max": "max",
-    "last": "lasttoken",
-}
+POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
 SCRATCH = "scratch"
 DTYPES = ("float32", "bfloat16", "float16")
 ALL = "all"  # of bidirectional_layers
@@ -120,16 +114,18 @@ def _load(chosen: Model) -> Any:
     from sentence_transformers.util import is_sentence_transformer_model
     from transformers import BitsAndBytesConfig
 
+    from raoe_train.encoders.adapters import four_bit
+
     check_path(chosen.name)
     name = _full_name(chosen.name)
     hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
-    changes = {**_dropout(chosen, name, hub), **_added_layers(chosen, name, hub)}
+    changes = _changes(chosen, name, hub)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights = {key: value for key, value in weights.items() if value is not None}
     if chosen.load_in_4bit:
         if "num_hidden_layers" in changes:
             raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
-        weights["quantization_config"] = BitsAndBytesConfig(**(_four_bit(chosen) or {}))
+        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(chosen.dtype))
     if not is_sentence_transformer_model(name, revision=chosen.revision):
         transformer = Transformer(
             name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
@@ -166,44 +162,30 @@ def _pooled(transformer: Any, chosen: Model) -> Any:
     return SentenceTransformer(modules=modules, device=chosen.device)
 
 
-def _base_config(name: str, hub: dict[str, Any]) -> Any:
+def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """Changes to the saved configuration: dropout, and new layers on top of a decoder, of the last one's kind."""
     from transformers import AutoConfig
 
-    # Older SentenceTransformers keep the encoder in a sub-folder.
-    inner = Path(name) / "0_Transformer"
-    return AutoConfig.from_pretrained(str(inner) if inner.is_dir() else name, **hub)
-
-
-def _dropout(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """Changes to an encoder's configuration that set its dropout."""
-    if chosen.dropout is None:
-        return {}
-    found = _base_config(name, hub).to_dict()
-    keys = [key for key, value in found.items() if "dropout" in key and isinstance(value, (int, float))]
-    if not keys:
-        raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
-    return dict.fromkeys(keys, chosen.dropout)
-
-
-def _added_layers(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """Changes to a decoder's configuration that give it new layers on top, of the last one's kind."""
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
 
-    if chosen.bidirectional_mode != "add" or not chosen.bidirectional_layers:
+    new = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
+    if chosen.dropout is None and not new:
         return {}
-    base, new = _base_config(name, hub), int(chosen.bidirectional_layers)
-    if isinstance(base, BidirectionalConfig):  # saved with them
-        return {}
-    check(base, 0, "add")
-    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + new}
-    kinds = getattr(base, "layer_types", None)
-    return {**changes, "layer_types": [*kinds, *[kinds[-1]] * new]} if kinds else changes
-
-
-def _four_bit(chosen: Model) -> dict[str, Any] | None:
-    from raoe_train.encoders.adapters import four_bit
-
-    return four_bit(chosen.dtype) if chosen.load_in_4bit else None
+    inner = Path(name) / "0_Transformer"  # where older SentenceTransformers keep the encoder
+    base = AutoConfig.from_pretrained(str(inner) if inner.is_dir() else name, **hub)
+    changes: dict[str, Any] = {}
+    if chosen.dropout is not None:
+        said = base.to_dict().items()
+        keys = [key for key, value in said if "dropout" in key and isinstance(value, (int, float))]
+        if not keys:
+            raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
+        changes = dict.fromkeys(keys, chosen.dropout)
+    if new and not isinstance(base, BidirectionalConfig):  # which was saved with them
+        check(base, 0, "add")
+        changes["num_hidden_layers"] = base.num_hidden_layers + new
+        if kinds := getattr(base, "layer_types", None):
+            changes["layer_types"] = [*kinds, *[kinds[-1]] * new]
+    return changes
 
 
 def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
@@ -211,6 +193,7 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
 
     Also without bidirectional layers it is what saves an adapter together with the name of its base.
     """
+    from raoe_train.encoders.adapters import four_bit
     from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
@@ -219,7 +202,7 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
         "base_revision": chosen.revision,
-        "base_quantization": _four_bit(chosen),
+        "base_quantization": four_bit(chosen.dtype) if chosen.load_in_4bit else None,
     }
     if isinstance(inner, BidirectionalModel):
         there = inner.config

@@ -44,11 +44,9 @@ class Encoder:
 
 @dataclass
 class FrozenEncoder(Encoder):
-    """An encoder that is asked and not trained: a teacher, a reference.
+    """An encoder that is asked and not trained: a teacher, a reference."""
 
-    A prompt without {text} is put before each text.
-    """
-
+    prompt: Annotated[str | None, "text around every {text}, or before each text where it has no {text}"] = None
     task: Annotated[str | None, "argument of its encode: the adapter of jina-embeddings-v3, say"] = None
     batch_size: Annotated[int, "sentences at a time"] = 64
     cache: Annotated[str | None, "directory that keeps what it says for other runs [until the end]"] = None

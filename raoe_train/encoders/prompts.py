@@ -17,16 +17,8 @@ from typing import Any
 # What suffixes are tried after. No punctuation: many tokenizers join it with a suffix that starts with more.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
 _KEY = "raoe_suffix"  # in tokenizer_config.json, and the name of the suffix in the post-processor
-_KEPT = (
-    "model_max_length",
-    "padding_side",
-    "truncation_side",
-    "model_input_names",
-    "clean_up_tokenization_spaces",
-    "split_special_tokens",
-    "extra_special_tokens",
-    "chat_template",
-)
+_KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_names", "clean_up_tokenization_spaces",
+         "split_special_tokens", "extra_special_tokens", "chat_template")  # fmt: skip
 
 
 def parse_template(template: str) -> tuple[str, str]:
@@ -81,9 +73,15 @@ def apply_template(model: Any, template: str) -> None:
             and loading. The model is then as before.
     """
     from sentence_transformers.sentence_transformer.modules import Pooling
+    from transformers import PreTrainedTokenizerFast
 
     prefix, suffix = parse_template(template)
-    tokenizer = _tokenizer(model)
+    tokenizer = getattr(model[0], "processor", None)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(
+            f"a prompt template needs a model that starts with a fast tokenizer of text, not {type(model[0]).__name__}"
+            f" with {type(tokenizer).__name__}"
+        )
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
         if suffix and not all(pooling.include_prompt for pooling in poolings):
@@ -119,18 +117,6 @@ def suffix_of(model: Any) -> str:
     return saved.init_kwargs.get(_KEY, {}).get("text", "") if saved is not None else ""
 
 
-def _tokenizer(model: Any) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
-    processor = getattr(model[0], "processor", None)
-    if not isinstance(processor, PreTrainedTokenizerFast):
-        raise ValueError(
-            f"a prompt template needs a model that starts with a fast tokenizer of text, not {type(model[0]).__name__}"
-            f" with {type(processor).__name__}"
-        )
-    return processor
-
-
 def _backend(tokenizer: Any, **changes: Any) -> Any:
     """A copy of the `tokenizers` tokenizer inside, without what the last call set for truncation and padding."""
     from tokenizers import Tokenizer
@@ -143,13 +129,12 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     backend = _backend(tokenizer)
-    processor = json.loads(backend.to_str())["post_processor"]
     # that of the model as it came, so that a second template does not build on the first
-    original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", processor)
+    there = json.loads(backend.to_str())["post_processor"]
+    processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", there)
     settings: dict[str, Any] = {}
-    processor = original
     if suffix:
-        ids = _suffix_ids(backend, suffix)
+        ids = suffix_ids(backend, suffix)
         added = {"id": _KEY, "ids": ids, "tokens": [backend.id_to_token(number) for number in ids]}
         processor = _insert(original, added, last)
         settings[_KEY] = {"text": suffix, "post_processor": original}
@@ -158,7 +143,8 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=_backend(tokenizer, post_processor=processor), **settings)
 
 
-def _suffix_ids(backend: Any, suffix: str) -> list[int]:
+def suffix_ids(backend: Any, suffix: str) -> list[int]:
+    """The tokens of a suffix behind any word; ValueError where they depend on the word, or there are none."""
     # By itself the suffix would start with a marker of the start of a text (SentencePiece).
     found = set()
     for probe in _PROBES:
@@ -179,7 +165,7 @@ def _insert(processor: dict[str, Any] | None, added: dict[str, Any], last: bool)
     A second TemplateProcessing behind the first would not do: it fails on three parts ([CLS] text [SEP]).
     """
     steps = [] if processor is None else copy.deepcopy(processor.get("processors", [processor]))
-    steps = [step for found in steps for step in _as_template(found)]
+    steps = [step for found in steps for step in as_template(found)]
     templates = [step for step in steps if step["type"] == "TemplateProcessing"]
     if not templates:
         pieces = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
@@ -196,7 +182,7 @@ def _insert(processor: dict[str, Any] | None, added: dict[str, Any], last: bool)
     return {"type": "Sequence", "processors": steps}
 
 
-def _as_template(step: dict[str, Any]) -> list[dict[str, Any]]:
+def as_template(step: dict[str, Any]) -> list[dict[str, Any]]:
     """The post-processors of BERT and RoBERTa, which are fixed, as a TemplateProcessing; others as they are."""
     from tokenizers import Tokenizer, models, processors
 

@@ -10,11 +10,11 @@ from typing import Any
 from raoe_train.encoders.named import Scratch
 
 
-def scratch_transformer(config: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:
-    """sentence-transformers' Transformer around one, of `config.architecture`.
+def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:
+    """sentence-transformers' Transformer around one.
 
     Args:
-        config: its sizes.
+        chosen: its architecture and sizes.
         sentences: what its tokenizer is trained on: lower-casing WordPiece for bert, byte-level BPE for llama.
         max_seq_length: tokens, 64 by default.
 
@@ -24,41 +24,44 @@ def scratch_transformer(config: Scratch, sentences: Iterable[str], max_seq_lengt
     import torch
     from sentence_transformers.sentence_transformer.modules import Transformer
 
-    if config.architecture not in MAKERS:
-        raise ValueError(f"model.scratch.architecture must be one of {', '.join(MAKERS)}, got {config.architecture!r}")
+    if chosen.architecture not in MAKERS:
+        raise ValueError(f"model.scratch.architecture must be one of {', '.join(MAKERS)}, got {chosen.architecture!r}")
     length = max_seq_length or 64
+    sizes: dict[str, Any] = {
+        "hidden_size": chosen.hidden_size,
+        "num_hidden_layers": chosen.layers,
+        "num_attention_heads": chosen.heads,
+        "intermediate_size": chosen.intermediate_size,
+        "max_position_embeddings": length,
+    }
     with tempfile.TemporaryDirectory() as folder:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            model, tokenizer = MAKERS[config.architecture](config, sentences, length)
+            torch.manual_seed(chosen.seed)
+            model, tokenizer = MAKERS[chosen.architecture](chosen, sizes, sentences)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)
 
 
-def _bert(config: Scratch, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     from transformers import BertConfig, BertModel, BertTokenizer
 
-    words = train_word_pieces(sentences, config.vocab_size)
+    words = train_word_pieces(sentences, chosen.vocab_size)
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder, "vocab.txt")
         vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
-        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=length)
+        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=sizes["max_position_embeddings"])
     bert = BertConfig(
+        **sizes,
         vocab_size=len(words),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=length,
-        hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.dropout,
+        hidden_dropout_prob=chosen.dropout,
+        attention_probs_dropout_prob=chosen.dropout,
         pad_token_id=tokenizer.pad_token_id,
     )
     return BertModel(bert), tokenizer
 
 
-def _llama(config: Scratch, sentences: Iterable[str], length: int) -> tuple[Any, Any]:
+def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     """Embeddings are tied to the head of a language model, so that one can be made of it and trained."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
@@ -66,27 +69,24 @@ def _llama(config: Scratch, sentences: Iterable[str], length: int) -> tuple[Any,
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    special = ["<pad>", "<s>", "</s>"]
+    pad, start, end = special = ["<pad>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
+        vocab_size=chosen.vocab_size,
         min_frequency=2,
         special_tokens=special,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     bpe.train_from_iterator(sentences, trainer)
-    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
+    bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[(start, 1)])
+    longest = sizes["max_position_embeddings"]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=length
+        tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end, model_max_length=longest
     )
     llama = LlamaConfig(
+        **sizes,
         vocab_size=bpe.get_vocab_size(),
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=length,
-        attention_dropout=config.dropout,
+        attention_dropout=chosen.dropout,
         tie_word_embeddings=True,
         pad_token_id=0,
         bos_token_id=1,

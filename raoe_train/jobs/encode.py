@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from raoe_train.artifacts.once import beside, found
-from raoe_train.artifacts.provenance import digest, versions
-from raoe_train.artifacts.writing import replacing, write_json
+from raoe_train.artifacts import once
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.writing import replacing
 from raoe_train.data.sentences import read_sentences
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import encode_sentences
@@ -45,7 +45,7 @@ def encode(
     path = Path(output).expanduser()
     sentences = read_sentences(data.input, data.columns)
     settings = {"model": identity(model), "input": digest(sentences)}
-    if done := found(path, settings, overwrite):
+    if done := once.found(path, settings, overwrite):
         print(f"{path} is there already, from the same model and sentences")
         return done
 
@@ -54,14 +54,6 @@ def encode(
     embeddings = encode_sentences(load_encoder(model), sentences, batch_size)
     with replacing(path) as temporary:
         np.save(temporary, embeddings)
-    result = {
-        "output": str(path),
-        "sentences": len(embeddings),
-        "dimension": int(embeddings.shape[1]),
-        "model": model.name,
-        "versions": versions(),
-        "settings": settings,
-    }
-    write_json(beside(path, ".json"), result)
     print(f"{len(embeddings)} sentences x {embeddings.shape[1]} dimensions -> {path}")
-    return result
+    result = {"sentences": len(embeddings), "dimension": int(embeddings.shape[1]), "model": model.name}
+    return once.finish(path, settings, result)

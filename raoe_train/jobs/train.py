@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -14,14 +13,13 @@ from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_worl
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
-from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import Model
-from raoe_train.evaluation.tasks import Polarity, evaluate_encoder
+from raoe_train.evaluation.tasks import Polarity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict
-from raoe_train.training.arguments import check_training, for_all_processes, join, trainer_settings, training_settings
-from raoe_train.training.list_targets import Teacher, check_teacher
-from raoe_train.training.measures import dev_evaluator, dev_metrics, summary
+from raoe_train.training.arguments import join, trainer_settings, training_settings
+from raoe_train.training.list_targets import Teacher
+from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     INITIAL,
@@ -34,17 +32,6 @@ from raoe_train.training.run_directory import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Evaluation:
-    """What to evaluate before and after training."""
-
-    tasks: Annotated[list[str], "tasks of any kind, as of the job evaluate, looked up in data.dir"] = field(
-        default_factory=list
-    )
-    before: Annotated[bool, "evaluate them before training, too"] = True
-    batch_size: Annotated[int, "sentences at a time"] = 64
 
 
 def _loss(given: Any, key: str) -> dict[str, Any]:
@@ -95,21 +82,25 @@ def train(
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
     recipe = to_dict(SimpleNamespace(**locals()))
-    blank = _checked(data, teacher, loss, training, output)
-    folder, seed, has_dev = Path(str(output)), int(training.get("seed", 42)), bool(data.dev)
-    settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
-    join(settings)
-    if (finished := in_first(lambda: claim(folder, recipe, overwrite))) is not None:
-        print(f"{folder} is finished; nothing to do")
-        return finished
+    if not output:
+        raise ValueError("--output is missing: the directory to write to")
 
     import torch
     from transformers import set_seed
 
     from raoe_train.losses.reads import SENTENCES_ALONE
+    from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.cost_meter import CostMeter
     from raoe_train.training.training_data import read_training_data
 
+    blank = checked_loss(data, teacher, loss, training)
+    folder, seed = Path(output), int(training.get("seed", 42))
+    has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
+    settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
+    join(settings)
+    if (finished := in_first(lambda: claim(folder, recipe, overwrite))) is not None:
+        print(f"{folder} is finished; nothing to do")
+        return finished
     started = time.time()
     set_seed(seed)
     datasets, texts = read_training_data(
@@ -118,21 +109,21 @@ def train(
     encoder = starting_encoder(model, folder / INITIAL, texts, seed)
     evaluator = dev_evaluator(data, model.prompt, evaluation.batch_size)
 
-    def tasks() -> dict[str, Any]:
-        if not evaluation.tasks:
-            return {}
-        asked = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
-        return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
+    def measured(tasks: bool = True) -> dict[str, Any]:
+        found = dev_metrics(evaluator, encoder)
+        return {**found, **tasks_of(encoder, evaluation, data, model, polarity)} if tasks else found
 
-    before = {**dev_metrics(evaluator, encoder), **(tasks() if evaluation.before else {})}
-    if blank.reads is SENTENCES_ALONE:
-        from raoe_train.training.language_model import language_model_trainer
-
-        plain = trainer_settings(training, folder, device=model.device, has_dev=False)
-        trainer, own = language_model_trainer(encoder, datasets, plain)
-    else:
-        trainer = _trainer(encoder, datasets, loss, teacher, settings, evaluator, training.get("patience"), data)
-        own = lambda: {"scale": trainer.scales}  # noqa: E731
+    before = measured(tasks=evaluation.before)
+    trainer, own = build_trainer(
+        encoder,
+        datasets,
+        loss,
+        teacher,
+        settings,
+        evaluator=evaluator,
+        patience=training.get("patience"),
+        cache_dir=data.cache_dir,
+    )
     backends = _backends(encoder.device)
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(log_writer(folder / "log.jsonl"))
@@ -144,7 +135,7 @@ def train(
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     metrics: dict[str, Any] = {
         "before": before,
-        "after": {**dev_metrics(evaluator, encoder), **tasks()},
+        "after": measured(),
         **own(),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
@@ -168,63 +159,6 @@ def train(
         return metrics
 
     return in_first(save)
-
-
-def polarity_of(polarity: Polarity, model: Model) -> Polarity:
-    """polarity, its reference the encoder that training starts from where the recipe names none."""
-    from raoe_train.encoders.load import SCRATCH
-
-    if polarity.reference.name or model.random_weights or model.name == SCRATCH:
-        return polarity
-    return replace(polarity, reference=replace(polarity.reference, name=model.name))
-
-
-def _checked(data: Data, teacher: Teacher, loss: dict[str, Any], training: dict[str, Any], output: str | None) -> Any:
-    """The loss, on no model; ValueError for what cannot be, before anything is read."""
-    from raoe_train.losses.reads import LISTS
-    from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
-
-    if not output:
-        raise ValueError("--output is missing: the directory to write to")
-    if not data.train:
-        raise ValueError("--data.train is missing: the pairs to train on")
-    blank = make_loss(loss)
-    if blank.reads is LISTS:
-        check_teacher(teacher)
-    elif asks_teacher(LOSSES[loss["name"]]):
-        if teacher.name is None:
-            raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from")
-    elif teacher.name is not None or data.shuffle_lists:
-        print(f"loss {loss['name']} has no teacher and no lists: teacher and data.shuffle_lists ignored")
-    check_training(training, bool(data.dev))
-    scale = data.score_scale
-    if scale and len(scale) not in (2, 2 * len(data.train)):
-        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
-    return blank
-
-
-def _trainer(
-    encoder: Any, datasets: Any, loss: Any, teacher: Teacher, settings: Any, evaluator: Any, patience: Any, data: Data
-) -> Any:
-    from sentence_transformers import SentenceTransformerTrainingArguments
-    from transformers.trainer_callback import EarlyStoppingCallback
-
-    from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
-    from raoe_train.training.trainer import Trainer
-    from raoe_train.training.training_data import check_sizes
-
-    args = SentenceTransformerTrainingArguments(**for_all_processes(settings))
-    if args.dataloader_drop_last:
-        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
-    embed = None
-    if asks_teacher(LOSSES[loss["name"]]):
-        embed = embedder(teacher, "teacher")
-        embed(["."])  # loads it: that is to be no part of the first step's time
-    made = make_loss(loss, encoder, embed)
-    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=data.cache_dir)
-    if patience is not None:
-        trainer.add_callback(EarlyStoppingCallback(int(patience)))
-    return trainer
 
 
 def _backends(device: Any) -> list[str]:

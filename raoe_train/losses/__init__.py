@@ -1,8 +1,9 @@
 """sentence-transformers loss modules over raoe_kernels' losses.
 
-Each is used with ``SentenceTransformerTrainer`` as sentence-transformers' own losses are. A batch can be encoded piece
-by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``) exactly: both give the
-gradient of the plain single-process batch.
+Each is used with ``raoe_train.Trainer``, or as sentence-transformers' own with ``SentenceTransformerTrainer`` and the
+collator that it ``reads``. A batch can be encoded piece by piece (``mini_batch_size``) and compared over all processes
+(``gather_across_devices``) exactly: both give the gradient of the plain single-process batch. ``register`` makes a loss
+of your own one that recipes name, by its signature.
 
 ``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look.
 Others are an error of the collective or worse (gloo ends the process that has fewer rows; with
@@ -26,6 +27,7 @@ from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDisti
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
+from raoe_train.losses.registry import register
 
 __all__ = [
     "AnglEContrastiveLoss",
@@ -38,4 +40,5 @@ __all__ = [
     "RankDistillationLoss",
     "RankMarginLoss",
     "SimilarityDistillationLoss",
+    "register",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.losses.base import Scale
-from raoe_train.losses.pairs import PairLoss
+from raoe_train.losses.pair_losses import PairLoss
 
 
 class CoSENTLoss(PairLoss):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 from raoe_train.losses.base import Scale, from_zero
-from raoe_train.losses.pairs import LossParts, PairLoss
+from raoe_train.losses.pair_losses import LossParts, PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
 Gate = Literal["label+score", "score", "label"]

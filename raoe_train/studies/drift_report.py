@@ -38,12 +38,8 @@ def report_drift(
     batch_size: int = 64,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """How lists drift from their source: OUTPUT/report.md, similarity.png and report.json.
-
-    Args:
-        names: of files; of each at most max_lists lists, drawn with seed, in each of which the first `length` sentences
-            are looked at (the ranking-sentences paper's Figure 1: 1,000 and 16).
-        examples: lists that are shown, see report, as the other arguments.
+    """OUTPUT/report.md, similarity.png and report.json, of the lists in files `names`: the ranking-sentences paper's
+    Figure 1, with its 1,000 lists and 16 sentences. For the other arguments see report.
 
     Returns:
         {"chains": {label: what raoe_train.studies.drift.drift found}, "unrelated": mean cosine of different sources,

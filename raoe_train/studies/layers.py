@@ -25,12 +25,8 @@ def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_si
 
 
 def degradation(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
-    """Main metrics against the number of layers kept. Layers go from the last to the first, the final norm stays.
-
-    Args:
-        model: a SentenceTransformer; afterwards it is as it was.
-        tasks: by their words, see read_tasks.
-        batch_size: sentences at a time.
+    """Main metrics against the number of layers kept. Layers go from the last to the first, the final norm stays;
+    afterwards the SentenceTransformer is as it was.
 
     Returns:
         {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +27,20 @@ Rows = dict[str, dict[str, float | None]]  # {label: {word of a task, or "averag
 
 @dataclass
 class Result:
-    """What one model got.
+    """What one model got."""
 
-    Attributes:
-        label: its name in the report: the file's, or the directory's.
-        tasks: {word: {"kind", "main", metric: value}}.
-        data: {word: digest of the task's data}, where the result says it.
-        outcomes: {word: outcomes}, where they were kept.
-        made_by: model, versions and commit.
-    """
-
-    label: str
-    tasks: dict[str, dict[str, Any]]
-    data: dict[str, str] = field(default_factory=dict)
-    outcomes: dict[str, Outcomes] = field(default_factory=dict)
-    made_by: dict[str, Any] = field(default_factory=dict)
+    label: str  # its name in the report: the file's, or the directory's
+    tasks: dict[str, dict[str, Any]]  # {word: {"kind", "main", metric: value}}
+    data: dict[str, str]  # {word: digest of the task's data}, where the result says it
+    outcomes: dict[str, Outcomes]  # {word: outcomes}, where they were kept
+    made_by: dict[str, Any]  # model, versions and commit
 
 
 def report_results(
     paths: Sequence[Path], output: Path, resamples: int = 2000, seed: int = 42, overwrite: bool = False
 ) -> dict[str, Any]:
-    """OUTPUT/report.md, with scores.png and differences.png, and report.json.
-
-    Args:
-        paths: files that `evaluate` wrote and directories that `train` did; others are compared with the first.
-        output: directory to write.
-        resamples, seed: of the bootstrap.
-        overwrite: whether the report of other settings may be replaced.
+    """OUTPUT/report.md, with scores.png and differences.png, and report.json, of what `evaluate` or `train` left in
+    `paths`; others are compared with the first. For the other arguments see report.
 
     Returns:
         {"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},

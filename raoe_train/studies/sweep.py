@@ -192,7 +192,7 @@ def _start_metrics(output: Path, tasks: list[str], runs: Sequence[Run]) -> dict[
         if run.after is not None or not tasks or label in found or model.name == SCRATCH:
             continue
         from raoe_train.evaluation.tasks import evaluate_encoder
-        from raoe_train.jobs.train import polarity_of
+        from raoe_train.training.measures import polarity_of
 
         path = output / "start" / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")
         known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -13,7 +13,7 @@ import yaml
 
 from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.writing import write_text
-from raoe_train.studies import sweep_plots
+from raoe_train.studies import plots
 from raoe_train.studies.markdown import made_with, table
 from raoe_train.studies.sweep_metrics import (
     COSTS,
@@ -21,9 +21,12 @@ from raoe_train.studies.sweep_metrics import (
     best_variants,
     by_variant,
     columns,
+    curves,
     mean,
     metric,
+    numeric_keys,
     polarity_columns,
+    polarity_means,
 )
 
 Results = list[dict[str, Any]]  # of finished runs, see sweep_metrics
@@ -66,10 +69,10 @@ class SweepReport:
         polarity = [task for task in self.tasks if task.startswith(PREFIX)]
         if draw:
             names = [name for name in ("average", "dev") if name in columns(self.tasks, results)]
-            lines += pictures(lambda: sweep_plots.along_grids(self.output, names, results, self.start))
+            lines += pictures(lambda: plot_along_grids(self.output, names, results, self.start))
         lines += best_of_each(polarity, results)
         if draw:
-            lines += pictures(lambda: sweep_plots.of_polarity(self.output, polarity, results, self.start))
+            lines += pictures(lambda: plot_of_polarity(self.output, polarity, results, self.start))
         made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
         shown = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
         lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(made))]
@@ -137,3 +140,63 @@ def best_of_each(tasks: Sequence[str], results: Results) -> list[str]:
     if not tasks or not results:
         return []
     return ["", "## Best of each", "", "By the mean of P and S.", *table(["task", "variant", "P", "S", "mean"], rows)]
+
+
+def plot_along_grids(output: Path, names: Sequence[str], results: Results, start: dict[str, Any]) -> list[Path]:
+    """For every numeric key of a grid a plot in `output`: the metric, that of the first of `names` that a run has,
+    against the key's value, a line for each family of variants."""
+    before = {
+        f"before: {Path(model).name}": found["average"]
+        for model, found in start.items()
+        if found.get("average") is not None
+    }
+    made = []
+    for key in numeric_keys(results):
+        lines = {family: [*points.items()] for family, points in curves(results, key, names).items()}
+        if lines:
+            made.append(output / f"{key.rpartition('.')[2]}.png")
+            plots.plot_curves(lines, before, key, made[-1])
+    return made
+
+
+def plot_of_polarity(output: Path, tasks: Sequence[str], results: Results, start: dict[str, Any]) -> list[Path]:
+    """Plots of tasks polarity:NAME in `output`; none where there are no such tasks.
+
+    - P and S along each numeric key of a grid.
+    - P against S, with the front: variants that none is better than in both.
+    - P and S along the number of retrieved sentences, of the encoders before training: the paper's Figure 2.
+    """
+    if not tasks or not results:
+        return []
+    made: list[Path] = []
+    for key in numeric_keys(results):
+        panels = {}
+        for task in tasks:
+            of_p, of_s = (curves(results, key, [column]) for column in polarity_columns(task))
+            panels[task] = {
+                line: [(x, value, of_s[line][x]) for x, value in points.items()] for line, points in of_p.items()
+            }
+        if any(panels.values()):
+            made.append(output / f"polarity-{key.rpartition('.')[2]}.png")
+            plots.plot_polarity(_titled(panels), key, made[-1])
+    points, before, along = {}, {}, {}
+    for task in tasks:
+        means = {variant: polarity_means(runs, task) for variant, runs in by_variant(results).items()}
+        points[task] = {variant: (p, s) for variant, (p, s) in means.items() if p is not None and s is not None}
+        found = {Path(model).name: of["tasks"][task] for model, of in start.items() if task in of["tasks"]}
+        before[task] = {f"before: {name}": (of["polarity"], of["similarity"]) for name, of in found.items()}
+        along[task] = {
+            name: [(int(k), at["polarity"], at["similarity"]) for k, at in of["curve"].items()]
+            for name, of in found.items()
+            if "curve" in of
+        }
+    made.append(output / "polarity-against-similarity.png")
+    plots.plot_tradeoff(_titled(points), _titled(before), made[-1])
+    if any(along.values()):
+        made.append(output / "polarity-k.png")
+        plots.plot_polarity(_titled(along), "retrieved sentences k", made[-1])
+    return made
+
+
+def _titled(panels: dict[str, Any]) -> dict[str, Any]:
+    return {task.removeprefix(PREFIX): content for task, content in panels.items() if content}

@@ -50,18 +50,9 @@ def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> d
 
 
 def representative_words(model: Any, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
-    """The token that the language model finds most probable after the last real one, stripped of white space.
-
-    With a prompt such as 'The representative word for {text} is:"' that is the representative word, or its first
-    piece where the tokenizer has no token for the whole.
-
-    Args:
-        model: a SentenceTransformer of a decoder; its prompt is used.
-        sentences: n texts.
-        batch_size: sentences at a time.
-
-    Returns:
-        n words, in the order of `sentences`.
+    """Of each sentence the token that the language model finds most probable after its last real one, stripped of
+    white space. With a prompt such as 'The representative word for {text} is:"' that is the representative word, or its
+    first piece where the tokenizer has no token for the whole.
 
     Raises:
         ValueError: as language_head, or as token_states.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from raoe_train.artifacts.memory import peak_mb, reset_peak
 
 
 class CostMeter(TrainerCallback):
@@ -62,32 +59,3 @@ class CostMeter(TrainerCallback):
             "train_steps": self.last_step - self.first_step,
             "peak_memory_mb": round(self.peak, 1),
         }
-
-
-def reset_peak(cuda: bool) -> None:
-    """Let the peak begin anew: what was freed before, evaluating a start, is no part of what comes."""
-    if cuda:
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):  # not Linux, or not allowed: the peak is then that of the whole process
-        CLEAR.write_text("5")
-
-
-def peak_mb(cuda: bool) -> float:
-    """Peak memory since reset_peak, in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this
-    process, Python and its libraries included.
-
-    On Linux that is VmHWM, not getrusage's ru_maxrss: a child takes over the ru_maxrss of the process that started it.
-    """
-    if cuda:
-        import torch
-
-        return torch.cuda.max_memory_allocated() / 1e6
-    if STATUS.exists():
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-        return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6

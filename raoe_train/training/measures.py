@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
-from raoe_train.evaluation.tasks import main_score
+from raoe_train.encoders.named import Model
+from raoe_train.evaluation.tasks import Polarity, evaluate_encoder, main_score
+
+
+@dataclass
+class Evaluation:
+    """What to evaluate before and after training."""
+
+    tasks: Annotated[list[str], "tasks of any kind, as of the job evaluate, looked up in data.dir"] = field(
+        default_factory=list
+    )
+    before: Annotated[bool, "evaluate them before training, too"] = True
+    batch_size: Annotated[int, "sentences at a time"] = 64
+
+
+def polarity_of(polarity: Polarity, model: Model) -> Polarity:
+    """polarity, its reference the encoder that training starts from where the recipe names none."""
+    from raoe_train.encoders.load import SCRATCH
+
+    if polarity.reference.name or model.random_weights or model.name == SCRATCH:
+        return polarity
+    return replace(polarity, reference=replace(polarity.reference, name=model.name))
+
+
+def tasks_of(encoder: Any, evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Any]:
+    """Scores on the recipe's tasks; {} where it names none."""
+    if not evaluation.tasks:
+        return {}
+    asked: Any = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
+    return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
 
 
 def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:

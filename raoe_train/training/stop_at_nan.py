@@ -34,8 +34,8 @@ class StopsAtNaN:
 
     hints: Sequence[str] = ()
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
+    def __init__(self: Any, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)  # type: ignore[misc]
         self.batch: Any = None  # of the step that is under way, or was last
         self.add_callback(_BeforeSaving(self))
 

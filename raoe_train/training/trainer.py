@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
@@ -62,6 +62,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         if model is not None and args.prompts is None and model.default_prompt_name:
             # the collator does not look there
             args.prompts = model.prompts.get(model.default_prompt_name)
+        prompts, processes = cast(Any, args.prompts), cast(Any, args.accelerator_config)
         several = isinstance(train_dataset, Mapping)
         datasets = train_dataset if several else {} if train_dataset is None else {"train": train_dataset}
         by_dataset = isinstance(loss, Mapping)
@@ -70,8 +71,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         self.data_collator_class = _collator(made.values() if by_dataset else [made])
         if data_collator is None and model is not None:
             data_collator = self.get_data_collator(model, args)
-            data_collator.preprocess_fn = with_tokens(model, datasets, cache_dir, args.prompts)
-        share = args.world_size if args.accelerator_config.split_batches else 1  # of a batch that is cut for processes
+            data_collator.preprocess_fn = with_tokens(model, datasets, cache_dir, prompts)
+        share = args.world_size if processes.split_batches else 1  # of a batch that is cut for processes
         batch_size = args.train_batch_size // share
         found = {
             name: scaled(by_name[name], model, dataset, name, batch_size=batch_size, seed=args.seed)

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from raoe_train import run
 from raoe_train.artifacts.disk_errors import explained
 from raoe_train.cli import main
-from raoe_train.config import ModelConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from tests.faults.small_jobs import make_jobs
 from tests.training.test_training import settings
@@ -54,7 +54,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
             run("train", "raoe-s1", **made)
     checkpoints = tmp_path / "out" / "checkpoints"
     last = checkpoints / "checkpoint-4"
-    assert check_encoder(load_encoder(ModelConfig(name=str(last), device="cpu")))["failed"] == []
+    assert check_encoder(load_encoder(Model(name=str(last), device="cpu")))["failed"] == []
     (checkpoints / "checkpoint-8" / file).unlink()  # there is room again
     again = run("train", "raoe-s1", **made)
     assert again["steps"] == whole["steps"]
@@ -86,6 +86,11 @@ def test_what_is_not_ours_goes_through():
         raise PermissionError(13, "Permission denied", "out/run/recipe.yaml")
     with pytest.raises(OSError, match=r"cannot write out/x\.tsv\.parts/lock"), explained("out/x.tsv"):
         raise OSError(30, "Read-only file system", "out/x.tsv.parts/lock")
+    for name in ("x.tsv.parts/0af/score_1/.partial.000000.npy", ".partial.x.tsv", "x.tsv.json", "x.tsv"):
+        with pytest.raises(OSError, match=rf"cannot write out/{name}"), explained("out/x.tsv"):
+            raise PermissionError(13, "Permission denied", f"out/{name}")
+    with pytest.raises(PermissionError, match="Permission denied"), explained("out/x"):
+        raise PermissionError(13, "Permission denied", "out/xyz/other.tsv")
     with pytest.raises(RuntimeError, match="a bug"), explained("out/run"):
         raise RuntimeError("a bug")
 

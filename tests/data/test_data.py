@@ -107,6 +107,8 @@ def test_columns(tmp_path):
     assert data["score"] == [3.8] and "label" not in data.column_names
     for unread in (None, "none"):
         assert read_pairs(path, columns={**mapping, "label": unread}).column_names == ["sentence1", "sentence2"]
+    # the columns of another kind of rows are not looked for: one map serves several tasks
+    assert read_pairs(path, columns={**mapping, "label": None, "query": "nope"})["sentence1"] == ["a"]
     with pytest.raises(ValueError, match="did you mean 'sentence1'"):
         read_pairs(path, columns={"sentense1": "q"})
     with pytest.raises(ValueError, match="no column 'nope'"):
@@ -211,6 +213,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', r"line 1: sentence2 is '\\ud83d', not a text"),
         (
             "a.jsonl",
             '{"sentence1": "a", "sentence2": "b"}\n{"sentence1": "a", "sentence2": "b", "score": 1}\n',

@@ -14,11 +14,11 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from torch.utils.data import DataLoader
 
 from raoe_train import run
-from raoe_train.config import ModelConfig
 from raoe_train.data import tokens
 from raoe_train.data.tables import to_table
 from raoe_train.data.tokens import TokenStore, same, with_tokens
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.encoders.prompts import apply_template
 from raoe_train.losses.collators import ScoreLabelCollator
 from tests.data.test_large_data import NLI, parsed
@@ -33,9 +33,9 @@ def encoders(folder):
     apply_template(prompted, "query: {text}")
     apply_template(suffixed, '{text} so:"')
     decoder = load_encoder(
-        ModelConfig(name=saved_decoder(folder), device="cpu", pooling="last", max_seq_length=12, prompt="q: {text}")
+        Model(name=saved_decoder(folder), device="cpu", pooling="last", max_seq_length=12, prompt="q: {text}")
     )
-    left = load_encoder(ModelConfig(name=saved_decoder(folder), device="cpu", pooling="last", max_seq_length=12))
+    left = load_encoder(Model(name=saved_decoder(folder), device="cpu", pooling="last", max_seq_length=12))
     left.tokenizer.padding_side = "left"
     return {"bert": bert, "prompted": prompted, "suffixed": suffixed, "decoder": decoder, "left": left}
 

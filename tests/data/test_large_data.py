@@ -183,7 +183,7 @@ def test_a_kill_leaves_nothing_that_is_taken_for_whole(tmp_path):
 MEMORY = """
 import gc, sys
 import datasets, pyarrow
-from raoe_train.training.cost_meter import peak_mb, reset_peak
+from raoe_train.artifacts.memory import peak_mb, reset_peak
 from raoe_train.cli import load
 from tests.tiny import training_data
 from raoe_train.data.pairs import read_pairs
@@ -198,8 +198,7 @@ for how in ("kept", "found", "memory", "lists"):
     reset_peak(False)
     before = peak_mb(False)
     if how == "lists":
-        pairs = read_pairs(source)
-        made = pairs.to_dict()
+        made = read_pairs(source).to_list()
     else:
         made = read(source, None if how == "memory" else cache)
         assert sum(1 for _ in made[1]) == 400_000
@@ -222,5 +221,5 @@ def test_memory(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     found = {words[0]: float(words[1]) for words in lines if len(words) == 2}
-    assert found.pop("lists") > 84, done.stdout  # else the others' bound says nothing
+    assert found.pop("lists") > 1.5 * 47, done.stdout  # else the others' bound says nothing
     assert len(found) == 3 and max(found.values()) < 47, done.stdout

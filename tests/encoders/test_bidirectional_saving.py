@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from raoe_train import run
-from raoe_train.config import ModelConfig
 from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES
@@ -71,7 +71,7 @@ def saved(tmp_path_factory):
     base = saved_decoder(folder)
     made = {}
     for name, settings in KINDS.items():
-        config = ModelConfig(name=base, device="cpu", prompt=PROMPT, max_seq_length=24, **settings)
+        config = Model(name=base, device="cpu", prompt=PROMPT, max_seq_length=24, **settings)
         model = load_encoder(config, train=True)
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():  # as after training: a new adapter would change nothing
@@ -88,7 +88,8 @@ def saved(tmp_path_factory):
 def test_loads_as_it_was_in_a_fresh_process_or_not_at_all(saved):
     folder, made = saved
     folders = [folder / name for name in KINDS]
-    known = load_in_a_fresh_process(folders, before="import raoe_train", path=str(ROOT))
+    registered = "from raoe_train.encoders.bidirectional import register; register()"
+    known = load_in_a_fresh_process(folders, registered, path=str(ROOT))
     for name, (place, expected) in made.items():
         np.testing.assert_allclose(np.array(known[str(place)]), expected, atol=1e-5, err_msg=name)
     unknown = load_in_a_fresh_process(folders)
@@ -110,7 +111,7 @@ def _installed() -> bool:
 def test_what_is_saved_passes_the_check(saved):
     folder, made = saved
     for name in made:
-        model = load_encoder(ModelConfig(name=str(folder / name), device="cpu"))
+        model = load_encoder(Model(name=str(folder / name), device="cpu"))
         found = check_encoder(model)
         assert found["failed"] == [], (name, found)
         assert found["bidirectional"]["seen"] == (name != "lora-causal")
@@ -130,10 +131,9 @@ def test_the_check_fails_where_it_should(saved, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:  # the layer has become causal
 
         def causal(layer, args, kwargs, window):
-            kwargs.pop("lifted")
-            return args, kwargs
+            return args, {key: value for key, value in kwargs.items() if key != "lifted"}
 
-        patch.setattr(modeling, "_lift", causal)
+        patch.setattr(modeling, "lift", causal)
         found = run("check", **{"model.name": str(folder / "full")})
     assert found["failed"] == ["bidirectional"]
 
@@ -143,7 +143,7 @@ def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, 
     folder, made = saved
     result = run("export", **{"model.name": str(folder / name), "merge": True, "output": str(tmp_path / "merged")})
     assert result["merged"] and not (tmp_path / "merged" / "adapter").exists()
-    model = load_encoder(ModelConfig(name=str(tmp_path / "merged"), device="cpu"))
+    model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))
     np.testing.assert_allclose(model.encode(SENTENCES), made[name][1], atol=1e-5)
     assert not any("lora" in key for key, _ in model.named_parameters())
     kind = json.loads((tmp_path / "merged" / "config.json").read_text())["model_type"]
@@ -156,7 +156,7 @@ def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, 
 def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path):
     folder, made = saved
     run("export", **{"model.name": str(folder / "qlora"), "merge": True, "output": str(tmp_path / "merged")})
-    model = load_encoder(ModelConfig(name=str(tmp_path / "merged"), device="cpu"))
+    model = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu"))
     assert model[0].model.config.base_quantization is None
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     found, expected = model.encode(SENTENCES), made["qlora"][1]
@@ -201,7 +201,7 @@ def recipe_settings(folder: Path, base: str, **changes):
 
 def trained(folder: Path, base: str) -> float:
     """How far embeddings of a finished run are from its base's under the same prompt."""
-    recipe = load_encoder(ModelConfig(name=str(folder / "out"), device="cpu"))
+    recipe = load_encoder(Model(name=str(folder / "out"), device="cpu"))
     assert check_encoder(recipe)["failed"] == []
     inner = recipe[0].model
     adapter = recipe.encode(SENTENCES)
@@ -231,7 +231,7 @@ def test_the_bellm_recipe_trains_qlora(tmp_path, caplog):
 
 def test_4_bit_weights_have_their_gradient_after_an_evaluation(tmp_path):
     """bitsandbytes packs them for a forward in evaluation, on some CPUs, and forgets the gradient of what it packed."""
-    config = ModelConfig(
+    config = Model(
         name=saved_decoder(tmp_path), device="cpu", load_in_4bit=True, lora=LORA, bidirectional_layers=1
     )
     gradients = []
@@ -248,12 +248,12 @@ def test_4_bit_weights_have_their_gradient_after_an_evaluation(tmp_path):
 
 
 def test_an_adapter_is_not_rounded_to_its_base(tmp_path):
-    config = ModelConfig(name=saved_decoder(tmp_path), device="cpu", dtype="bfloat16", lora=LORA)
+    config = Model(name=saved_decoder(tmp_path), device="cpu", dtype="bfloat16", lora=LORA)
     model = load_encoder(config, train=True)
     trained_weights = {key: value + 1e-4 for key, value in model.state_dict().items() if "lora_" in key}
     model.load_state_dict(trained_weights, strict=False)
     model.save_pretrained(str(tmp_path / "out"), create_model_card=False)
-    again = load_encoder(ModelConfig(name=str(tmp_path / "out"), device="cpu")).state_dict()
+    again = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).state_dict()
     assert again["0.model.decoder.layers.0.mlp.up_proj.base_layer.weight"].dtype == torch.bfloat16
     for key, value in trained_weights.items():
         assert torch.equal(again[key], value), key
@@ -279,12 +279,12 @@ def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
     made = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
                                               "model.bidirectional_layers": 1, "loss.name": "infonce"})  # fmt: skip
     run("train", None, **made)
-    before = load_encoder(ModelConfig(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
+    before = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
     second = {**made, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
     for key in ("model.lora", "model.bidirectional_layers"):
         second.pop(key)
     run("train", None, **second)
-    model = load_encoder(ModelConfig(name=str(tmp_path / "second"), device="cpu"))
+    model = load_encoder(Model(name=str(tmp_path / "second"), device="cpu"))
     assert model[0].model.config.base_model == base and model[0].model.config.bidirectional_layers == 1
     assert np.abs(model.encode(SENTENCES) - before).max() > 1e-3
     with pytest.raises(ValueError, match="LoRA adapter with another r"):
@@ -322,7 +322,7 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
 def test_settings_that_cannot_be(tmp_path, changes, message):
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", **changes}
     with pytest.raises(ValueError, match=message):
-        load_encoder(ModelConfig(**settings), sentences=SENTENCES, train=True)
+        load_encoder(Model(**settings), sentences=SENTENCES, train=True)
 
 
 def test_no_bitsandbytes(tmp_path, monkeypatch):
@@ -332,7 +332,7 @@ def test_no_bitsandbytes(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", "load_in_4bit": True, "lora": LORA}
     with pytest.raises(ValueError, match="needs bitsandbytes: pip install bitsandbytes, or"):
-        load_encoder(ModelConfig(**settings), train=True)
+        load_encoder(Model(**settings), train=True)
 
 
 def test_encoders(tmp_path):
@@ -342,16 +342,16 @@ def test_encoders(tmp_path):
     encoder = tiny_encoder(double=False)
     encoder.save_pretrained(str(tmp_path / "bert"), create_model_card=False)
     with pytest.raises(ValueError, match="may be an encoder: those look both ways anyway"):
-        load_encoder(ModelConfig(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
+        load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
     with pytest.raises(ValueError, match="load_in_4bit is for decoders"):
-        load_encoder(ModelConfig(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
+        load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
     changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss.name": "infonce"}
     run("train", None, **recipe_settings(tmp_path, str(tmp_path / "bert"), **changes))
-    configs = [ModelConfig(name=str(tmp_path / name), device="cpu") for name in ("bert", "out")]
+    configs = [Model(name=str(tmp_path / name), device="cpu") for name in ("bert", "out")]
     before, after = (load_encoder(config).encode(SENTENCES) for config in configs)
     assert np.abs(before - after).max() > 1e-4
     run("export", **{"model.name": str(tmp_path / "out"), "merge": True, "output": str(tmp_path / "merged")})
-    merged = load_encoder(ModelConfig(name=str(tmp_path / "merged"), device="cpu")).encode(SENTENCES)
+    merged = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu")).encode(SENTENCES)
     np.testing.assert_allclose(merged, after, atol=1e-5)
 
 
@@ -359,9 +359,9 @@ def test_encoders(tmp_path):
 def test_one_layer_with_last_token_pooling_is_warned_of(tmp_path, caplog, layers):
     settings = {"name": saved_decoder(tmp_path), "device": "cpu", "pooling": "last", "bidirectional_layers": layers}
     with caplog.at_level(logging.WARNING, logger="raoe_train"):
-        model = load_encoder(ModelConfig(**settings))
+        model = load_encoder(Model(**settings))
     assert ("last token saw all others" in caplog.text) == (layers == 1)
-    causal = load_encoder(ModelConfig(**{**settings, "bidirectional_layers": 0})).encode(SENTENCES)
+    causal = load_encoder(Model(**{**settings, "bidirectional_layers": 0})).encode(SENTENCES)
     same = np.allclose(model.encode(SENTENCES), causal, atol=1e-5)
     assert same == (layers == 1)
 

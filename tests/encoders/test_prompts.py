@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from raoe_train.encoders.prompts import _as_template, _suffix_ids, apply_template, parse_template, suffix_of
+from raoe_train.encoders.prompts import apply_template, as_template, parse_template, suffix_ids, suffix_of
 from tests.tiny import SENTENCES, tiny_encoder
 
 WORD = 'Summarize sentence {text} in one word:"'
@@ -434,7 +434,7 @@ def test_a_suffix_with_other_tokens_after_a_number_is_refused():
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Whitespace(), pre_tokenizers.Digits()])
     assert tokenizer.encode("cats 7s").ids == [5, 8, 2, 7]
     with pytest.raises(ValueError, match="same ones after any word"):
-        _suffix_ids(tokenizer, "s")
+        suffix_ids(tokenizer, "s")
 
 
 def test_no_room_for_text_is_refused(hand):
@@ -472,7 +472,7 @@ def test_a_model_without_a_tokenizer_of_text_is_refused(hand):
 def test_an_unknown_post_processor_is_refused(hand):
     refused(hand(processors.Sequence([ENDS["bert"], ENDS["bert"]])), "{text} is", "in two steps")
     with pytest.raises(ValueError, match="Later is not known"):
-        _as_template({"type": "Later"})
+        as_template({"type": "Later"})
 
 
 def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypatch):

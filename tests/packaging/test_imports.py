@@ -61,7 +61,7 @@ def test_training_uses_the_public_names_of_the_kernels(path):
 
 @pytest.mark.parametrize("name", ["configuration", "modeling"])
 def test_what_is_copied_beside_models_needs_nothing_else_of_ours(name):
-    used = imported(ROOT / "raoe_train" / "bidirectional" / f"{name}.py")
+    used = imported(ROOT / "raoe_train" / "encoders" / "bidirectional" / f"{name}.py")
     assert {n for n in used if n.startswith("raoe_")} <= {"raoe_kernels.dual_attention"}
 
 

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from raoe_train import run
+from raoe_train.artifacts.memory import CLEAR, peak_mb, reset_peak
 from raoe_train.cli import load
 from raoe_train.data.corpus import builtin_rows, nli_rows
 from raoe_train.data.files import write_rows
@@ -15,7 +16,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.studies.sweep import own_process
 from raoe_train.studies.sweep_metrics import COSTS
-from raoe_train.training.cost_meter import CLEAR, CostMeter, peak_mb, reset_peak
+from raoe_train.training.cost_meter import CostMeter
 from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES
 

@@ -205,3 +205,13 @@ def test_the_last_token_is_warned_of_in_training(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="raoe_train"):
         load_encoder(Model(**settings), train=True)
     assert "pool the mean" in caplog.text
+
+
+def test_a_language_model_is_not_chosen_by_dev_pairs(tmp_path):
+    """Whose correlation is measured before and after, and no checkpoint is the best."""
+    lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
+    made = {"model.scratch": SCRATCH, "model.device": "cpu", "data.train": [nli_file(tmp_path / "nli.tsv")],
+            "data.dev": str(tmp_path / "dev.tsv"), "training": {"max_steps": 2, "batch_size": 4}}  # fmt: skip
+    metrics = run("train", "decoder-tiny", **made, output=str(tmp_path / "out"))
+    assert metrics["steps"] == 2 and metrics["best_step"] is None and "spearman" in metrics["after"]

@@ -83,8 +83,7 @@ class BidirectionalModel(PreTrainedModel):
 
         In mode "add" the decoder has its new layers already.
         """
-        config = BidirectionalConfig(decoder.config, layers, mode, **base)
-        return cls(config, decoder)
+        return cls(BidirectionalConfig(decoder.config, layers, mode, **base), decoder)
 
     def forward(
         self,
@@ -249,17 +248,13 @@ class BidirectionalModel(PreTrainedModel):
             save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
 
     def _add_hooks(self) -> None:
-        config, count = self.config, self.config.bidirectional_layers
+        count, both = self.config.bidirectional_layers, self.config.bidirectional_mode == "sum"
         changed = list(zip(self.decoder.layers, windows(self.decoder.config), strict=True))[-count:] if count else []
-        if config.bidirectional_mode != "sum":
-            for layer, window in changed:
-                layer.register_forward_pre_hook(partial(_lift, window=window), with_kwargs=True)
-            return
         for number, (layer, window) in enumerate(changed):
-            hook = partial(_both_ways, window=window, first=number == 0)
+            hook = partial(both_ways, window=window, first=number == 0) if both else partial(lift, window=window)
             layer.register_forward_pre_hook(hook, with_kwargs=True)
-        for layer, _ in changed[-1:]:
-            layer.register_forward_hook(add_halves)
+        if both and changed:
+            changed[-1][0].register_forward_hook(add_halves)
 
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
         """By window, the mask of the layers with it. In mode "sum", of a doubled batch: causal rows, then the others;
@@ -267,24 +262,18 @@ class BidirectionalModel(PreTrainedModel):
         config, decoder = self.config, self.decoder.config
         batch, length = given.shape[:2]
         wanted = set(windows(decoder)[-config.bidirectional_layers :])
-        both = config.bidirectional_mode == "sum"
+        both, used = config.bidirectional_mode == "sum", decoder._attn_implementation
         dropout = self.training and getattr(decoder, "attention_dropout", 0.0) > 0
-        if (
-            both
-            and config.bidirectional_layers == 1
-            and decoder._attn_implementation == DUAL
-            and not dropout
-            and all(window is None or length <= window for window in wanted)
-        ):
-            real = given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()
-            return {DUAL: real}
+        whole = all(window is None or length <= window for window in wanted)
+        if both and used == DUAL and config.bidirectional_layers == 1 and whole and not dropout:
+            return {DUAL: given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()}
         # transformers asks an embedding of it only for batch, length, dtype and device
         dtype: Any = self.get_input_embeddings().weight.dtype
         like = torch.empty(2 * batch if both else batch, length, 0, dtype=dtype, device=given.device)
         if padding is not None and both:
             padding = torch.cat([padding, padding])
         allowed = {window: _allowed(window, batch if both else None) for window in wanted}
-        if both and decoder._attn_implementation == "flex_attention":
+        if both and used == "flex_attention":
             # transformers would compile the making of this mask, and for one that differs between rows torch 2.13's
             # inductor writes C++ that no compiler takes
             unpadded = [] if padding is None else [padding_mask_function(padding.bool())]
@@ -311,45 +300,46 @@ def _allowed(window: int | None, causal_rows: int | None) -> Any:
     return allowed
 
 
-def _lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
-    kwargs = dict(kwargs)
-    kwargs["attention_mask"] = _passed_down(kwargs)[window]
+def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
+    """Hook of a layer that looks both ways: another mask in place of the decoder's."""
+    masks, kwargs = _passed_down(kwargs)
     # SDPA takes a missing mask for the causal one unless it is told
-    kwargs["is_causal"] = False
-    return args, kwargs
+    return args, {**kwargs, "attention_mask": masks[window], "is_causal": False}
 
 
-def _both_ways(
+def both_ways(
     layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None, first: bool
 ) -> tuple[Any, dict[str, Any]]:
-    kwargs = dict(kwargs)
-    masks = _passed_down(kwargs)
+    """Hook of a layer of mode "sum": a batch of causal rows, then the same ones that look both ways."""
+    masks, kwargs = _passed_down(kwargs)
     hidden = args[0]
     if DUAL in masks:
-        kwargs["attention_mask"], kwargs["both_ways"] = None, masks[DUAL]
+        kwargs |= {"attention_mask": None, "both_ways": masks[DUAL]}
     else:
-        kwargs["attention_mask"], kwargs["is_causal"] = masks[window], False
+        kwargs |= {"attention_mask": masks[window], "is_causal": False}
     rows = len(hidden) if first else len(hidden) // 2
     for key in ("position_ids", "position_embeddings"):
         kwargs[key] = _doubled(kwargs.get(key), rows)
     return (torch.cat([hidden, hidden]) if first else hidden, *args[1:]), kwargs
 
 
-def _passed_down(kwargs: dict[str, Any]) -> dict[Any, Any]:
+def add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Hook of the last layer of mode "sum": Eq. 5."""
+    causal, full = output.chunk(2)
+    return causal + full
+
+
+def _passed_down(kwargs: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
+    """(the masks that forward made, the other arguments of a layer)."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: it makes the masks of these layers")
-    return kwargs.pop("lifted")
+    return kwargs["lifted"], {key: value for key, value in kwargs.items() if key != "lifted"}
 
 
 def _doubled(value: Any, rows: int) -> Any:
     if isinstance(value, tuple):
         return tuple(_doubled(part, rows) for part in value)
     return torch.cat([value, value]) if isinstance(value, Tensor) and rows > 1 and len(value) == rows else value
-
-
-def add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
-    causal, full = output.chunk(2)
-    return causal + full
 
 
 def _dual_sdpa(

