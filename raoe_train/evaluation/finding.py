@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.senteval import senteval_splits
 from raoe_train.data.sources import BUILTIN, Source, is_file
+from raoe_train.recipe import nearest
 
 ALL_PAIRS = "-all"
 TRAIN = "train"
@@ -66,22 +66,26 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
         files, whole = _named(folder, name.removesuffix(ALL_PAIRS), kind), True
     if not files:
         there = sorted({_name(path) for path in _files(folder, ("*", "*/*"))})
-        near = difflib.get_close_matches(name, there, 1)
         raise NoSuchTask(
-            f"no task {task!r} in {folder}{f' (did you mean {near[0]!r}?)' if near else ''}: neither {name}.* nor "
-            f"*/{name}.*; there are: {', '.join(there)}"
+            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, there))}: neither {name}.* nor */{name}.*; "
+            f"there are: {', '.join(there)}"
         )
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
     if split or whole:
         return f"{files[0]}#{split}" if split else str(files[0])
-    splits = _splits(files[0])
-    if len(splits) > 1 and TEST not in splits:
+    splits: dict[str, None] = {}
+    for _, fields in read_rows(files[0]):
+        if isinstance(fields, dict) and "split" in fields:
+            splits[str(fields["split"])] = None
+            if TEST in splits:  # whatever others come after
+                return f"{files[0]}#{TEST}"
+    if len(splits) > 1:
         raise ValueError(
             f"{files[0]} has splits {', '.join(splits)} and none is {TEST!r}; "
             f"name {files[0]}#SPLIT or {task}{ALL_PAIRS}"
         )
-    return f"{files[0]}#{TEST}" if TEST in splits else str(files[0])
+    return str(files[0])
 
 
 def _named(folder: Path, name: str, kind: str) -> list[Path]:
@@ -97,8 +101,3 @@ def _files(folder: Path, places: tuple[str, ...]) -> list[Path]:
 
 def _name(path: Path) -> str:
     return Path(path.name.removesuffix(".gz")).stem
-
-
-def _splits(path: Path) -> list[str]:
-    splits = (fields["split"] for _, fields in read_rows(path) if isinstance(fields, dict) and "split" in fields)
-    return list(dict.fromkeys(map(str, splits)))

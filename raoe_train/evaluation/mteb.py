@@ -5,12 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raoe_train.evaluation.tasks import ModelTask
-
-if TYPE_CHECKING:
-    from raoe_train.evaluation.tasks import Reading
+from raoe_train.evaluation.tasks import ModelTask, Reading
 
 
 @dataclass(frozen=True)

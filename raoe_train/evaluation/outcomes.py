@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import replacing
+
+SUFFIX = ".examples.npz"
 
 
 @dataclass(frozen=True)
@@ -31,17 +34,14 @@ def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Map
     """Write the outcomes of each task, by its word, beside the result that has those settings, in one step."""
     arrays = {f"{word}\tvalues": of.values for word, of in outcomes.items()}
     arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
-    with replacing(_beside(result)) as temporary, temporary.open("wb") as file:
+    with replacing(beside(result, SUFFIX)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)
 
 
 def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
-    """What write_outcomes wrote; nothing where there is none, or that of other settings.
-
-    Raises:
-        ValueError: a file that is not one of these.
-    """
-    path = _beside(result)
+    """What write_outcomes wrote; nothing where there is none, or that of other settings. ValueError for a file that is
+    not one of these."""
+    path = beside(result, SUFFIX)
     if not path.is_file():
         return {}
     try:
@@ -53,7 +53,3 @@ def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcom
         return {}
     words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
     return {word: Outcomes(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}
-
-
-def _beside(result: Path) -> Path:
-    return result.with_name(result.name + ".examples.npz")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders import frozen
-from raoe_train.encoders.named import identity
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
+
+NO_PART = ("device", "batch_size", "cache")  # of what a reference says, in what it says of texts
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,13 @@ class PolarityTask(EmbeddingTask):
     options: Polarity
 
     def content(self) -> Any:
-        options = {**asdict(self.options), "cache": None, "reference": identity(self.options.reference)}
+        said = asdict(self.options.reference)
+        name = said.pop("name")
+        # what is said beyond the name, so that a bare name's results stay those they were
+        more = {
+            key: value for key, value in said.items() if key not in NO_PART and value != getattr(FrozenEncoder, key)
+        }
+        options = {**asdict(self.options), "cache": None, "reference": name, "files": fingerprint(str(name)), **more}
         return [self.sentences(), self.test["label"][:], self.sources["label"][:], options]
 
     def sentences(self) -> list[str]:

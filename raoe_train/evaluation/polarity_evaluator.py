@@ -77,20 +77,19 @@ class PolarityEvaluator(SentenceEvaluator):
         self.texts = [*sentences, *source_sentences]
         self.labels, self.source_labels = list(labels), list(source_labels)
         self.batch_size, self.name = batch_size, name
-        found = reference if isinstance(reference, np.ndarray) else self.embed(reference)
+        found = reference if isinstance(reference, np.ndarray) else self._embed(reference)
         if len(found) != len(self.texts):
             raise ValueError(f"reference has {len(found)} rows for {len(self.texts)} sentences and source sentences")
         self.reference = unit_rows(np.asarray(found))
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
-    def embed(self, model: Any) -> np.ndarray:
-        """[n + m, d] embeddings of the sentences and the source sentences."""
+    def _embed(self, model: Any) -> np.ndarray:
         return encode_sentences(model, self.texts, self.batch_size)
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        named = self.prefix_name_to_metrics(_percent(*self.scores(self.embed(model))), self.name)
+        named = self.prefix_name_to_metrics(_percent(*self.scores(self._embed(model))), self.name)
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
 
@@ -128,23 +127,20 @@ class PolarityEvaluator(SentenceEvaluator):
         found = self.retrieved(embeddings, most)
         polarity, similarity = self._weighted(*found, self.k)
         labels = np.array(list(map(str, self.labels)))
+
+        def of(chosen: np.ndarray) -> dict[str, Any]:
+            return {**_percent(polarity[chosen], similarity[chosen]), "sentences": int(chosen.sum())}
+
         result: dict[str, Any] = {
-            **_percent(polarity, similarity),
-            "sentences": len(labels),
+            **of(np.ones(len(labels), bool)),
             "sources": len(self.source_labels),
             "k": self.k,
-            "by_class": {
-                label: {
-                    **_percent(polarity[labels == label], similarity[labels == label]),
-                    "sentences": int((labels == label).sum()),
-                }
-                for label in sorted(set(labels.tolist()))
-            },
+            "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
         if curve:
-            means = {size: _percent(*self._weighted(*found, size)) for size in curve}
+            means = {str(size): _percent(*self._weighted(*found, size)) for size in curve}
             result["curve"] = {
-                str(size): {name: mean[name] for name in ("polarity", "similarity")} for size, mean in means.items()
+                size: {name: mean[name] for name in ("polarity", "similarity")} for size, mean in means.items()
             }
         return result, polarity
 

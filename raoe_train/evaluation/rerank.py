@@ -10,6 +10,7 @@ import numpy as np
 from raoe_train.data.queries import read_candidates
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
+from raoe_train.evaluation.mteb import read_mteb
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Reading, Task
 
@@ -49,12 +50,8 @@ class RerankTask(EmbeddingTask):
             precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
             ranks.append(1 / places[0])
             start = end
-        result = {
-            "map": 100 * float(np.mean(precisions)),
-            "mrr": 100 * float(np.mean(ranks)),
-            "queries": len(self.queries),
-        }
-        return result, Outcomes(100 * np.array(precisions))
+        found = {"map": 100 * float(np.mean(precisions)), "mrr": 100 * float(np.mean(ranks))}
+        return {**found, "queries": len(self.queries)}, Outcomes(100 * np.array(precisions))
 
 
 def read_rerank(name: str, reading: Reading) -> Task:
@@ -66,17 +63,11 @@ def read_rerank(name: str, reading: Reading) -> Task:
     """
     known = name in SUITES["rerank"]
     if known and not reading.data_dir:
-        return _through_mteb(name, reading)
+        return read_mteb(name, reading)
     try:
         source = find_task(name, reading.data_dir, "rerank")
     except NoSuchTask:
-        if not known:
-            raise
-        return _through_mteb(name, reading)
+        if known:
+            return read_mteb(name, reading)
+        raise
     return RerankTask(read_candidates(source, columns=reading.columns, on_error=reading.on_error))
-
-
-def _through_mteb(name: str, reading: Reading) -> Task:
-    from raoe_train.evaluation.mteb import read_mteb
-
-    return read_mteb(name, reading)

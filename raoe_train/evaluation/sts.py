@@ -52,12 +52,9 @@ class StsTask(EmbeddingTask):
             chosen = names == name
             subsets[name] = {**correlate(similarity[chosen], scores[chosen]), "pairs": int(chosen.sum())}
         if len(subsets) > 1:
-            result["mean"] = {
-                metric: mean_of_all([subset[metric] for subset in subsets.values()])
-                for metric in ("spearman", "pearson")
-            }
-            result["subsets"] = subsets
-        return result, Outcomes(similarity.astype(np.float64), scores.astype(np.float64))
+            means = {metric: mean_of_all([of[metric] for of in subsets.values()]) for metric in ("spearman", "pearson")}
+            result |= {"mean": means, "subsets": subsets}
+        return result, Outcomes(similarity, scores)
 
 
 def read_sts(name: str, reading: Reading) -> StsTask:
@@ -90,8 +87,5 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
         return {"spearman": None, "pearson": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        pearson = stats.pearsonr(similarity, scores).statistic
-    return {
-        "spearman": 100 * float(stats.spearmanr(similarity, scores).statistic),
-        "pearson": 100 * float(pearson),
-    }
+        pearson = 100 * float(stats.pearsonr(similarity, scores).statistic)
+    return {"spearman": 100 * float(stats.spearmanr(similarity, scores).statistic), "pearson": pearson}

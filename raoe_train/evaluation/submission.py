@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +14,6 @@ from raoe_train.encoders.named import Model
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-TEST_ROWS = 4732
-"""Rows of csts_test.csv: as many predictions as the organisers' script takes."""
 
 
 def conditional_prompt(model: Any) -> str | None:
@@ -43,20 +37,8 @@ def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | N
 
 
 def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
-    """Write the cosine of each row's sentences, under its condition, as the organisers take them; how many."""
-    before, _ = split_conditional(prompt)
-    first, second = with_conditions(rows, before + "{text}")
-    embeddings = encode_sentences(model, [*first, *second], batch_size)
-    found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
-    write_submission(path, found.tolist(), rows=len(rows))
-    print(f"{len(rows)} predictions -> {path}")
-    return len(rows)
-
-
-def write_submission(
-    path: str | os.PathLike[str], predictions: Sequence[float], *, rows: int | None = TEST_ROWS
-) -> None:
-    """Write predictions of the test set as the file that C-STS's organisers score.
+    """Write the cosine of each row's sentences, under its condition, in the file that C-STS's organisers score; how
+    many there are.
 
     The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test
     Results"; run_sts.py writes it): one JSON object, {"0": 1.0, "1": 0.0, ...}, with the 0-based number of each
@@ -64,26 +46,13 @@ def write_submission(
 
         python make_test_submission.py YOUR_EMAIL PATH [--name NAME]
 
-    which takes exactly 4732 predictions and a NAME (or, without one, full path) of at most 200 characters; the
-    scores come by e-mail. Nothing is sent from here.
-
-    Args:
-        predictions: a similarity for each row in file order, higher for more similar; a cosine will do, as the
-            data's measures are Spearman's and Pearson's correlations.
-        rows: how many there must be; None for any number (of another file than the test set).
-
-    Raises:
-        ValueError: another number of predictions, or one that is not a finite number.
+    which takes exactly 4732 predictions, as many as that file has rows, and a NAME (or, without one, full path) of at
+    most 200 characters; the scores come by e-mail. Nothing is sent from here.
     """
-    values = []
-    for row, prediction in enumerate(predictions):
-        try:
-            value = float(prediction)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value):
-            raise ValueError(f"prediction {row} is {prediction!r}, not a finite number")
-        values.append(value)
-    if rows is not None and len(values) != rows:
-        raise ValueError(f"{len(values)} predictions for {rows} rows; the organisers take one for each row")
-    write_json(path, {str(row): value for row, value in enumerate(values)})
+    before, _ = split_conditional(prompt)
+    first, second = with_conditions(rows, before + "{text}")
+    embeddings = encode_sentences(model, [*first, *second], batch_size)
+    found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
+    write_json(path, {str(row): value for row, value in enumerate(found.tolist())})
+    print(f"{len(rows)} predictions -> {path}")
+    return len(rows)

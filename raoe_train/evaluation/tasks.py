@@ -5,8 +5,7 @@ A new kind is a file with a function that reads a Task, and a line in KINDS.
 
 from __future__ import annotations
 
-import difflib
-import importlib
+import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.evaluation.finding import NoSuchTask
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.recipe import Option
+from raoe_train.recipe import Option, nearest
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
@@ -125,19 +124,13 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 def split_word(word: str) -> tuple[str, str]:
     """(kind, name) of a task's word: KIND:NAME, KIND:FILE, or NAME or FILE of a kind that goes without saying.
-
-    Raises:
-        ValueError: an unknown kind.
-    """
+    ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
     if colon and prefix != "hub" and not is_file(word):
-        near = difflib.get_close_matches(prefix, KINDS, 1)
-        raise ValueError(
-            f"task {word!r}: no kind {prefix!r}{f' (did you mean {near[0]!r}?)' if near else ''}; "
-            f"there are: {', '.join(KINDS)}"
-        )
+        near = nearest(repr(prefix), map(repr, KINDS))
+        raise ValueError(f"task {word!r}: no kind {prefix!r}{near}; there are: {', '.join(KINDS)}")
     base = word.partition("#")[0].lower()
     for kind, names in SUITES.items():
         if base in (name.lower() for name in names):
@@ -145,21 +138,18 @@ def split_word(word: str) -> tuple[str, str]:
     return DEFAULT, word
 
 
-def read_tasks(
-    tasks: Sequence[str],
-    data_dir: str | Path | None = None,
-    *,
-    columns: Mapping[str, Any] | None = None,
-    on_error: str = "raise",
-    prompt: str | None = None,
-    cache: Path | None = None,
-    polarity: Polarity | None = None,
-) -> dict[str, Task]:
+def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
     """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
 
     Args:
-        tasks: see evaluate_encoder.
-        data_dir, columns, on_error, prompt, cache, polarity: see Reading.
+        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS: sts (Spearman of cosines and human scores), transfer
+            (accuracy of a logistic regression), rerank (MAP), captions (strict retrieval), mteb, polarity. A bare NAME
+            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is
+            found in data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and
+            captions NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all
+            is all. Of polarity NAME is the file with its splits train and test.
+        data_dir: folder of the sets.
+        how: the other fields of Reading.
 
     Raises:
         ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
@@ -169,16 +159,15 @@ def read_tasks(
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading = Reading(data_dir, columns, on_error, prompt, cache, polarity or Polarity())
+    reading = Reading(data_dir, **how)
     found: dict[str, Task] = {}
     missing: list[str] = []
     for word in tasks:
         kind, name = split_word(word)
-        if is_conditional(prompt) and kind != "sts":
+        if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
-        module, function = KINDS[kind].split(":")
         try:
-            found[word] = getattr(importlib.import_module(module), function)(name, reading)
+            found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing.append(str(error))
     if missing:
@@ -187,39 +176,10 @@ def read_tasks(
 
 
 def evaluate_encoder(
-    model: Any,
-    tasks: Sequence[str],
-    data_dir: str | Path | None = None,
-    batch_size: int = 64,
-    *,
-    prompt: str | None = None,
-    polarity: Polarity | None = None,
+    model: Any, tasks: Sequence[str], data_dir: str | Path | None = None, batch_size: int = 64, **how: Any
 ) -> dict[str, Any]:
-    """Scores of an encoder on tasks of any kind.
-
-    Args:
-        model: a SentenceTransformer.
-        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS: sts (Spearman of cosines and human scores), transfer
-            (accuracy of a logistic regression), rerank (MAP), captions (strict retrieval), mteb, polarity. A bare NAME
-            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is
-            found in data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and
-            captions NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all
-            is all. Of polarity NAME is the file with its splits train and test.
-        data_dir: folder of the sets.
-        batch_size: sentences at a time.
-        prompt: where it has a {condition}, the sets are C-STS files, see read_scored.
-        polarity: of tasks of kind polarity.
-
-    Returns:
-        {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
-        metrics, x100}, of several kinds also "averages": {kind: that of its tasks}. A metric is None, and so are the
-        averages over it, where it is undefined, as a correlation is where all cosines of a set are equal.
-
-    Raises:
-        ValueError: an unknown or ambiguous task, or data that its kind cannot use; see the kinds' readers.
-    """
-    found = read_tasks(tasks, data_dir, prompt=prompt, polarity=polarity)
-    return evaluate_tasks(model, found, batch_size)
+    """What evaluate_tasks finds on the tasks of read_tasks, which takes `tasks`, `data_dir` and `how`."""
+    return evaluate_tasks(model, read_tasks(tasks, data_dir, **how), batch_size)
 
 
 def evaluate_tasks(
@@ -234,34 +194,32 @@ def evaluate_tasks(
         outcomes: where given, is filled with those of each task that has them.
 
     Returns:
-        {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics}, and "averages",
-        {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
+        {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and
+        "averages", {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
     """
-    embedded = {word: task for word, task in tasks.items() if isinstance(task, EmbeddingTask)}
-    distinct = list(dict.fromkeys(text for task in embedded.values() for text in task.sentences()))
-    places = {text: place for place, text in enumerate(distinct)}
-    embeddings = encode_sentences(model, distinct, batch_size) if distinct else np.empty((0, 0))
-    results = {}
+    sentences = {word: task.sentences() for word, task in tasks.items() if isinstance(task, EmbeddingTask)}
+    texts = [text for its in sentences.values() for text in its]
+    embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
+    results: dict[str, dict[str, Any]] = {}
+    start = 0
     for word, task in tasks.items():
         if isinstance(task, EmbeddingTask):
-            scores, made_of = task.score(embeddings[[places[text] for text in task.sentences()]])
+            end = start + len(sentences[word])
+            scores, made_of = task.score(embeddings[start:end])
+            start = end
             if outcomes is not None:
                 outcomes[word] = made_of
         else:
             assert isinstance(task, ModelTask)
             scores = task.run(model, batch_size)
         results[word] = {"kind": task.kind, "main": task.main, **scores}
-    found: dict[str, Any] = {
-        "tasks": results,
-        "average": mean_of_all([main_score(result) for result in results.values()]),
-    }
-    kinds = dict.fromkeys(task.kind for task in tasks.values())
-    if len(kinds) > 1:
-        found["averages"] = {
-            kind: mean_of_all([main_score(result) for result in results.values() if result["kind"] == kind])
-            for kind in kinds
-        }
-    return found
+
+    def average(*kinds: str) -> float | None:
+        return mean_of_all([main_score(result) for result in results.values() if result["kind"] in kinds])
+
+    kinds = list(dict.fromkeys(task.kind for task in tasks.values()))
+    found = {"tasks": results, "average": average(*kinds)}
+    return {**found, "averages": {kind: average(kind) for kind in kinds}} if len(kinds) > 1 else found
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
@@ -280,34 +238,29 @@ def table(result: Mapping[str, Any]) -> str:
     tasks = result["tasks"]
     kinds = list(dict.fromkeys(task.get("kind", DEFAULT) for task in tasks.values()))
     width = max(len(name) for name in ("average of all", *tasks))
-    blocks = []
+    page = []
     for kind in kinds:
-        rows = {name: task for name, task in tasks.items() if task.get("kind", DEFAULT) == kind}
+        rows = {word: task for word, task in tasks.items() if task.get("kind", DEFAULT) == kind}
         metrics = [name for name in dict.fromkeys(key for row in rows.values() for key in row) if _shown(name, rows)]
-        lines = [f"{'task':<{width}}" + "".join(f"  {name:>{_width(name)}}" for name in metrics)]
-        for name, row in rows.items():
-            lines.append(f"{name:<{width}}" + "".join(f"  {_cell(row, name):>{_width(name)}}" for name in metrics))
-        average = result["average"] if len(kinds) == 1 else result["averages"][kind]
         main = next(iter(rows.values())).get("main", "spearman")
-        before = sum(2 + _width(name) for name in metrics[: metrics.index(main)])
-        lines.append(f"{'average':<{width}}" + " " * before + f"  {_number(average):>{_width(main)}}")
-        blocks.append("\n".join(lines))
+        average = result["average"] if len(kinds) == 1 else result["averages"][kind]
+        lines = [["task", *metrics]]
+        lines += [
+            [word, *(_number(row[name]) if name in row else "-" for name in metrics)] for word, row in rows.items()
+        ]
+        lines.append(["average", *(_number(average) if name == main else "" for name in metrics)])
+        for first, *cells in lines:
+            aligned = (f"  {cell:>{max(9, len(name))}}" for cell, name in zip(cells, metrics, strict=True))
+            page.append(f"{first:<{width}}{''.join(aligned)}".rstrip())
+        page.append("")
     if len(kinds) > 1:
-        blocks.append(f"{'average of all':<{width}}  {_number(result['average']):>9}")
-    return "\n\n".join(blocks)
+        page.append(f"{'average of all':<{width}}  {_number(result['average']):>9}")
+    return "\n".join(page).rstrip("\n")
 
 
 def _shown(name: str, rows: Mapping[str, Mapping[str, Any]]) -> bool:
     values = [row.get(name) for row in rows.values()]
     return name not in ("kind", "main") and all(value is None or isinstance(value, (int, float)) for value in values)
-
-
-def _width(name: str) -> int:
-    return max(9, len(name))
-
-
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    return _number(row[name]) if name in row else "-"
 
 
 def _number(value: float | int | None) -> str:

@@ -69,27 +69,32 @@ class TransferTask(EmbeddingTask):
         order = _order(self.texts(), self.data["label"][:])
         features = _features(embeddings, len(self.data), pairs)[order]
         labels, split = (np.asarray(self.data[name][:])[order] for name in ("label", "split"))
-        train, test = np.flatnonzero(split == TRAIN), np.flatnonzero(split == TEST)
-        dev = np.flatnonzero(np.isin(split, DEV))
-        if not len(test):
-            return _nested(features, labels)
-        if len(dev):
-            chosen, best = _best(features, labels, [(train, dev)], GRID)
-        else:
-            folds = _folds(features[train], labels[train])
-            chosen, best = _best(features[train], labels[train], folds, TRAIN_TEST_GRID)
-        found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
-        right = 100.0 * (found == labels[test])
+        train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
+        given = bool(len(train) and len(test))
+        outer = [(train, test)] if given else tqdm(_folds(labels), desc="folds", disable=None)
+        right = np.full(len(labels), np.nan)
+        accuracies, chosen_by = [], []
+        for train, test in outer:
+            if given and len(dev):
+                inner = [(train, dev)]
+            else:
+                inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])]
+            chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and not len(dev) else GRID)
+            found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
+            right[test] = 100.0 * (found == labels[test])
+            accuracies.append(right[test].mean())
+            chosen_by.append(best)
+        tested = right[~np.isnan(right)]
         result = {
-            "accuracy": float(right.mean()),
-            "dev_accuracy": best,
-            "examples": len(test),
+            "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
+            "dev_accuracy": float(np.mean(chosen_by)),
+            "examples": len(tested),
         }
-        if pairs and set(labels.tolist()) == {"0", "1"}:
+        if given and pairs and set(labels.tolist()) == {"0", "1"}:
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
-        return result, Outcomes(right)
+        return result, Outcomes(tested)
 
 
 def read_transfer(name: str, reading: Reading) -> TransferTask:
@@ -153,10 +158,11 @@ def _classifier(chosen: float) -> Any:
     return LogisticRegression(C=chosen, random_state=SEED, tol=1e-6, max_iter=10_000)
 
 
-def _folds(features: np.ndarray, labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _folds(labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(places to train on, places to test on) of each fold."""
     from sklearn.model_selection import StratifiedKFold
 
-    return list(StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(features, labels))
+    return list(StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(labels, labels))
 
 
 def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[float]) -> tuple[float, float]:
@@ -166,21 +172,3 @@ def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[f
     search = GridSearchCV(_classifier(1.0), {"C": list(grid)}, cv=folds, refit=False, error_score="raise")
     scores = np.round(100 * search.fit(features, labels).cv_results_["mean_test_score"], 2)
     return grid[int(np.argmax(scores))], float(scores.max())
-
-
-def _nested(features: np.ndarray, labels: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-    right = np.zeros(len(labels))
-    accuracies, chosen_by = [], []
-    for train, test in tqdm(_folds(features, labels), desc="folds", disable=None):
-        folds = _folds(features[train], labels[train])
-        chosen, best = _best(features[train], labels[train], folds, GRID)
-        found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
-        right[test] = 100.0 * (found == labels[test])
-        accuracies.append(right[test].mean())
-        chosen_by.append(best)
-    result = {
-        "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
-        "dev_accuracy": float(np.mean(chosen_by)),
-        "examples": len(labels),
-    }
-    return result, Outcomes(right)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 
+from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.named import FrozenEncoder
@@ -172,6 +174,26 @@ def test_as_a_task(folder):
     assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
+
+
+def test_what_a_result_depends_on(folder):
+    """The reference, its files and how it is asked; not where or how fast. Of a bare name, as when it was all there
+    was."""
+
+    def content(**reference):
+        options = Polarity(FrozenEncoder(str(folder / "reference"), **reference))
+        return read_polarity("set", Reading(folder, polarity=options)).content()
+
+    bare = content()
+    assert bare[-1] == {
+        "reference": str(folder / "reference"), "files": fingerprint(str(folder / "reference")), "k": 16,
+        "discount": "linear", "sources": 5, "max_sentences": None, "seed": 42, "curve": [], "cache": None,
+    }  # fmt: skip
+    assert content(device="cpu", batch_size=3, cache="x") == bare
+    assert bare != content(prompt="query: {text}") != content(pooling="cls")
+    for path in (folder / "reference").rglob("*.safetensors"):
+        os.utime(path, ns=(1, 1))
+    assert content() != bare
 
 
 def test_what_is_drawn(folder):

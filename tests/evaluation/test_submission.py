@@ -2,9 +2,21 @@
 
 import json
 
+import numpy as np
 import pytest
+from datasets import Dataset
 
-from raoe_train.evaluation.submission import TEST_ROWS, write_submission
+from raoe_train.evaluation.submission import submit
+from tests.tiny import SENTENCES, tiny_encoder
+
+PROMPT = "About {condition}: {text}, in a word"
+
+
+def rows(count):
+    texts = [SENTENCES[number % 11] for number in range(count + 5)]
+    return Dataset.from_dict(
+        {"sentence1": texts[:count], "sentence2": texts[5:], "condition": [f"the {n % 3}" for n in range(count)]}
+    )
 
 
 def as_the_organisers_read(path):
@@ -14,35 +26,19 @@ def as_the_organisers_read(path):
 
 
 def test_submission(tmp_path):
-    import numpy as np
-    import torch
-
-    path = tmp_path / "predictions.json"
-    predictions = [row / 7 for row in range(TEST_ROWS)]
-    write_submission(path, predictions)
-    assert as_the_organisers_read(path) == predictions
-    assert len(predictions) == 4732
-    loaded = json.loads(path.read_text())
-    assert list(loaded)[:2] == ["0", "1"] and list(loaded)[-1] == "4731"
-    for few in (np.array([0.5, -1], np.float32), torch.tensor([0.5, -1.0]), (0.5, -1)):
-        write_submission(path, few, rows=2)
-        assert json.loads(path.read_text()) == {"0": 0.5, "1": -1.0}
-    write_submission(path, [], rows=None)
-    assert json.loads(path.read_text()) == {}
+    model, path, asked = tiny_encoder(double=False), tmp_path / "predictions.json", rows(12)
+    assert submit(model, asked, PROMPT, str(path), batch_size=5) == 12
+    assert list(json.loads(path.read_text())) == [str(number) for number in range(12)]
+    expected = []
+    for row in asked:
+        a, b = model.encode([f"About {row['condition']}: {row[name]}" for name in ("sentence1", "sentence2")])
+        expected.append(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    assert as_the_organisers_read(path) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("predictions", "rows", "message"),
-    [
-        ([0.5] * 4731, TEST_ROWS, "4731 predictions for 4732 rows"),
-        ([0.5, 0.5], 1, "2 predictions for 1 rows"),
-        ([0.5, float("nan")], 2, "prediction 1 is nan, not a finite number"),
-        ([float("inf")], None, "prediction 0 is inf"),
-        ([[0.5, 0.5]], 1, r"prediction 0 is \[0.5, 0.5\]"),
-        ([None], 1, "prediction 0 is None"),
-    ],
-)
-def test_a_submission_that_would_not_be_scored_is_not_written(tmp_path, predictions, rows, message):
-    with pytest.raises(ValueError, match=message):
-        write_submission(tmp_path / "predictions.json", predictions, rows=rows)
+def test_a_submission_that_would_not_be_scored_is_not_written(tmp_path):
+    broken = tiny_encoder(double=False)
+    next(broken.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="NaN or infinity for"):
+        submit(broken, rows(2), PROMPT, str(tmp_path / "predictions.json"), batch_size=5)
     assert list(tmp_path.iterdir()) == []

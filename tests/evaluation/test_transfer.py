@@ -46,6 +46,14 @@ def test_ten_folds_by_hand(tmp_path):
     assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40)
 
 
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_one_split_alone_is_tested_in_folds(tmp_path, split, monkeypatch):
+    monkeypatch.setattr("raoe_train.evaluation.transfer.GRID", [1.0])  # what is chosen has no part in this
+    rows, features = single(noisy=1)
+    task = read(tmp_path, [{**row, "split": split} for row in rows])
+    assert score(task, features)["accuracy"] == pytest.approx(97.5)
+
+
 def split_rows():
     """Train: classes at -1 and 1. Test: of class 1 three at 1 and one at -1; of class 0 five at -1 and one at 1."""
     rows = [
