@@ -139,3 +139,12 @@ def test_nest_and_merge():
     assert merge(old, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
     assert old == {"a": {"b": 1}}
     assert merge({"a": {"b": 1}}, {"a": None}) == {"a": None}
+
+
+def test_a_bare_word_and_keys_of_its_section_go_together():
+    for given in ({"model": "X", "model.prompt": "{text}"}, {"model.prompt": "{text}", "model": "X"}):
+        model = load("encode", None, given).model
+        assert (model.name, model.prompt) == ("X", "{text}")
+    assert load("encode", None, {"model.name": "X", "model": "Y"}).model.name == "Y"
+    with pytest.raises(ValueError, match="polarity must be a mapping of keys"):
+        load("evaluate", None, {"polarity": "X"})
