@@ -25,6 +25,7 @@ from typing import Any
 
 RECIPES = Path(__file__).with_name("recipes")
 TABLES = Path(__file__).parent / "studies" / "recipes"  # of the job sweep
+BARE = ""  # in a section, the key of a bare word that stood in its place in another layer
 UNDER = "under another name"  # in a section whose name a later layer changed: what the layers before it said
 
 
@@ -171,7 +172,11 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     merged = dict(values)
     for key, value in changes.items():
         old = merged.get(key)
-        if not (isinstance(old, Mapping) and isinstance(value, Mapping)):
+        if isinstance(old, Mapping) and isinstance(value, str) and key != "loss":
+            merged[key] = {**old, BARE: value}
+        elif isinstance(old, str) and isinstance(value, Mapping):
+            merged[key] = {BARE: old, **value}
+        elif not (isinstance(old, Mapping) and isinstance(value, Mapping)):
             merged[key] = value
         elif key == "loss" and value.get("name", old.get("name")) != old.get("name"):
             under = {**old.get(UNDER, {}), **old, **value.get(UNDER, {})}
@@ -278,8 +283,9 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
             return value
-        word = option.word and isinstance(value, (str, Path))
-        value = {option.word: value} if word else {} if value is None else value
+        value = {BARE: value} if option.word and isinstance(value, (str, Path)) else {} if value is None else value
+        if isinstance(value, Mapping) and option.word:  # the later of a bare word and its key holds
+            value = dict((option.word if name == BARE else name, each) for name, each in value.items())
     return convert(kind, value, key)
 
 

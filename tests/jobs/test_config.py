@@ -141,6 +141,15 @@ def test_nest_and_merge():
     assert merge({"a": {"b": 1}}, {"a": None}) == {"a": None}
 
 
+def test_a_bare_word_and_keys_of_its_section_go_together():
+    for given in ({"model": "X", "model.prompt": "{text}"}, {"model.prompt": "{text}", "model": "X"}):
+        model = load("encode", None, given).model
+        assert (model.name, model.prompt) == ("X", "{text}")
+    assert load("encode", None, {"model.name": "X", "model": "Y"}).model.name == "Y"
+    with pytest.raises(ValueError, match="polarity must be a mapping of keys"):
+        load("evaluate", None, {"polarity": "X"})
+
+
 def test_what_a_layer_between_said_of_the_loss_holds():
     """A study's settings say a scale, its variants a name, and the recipe below them both."""
     layers = merge({"loss": {"scale": 5, "ties": "random"}}, {"loss": {"name": "raoe"}})
