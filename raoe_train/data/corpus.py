@@ -20,13 +20,16 @@ split can be written in another.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from raoe_train.data.columns import NLI_LABELS
-from raoe_train.data.corpus_words import ACTIONS, AGENT_MODIFIERS, AGENTS, OBJECT_MODIFIERS, OBJECTS, PLACES
 from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
@@ -56,8 +59,7 @@ SPLITS = {"train": 6000, "dev": 1000, "test": 1000}
 
 @dataclass(frozen=True)
 class Filler:
-    """What fills a slot: the concept ("word" or "word|synonym") and the word that stands for it, which may be
-    its kind."""
+    """What fills a slot: the concept ("word" or "word|synonym") and the word that stands for it, perhaps its kind."""
 
     concept: str
     word: str
@@ -74,16 +76,27 @@ class Scene:
     negated: bool = False
 
 
-AGENT_KIND = {concept: kind for kind, concepts in AGENTS.items() for concept in concepts}
-OBJECT_KIND = {concept: kind for kind, concepts in OBJECTS.items() for concept in concepts}
-KINDS = {**AGENT_KIND, **OBJECT_KIND}
-ACTION_KINDS = {action: kinds for action, _, kinds in ACTIONS}
-OPPOSITE = {action: opposite for action, opposite, _ in ACTIONS if opposite}
-OPPOSITE |= {word: opposite for word, opposite in (*AGENT_MODIFIERS, *OBJECT_MODIFIERS) if opposite}
-MODIFIERS = {"agent": AGENT_MODIFIERS, "object": OBJECT_MODIFIERS}
 OMISSIBLE = ("place", "agent_modifier", "object_modifier")
 """Slots that a sentence can do without."""
 Core = tuple[str, str, str]
+
+
+class Words:
+    """corpus_words.yaml, and of each concept in it what it is a `kind` of and what its `opposite` is, if any."""
+
+    def __init__(self) -> None:
+        read = yaml.safe_load(Path(__file__).with_name("corpus_words.yaml").read_text(encoding="utf-8"))
+        self.agents: dict[str, list[str]] = read["agents"]
+        self.objects: dict[str, list[str]] = read["objects"]
+        self.actions: dict[str, list[str]] = read["actions"]
+        self.places: list[str] = read["places"]
+        self.modifiers: dict[str, list[str]] = read["modifiers"]
+        of_kind = {**self.agents, **self.objects}
+        self.kind = {concept: kind for kind, concepts in of_kind.items() for concept in concepts}
+        self.opposite = {one: other for pair in read["opposites"] for one, other in (pair, reversed(pair))}
+
+
+words = functools.cache(Words)
 
 
 @functools.cache
@@ -91,9 +104,9 @@ def _cores() -> dict[str, list[Core]]:
     """The (agent, action, object) of each split's scenes: of 10, 8 train, 1 dev, 1 test."""
     every = [
         (agent, action, object_)
-        for agent in AGENT_KIND
-        for action, kinds in ACTION_KINDS.items()
-        for object_ in ([name for kind in kinds for name in OBJECTS[kind]] or [""])
+        for agent in itertools.chain(*words().agents.values())
+        for action, kinds in words().actions.items()
+        for object_ in ([name for kind in kinds for name in words().objects[kind]] or [""])
     ]
     random.Random("scenes").shuffle(every)
     tenth = len(every) // 10
@@ -106,19 +119,18 @@ def core_of(scene: Scene) -> Core:
 
 
 def relation(first: Filler | None, second: Filler | None) -> str | None:
-    """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the
-    slot."""
+    """What the second filler of a slot is to the first, a key of AGREEMENT; None if neither scene fills the slot."""
     if first is None or second is None:
         return None if first is second else "added" if first is None else "dropped"
     if first.concept == second.concept:
         if first.word == second.word:
             return "same"
-        kind = KINDS.get(first.concept)
+        kind = words().kind.get(first.concept)
         return "general" if second.word == kind else "specific" if first.word == kind else "synonym"
-    if OPPOSITE.get(first.concept) == second.concept:
+    if words().opposite.get(first.concept) == second.concept:
         return "opposite"
-    kind = KINDS.get(first.concept)
-    return "related" if kind is not None and kind == KINDS.get(second.concept) else "different"
+    kind = words().kind.get(first.concept)
+    return "related" if kind is not None and kind == words().kind.get(second.concept) else "different"
 
 
 def compare(first: Scene, second: Scene) -> tuple[float, int]:
@@ -172,8 +184,7 @@ class _Generator:
         return Filler(concept, words[-1] if self.rng.random() < 0.3 else words[0])
 
     def modifier(self, noun: str) -> Filler:
-        modifier, _ = self.rng.choice(MODIFIERS[noun])
-        return self.filler(modifier)
+        return self.filler(self.rng.choice(words().modifiers[noun]))
 
     def scene(self) -> Scene:
         agent, action, object_ = self.rng.choice(self.cores)
@@ -182,7 +193,7 @@ class _Generator:
             agent=self.filler(agent),
             action=self.filler(action),
             object=self.filler(object_) if object_ else None,
-            place=self.filler(self.rng.choice(PLACES)) if chance() < 0.6 else None,
+            place=self.filler(self.rng.choice(words().places)) if chance() < 0.6 else None,
             agent_modifier=self.modifier("agent") if chance() < 0.5 else None,
             object_modifier=self.modifier("object") if object_ and chance() < 0.4 else None,
         )
@@ -191,7 +202,7 @@ class _Generator:
         """An edit after which the scene says the same or less."""
         slot = self.rng.choice([slot for slot in WEIGHTS if getattr(scene, slot) is not None])
         filler = getattr(scene, slot)
-        kind = KINDS.get(filler.concept)
+        kind = words().kind.get(filler.concept)
         edits: list[Filler | None] = [
             Filler(filler.concept, word) for word in filler.concept.split("|") if word != filler.word
         ]
@@ -203,11 +214,11 @@ class _Generator:
 
     def contradict(self, scene: Scene) -> Scene:
         """A negation, or an opposite where a slot has one."""
-        slots = [slot for slot in WEIGHTS if (filler := getattr(scene, slot)) and filler.concept in OPPOSITE]
+        slots = [slot for slot in WEIGHTS if (filler := getattr(scene, slot)) and filler.concept in words().opposite]
         slot = self.rng.choice(["negated", *slots])
         if slot == "negated":
             return replace(scene, negated=True)
-        return _with(scene, slot, self.filler(OPPOSITE[getattr(scene, slot).concept]))
+        return _with(scene, slot, self.filler(words().opposite[getattr(scene, slot).concept]))
 
     def change(self, scene: Scene) -> Scene:
         """An edit after which the scene says something more or something else."""
@@ -217,17 +228,18 @@ class _Generator:
             noun = slot.removesuffix("_modifier")
             return scene if getattr(scene, noun) is None else _with(scene, slot, self.modifier(noun))
         if slot == "place":
-            return replace(scene, place=self.filler(self.rng.choice(PLACES)))
+            return replace(scene, place=self.filler(self.rng.choice(words().places)))
         if filler is None:
             return scene
         if slot == "action":
-            kind = OBJECT_KIND.get(scene.object.concept, "") if scene.object else ""
-            choices = [name for name, kinds in ACTION_KINDS.items() if (kind in kinds if kind else not kinds)]
+            kind = words().kind[scene.object.concept] if scene.object else ""
+            choices = [name for name, kinds in words().actions.items() if (kind in kinds if kind else not kinds)]
         else:
-            of_kind: dict[str, tuple[str, ...]] = AGENTS if slot == "agent" else OBJECTS
-            kinds = list(of_kind) if slot == "agent" else list(ACTION_KINDS[scene.action.concept])
-            near = self.rng.random() < 0.5
-            choices = [name for kind in kinds for name in of_kind[kind] if not near or kind == KINDS[filler.concept]]
+            of_kind = words().agents if slot == "agent" else words().objects
+            kinds = list(of_kind) if slot == "agent" else words().actions[scene.action.concept]
+            if self.rng.random() < 0.5:
+                kinds = [kind for kind in kinds if kind == words().kind[filler.concept]]
+            choices = [name for kind in kinds for name in of_kind[kind]]
         return _with(scene, slot, self.filler(self.rng.choice(choices)))
 
     def pair(self, target: int, premise_scene: Scene | None = None) -> tuple[str, str, float, int]:

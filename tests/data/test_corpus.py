@@ -70,26 +70,22 @@ def test_sentences():
     assert write(used, "place first") == "A man is opening a used box."
 
 
-def test_opposites_are_mutual_and_take_the_same_objects():
-    for one, other in made.OPPOSITE.items():
-        assert made.OPPOSITE[other] == one
-        assert made.ACTION_KINDS.get(one) == made.ACTION_KINDS.get(other)
-    assert all(kind in made.OBJECTS for kinds in made.ACTION_KINDS.values() for kind in kinds)
+def test_opposites_take_the_same_objects():
+    words = made.words()
+    for one, other in words.opposite.items():
+        assert words.opposite[other] == one
+        assert words.actions.get(one) == words.actions.get(other)
+    assert set(words.opposite) <= {*words.actions, *words.modifiers["agent"], *words.modifiers["object"]}
+    assert all(kind in words.objects for kinds in words.actions.values() for kind in kinds)
 
 
 def test_no_word_stands_for_two_things():
     """Else the target would not follow from the sentences."""
-    kinds = {*made.AGENTS, *made.OBJECTS}
-    places = {place for entry in made.PLACES for place in entry.split("|")}
-    groups = [
-        made.AGENT_KIND,
-        made.OBJECT_KIND,
-        made.ACTION_KINDS,
-        [word for word, _ in made.AGENT_MODIFIERS],
-    ]
-    groups.append([word for word, _ in made.OBJECT_MODIFIERS])
-    words = [word for group in groups for entry in group for word in entry.split("|")] + [*kinds, *places]
-    assert [word for word, count in Counter(words).items() if count > 1] == []
+    words = made.words()
+    concepts = [*words.kind, *words.actions, *words.modifiers["agent"], *words.modifiers["object"], *words.places]
+    every = [*words.agents, *words.objects, *(word for concept in concepts for word in concept.split("|"))]
+    assert all(isinstance(word, str) for word in every)  # YAML takes a bare no for a boolean
+    assert [word for word, count in Counter(every).items() if count > 1] == []
 
 
 def test_corpus(splits):
