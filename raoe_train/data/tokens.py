@@ -89,7 +89,7 @@ def with_tokens(model: Any, datasets: Mapping[str, Any], cache: str | None, prom
         fixed = {"prompt": prompt, "fill": model.tokenizer.pad_token_id, "side": model.tokenizer.padding_side}
         folder = made_once(
             Path(cache).expanduser() / f"tokens-{key[:32]}",
-            lambda unfinished: _write(unfinished, texts, model.preprocess, fixed),
+            lambda unfinished: write_store(unfinished, texts, model.preprocess, fixed),
         )
         why = json.loads((folder / META).read_text(encoding="utf-8")).get("why")
         if why is None:
@@ -124,7 +124,7 @@ def features(rows: Sequence[np.ndarray], meta: Mapping[str, Any]) -> dict[str, A
     return {name: torch.from_numpy(made[name]) if name in made else shared for name, shared in meta["features"].items()}
 
 
-def _write(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixed: dict[str, Any]) -> None:
+def write_store(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixed: dict[str, Any]) -> None:
     """Fill the folder of a TokenStore; or, where features are not padded ids alone, meta.json with "why"."""
     halves = hashes(texts)
     ordered, places = np.unique(halves, axis=0, return_index=True)  # of equal texts the place of the first

@@ -87,6 +87,12 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     return convert(Model, {**shared, **changes}, "model")
 
 
+def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
+    """The name, and what else is said beyond the defaults and has a part in embeddings: not where and how fast."""
+    plain, runs = asdict(FrozenEncoder()), ("device", "batch_size", "cache")
+    return {key: value for key, value in asdict(encoder).items() if value != plain[key] and key not in runs}
+
+
 def identity(model: Any) -> dict[str, Any]:
     """What decides on what a model gives, equal for equal ones: its section of the recipe but for where and how fast it
     runs, and its files' fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""

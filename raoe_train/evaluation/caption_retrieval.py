@@ -60,12 +60,7 @@ class CaptionTask(EmbeddingTask):
 
 
 def read_caption_task(name: str, reading: Reading) -> CaptionTask:
-    """The first five captions of each image.
-
-    Raises:
-        ValueError: an unknown or ambiguous name, a malformed row, an image with fewer than five captions, or one
-            image only.
-    """
+    """The first five captions of each image; ValueError where one has fewer, or is the only one."""
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, columns=reading.columns, on_error=reading.on_error)
     for image, captions in images.items():

@@ -38,20 +38,11 @@ def find_source(
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """The source that a task stands for: FILE#test where the file has a test split, FILE where it has one
-    split or none, FILE#SPLIT for NAME#SPLIT.
+    """The source that a task stands for, which is NAME, NAME#SPLIT, NAME-all, or a source, which stands for itself.
 
-    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*; where neither is there, data_dir/*/NAME.*.
-
-    Args:
-        task: NAME, NAME#SPLIT or NAME-all; or a source, which stands for itself.
-        data_dir: the folder.
-        kind: of the task.
-        whole: NAME is the file with all its splits, as NAME-all is.
-
-    Raises:
-        NoSuchTask, ValueError: no such file, more than one, or splits of which none is "test".
-        FileNotFoundError: no such folder.
+    It is FILE#test where the file has a test split, FILE where it has one split or none, or where it shall be `whole`,
+    as NAME-all is. NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*; where neither is there, data_dir/*/NAME.*.
+    NoSuchTask where nothing is there, ValueError for more than one file, or splits of which none is "test".
     """
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):

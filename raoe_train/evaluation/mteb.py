@@ -62,12 +62,7 @@ class MtebTask(ModelTask):
 
 
 def read_mteb(name: str, reading: Reading) -> MtebTask:
-    """A task by its name in mteb. Its data is loaded when it is run.
-
-    Raises:
-        ValueError: mteb has no such task.
-        ModuleNotFoundError: mteb is not installed.
-    """
+    """A task by its name in mteb. Its data is loaded when it is run."""
     import mteb
 
     try:

@@ -12,7 +12,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders import frozen
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders.named import settings_said
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
-
-NO_PART = ("device", "batch_size", "cache")  # of what a reference says, in what it says of texts
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,10 @@ class PolarityTask(EmbeddingTask):
     options: Polarity
 
     def content(self) -> Any:
-        said = asdict(self.options.reference)
+        # what is said beyond the name stands beside it, so that a bare name's results stay those they were
+        said = settings_said(self.options.reference)
         name = said.pop("name")
-        # what is said beyond the name, so that a bare name's results stay those they were
-        more = {
-            key: value for key, value in said.items() if key not in NO_PART and value != getattr(FrozenEncoder, key)
-        }
-        options = {**asdict(self.options), "cache": None, "reference": name, "files": fingerprint(str(name)), **more}
+        options = {**asdict(self.options), "cache": None, "reference": name, "files": fingerprint(name), **said}
         return [self.sentences(), self.test["label"][:], self.sources["label"][:], options]
 
     def sentences(self) -> list[str]:
@@ -66,11 +61,7 @@ class PolarityTask(EmbeddingTask):
 
 def read_polarity(name: str, reading: Reading) -> PolarityTask:
     """The labelled texts of a task, with splits train and test: of all of test, or options.max_sentences of it, the
-    scores are, and options.sources times as many of train, drawn, are retrieved (the margins paper, section 3.2).
-
-    Raises:
-        ValueError: no reference, an unknown or ambiguous name, too few sentences in train, or as labelled_table.
-    """
+    scores are, and options.sources times as many of train, drawn, are retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
     if not options.reference.name:
         raise ValueError(

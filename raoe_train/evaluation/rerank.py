@@ -55,12 +55,7 @@ class RerankTask(EmbeddingTask):
 
 
 def read_rerank(name: str, reading: Reading) -> Task:
-    """The queries of a task; MTEB's reranking sets (SUITES["rerank"]) come through mteb where data.dir has no file.
-
-    Raises:
-        ValueError: an unknown or ambiguous name, or a malformed row, such as a query without positives or negatives.
-        ModuleNotFoundError: mteb is wanted and not installed.
-    """
+    """The queries of a task; MTEB's reranking sets (SUITES["rerank"]) come through mteb where data.dir has no file."""
     known = name in SUITES["rerank"]
     if known and not reading.data_dir:
         return read_mteb(name, reading)

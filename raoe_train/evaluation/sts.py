@@ -59,11 +59,7 @@ class StsTask(EmbeddingTask):
 
 def read_sts(name: str, reading: Reading) -> StsTask:
     """The scored pairs of a task: its test split where it has splits; NAME#dev another one; NAME-all all pairs. With
-    a {condition} in the prompt, a C-STS file; see read_scored.
-
-    Raises:
-        ValueError: an unknown or ambiguous name, a row without a score, or equal scores everywhere.
-    """
+    a {condition} in the prompt, a C-STS file; see read_scored. ValueError for equal scores everywhere."""
     source = find_source(name, reading.data_dir, "sts")
     if is_conditional(reading.prompt):
         if not isinstance(source, str):

@@ -98,12 +98,7 @@ class TransferTask(EmbeddingTask):
 
 
 def read_transfer(name: str, reading: Reading) -> TransferTask:
-    """The labelled sentences of a task, with all their splits.
-
-    Raises:
-        ValueError: an unknown or ambiguous name, splits that the protocol does not know, one class only, a class with
-            too few examples for the folds, or one in test that train lacks.
-    """
+    """The labelled sentences of a task, with all their splits."""
     source = find_source(name, reading.data_dir, "transfer", whole=True)
     data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
     _check(data, source if isinstance(source, str) else f"task {name!r}")
@@ -111,6 +106,7 @@ def read_transfer(name: str, reading: Reading) -> TransferTask:
 
 
 def _check(data: Dataset, where: str) -> None:
+    """ValueError for splits that the protocol does not know, and classes that cannot be learnt."""
     splits = set(data["split"][:])
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
@@ -135,11 +131,7 @@ def _check(data: Dataset, where: str) -> None:
 
 def _order(texts: list[list[str]], labels: list[str]) -> list[int]:
     """SentEval's: by the number of tokens, then by class. The folds depend on it."""
-
-    def key(place: int) -> tuple[Any, ...]:
-        return (*(len(column[place].split()) for column in texts), labels[place])
-
-    return sorted(range(len(labels)), key=key)
+    return sorted(range(len(labels)), key=lambda row: (*(len(column[row].split()) for column in texts), labels[row]))
 
 
 def _features(embeddings: np.ndarray, count: int, pairs: bool) -> np.ndarray:

@@ -39,14 +39,6 @@ class Context:
         return min(same, len(ids) - 1)
 
 
-def taken(cache: Any, row: int, end: int, ids: Sequence[int], state: Tensor) -> Context:
-    """The context `ids`, whose last token is in column `end` - 1 of that row of a cache; copies, so that nothing holds
-    the whole batch's cache."""
-    place = slice(end - len(ids), end)
-    layers = tuple((keys[row, :, place].clone(), values[row, :, place].clone()) for keys, values, *_ in cache)
-    return Context(tuple(ids), layers, state)
-
-
 def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
     """A left-padded cache of the first `count` tokens of each (context, count)."""
     width = max(count for _, count in beginnings)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from raoe_train.generation.contexts import Context, merged, stacked, taken
+from raoe_train.generation.contexts import Context, merged, stacked
 from raoe_train.generation.mixing import checked_argmax, choose_mix
 from raoe_train.generation.sampling import Sampling, draw, uniforms
 from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot
@@ -209,7 +209,7 @@ class GuidedDecoder:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
-                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, _context(batch, slot))
+                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, batch.context(slot))
         left = [slot for slot in batch.slots if slot.key not in finished]
         if finished:
             return list(finished.items()), batch.kept(left) if left else None
@@ -243,16 +243,6 @@ class GuidedDecoder:
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")
-
-
-def _context(batch: Batch, slot: Slot) -> Context | None:
-    """The nearer context of an answer, where it is to be kept."""
-    if slot.state is None:
-        return None
-    row = next(place for place, row in enumerate(batch.rows) if row.slot is slot and not row.far)
-    # behind it are the answer's tokens, but for the newest
-    end = batch.cache.get_seq_length() - (len(slot.ids) - 1)
-    return taken(batch.cache, row, end, slot.request.near, slot.state)
 
 
 def _eos(model: Any, sampling: Sampling) -> tuple[int, ...]:

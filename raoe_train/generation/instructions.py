@@ -31,9 +31,6 @@ class Instructions:
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
         template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}.
         chat: True insists on a chat template, False leaves it out; None takes one where there is one.
-
-    Raises:
-        ValueError: an unknown method, a template without {sentence}, or no chat template where one is insisted on.
     """
 
     def __init__(

@@ -87,15 +87,8 @@ class MixLogits:
 
 
 def choose_mix(model: Any, wish: str = "auto") -> MixHidden | MixLogits:
-    """How to mix for `model`: hidden states where that is exact, else logits.
-
-    Args:
-        model: a transformers causal language model.
-        wish: "auto", or "hidden" or "logits" to insist.
-
-    Raises:
-        ValueError: an unknown wish, or "hidden" for a model where that is not exact (the message says why not).
-    """
+    """How to mix for a causal language model: by "auto" hidden states where that is exact, else logits; "hidden" or
+    "logits" insist. ValueError for another wish, and for "hidden" where it is not exact; the message says why not."""
     if wish not in ("auto", "hidden", "logits"):
         raise ValueError(f"mix must be auto, hidden or logits, got {wish!r}")
     if wish == "logits":

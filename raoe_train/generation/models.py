@@ -27,12 +27,7 @@ class LanguageModel:
 
 
 def load_tokenizer(model: LanguageModel) -> Any:
-    """transformers' tokenizer of the model.
-
-    Raises:
-        ValueError: no name, or an unknown dtype.
-        FileNotFoundError: a path that is no folder.
-    """
+    """transformers' tokenizer of the model; ValueError or FileNotFoundError for a model that cannot be."""
     from transformers import AutoTokenizer
 
     if not model.name:
@@ -44,11 +39,8 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """The causal language model, in eval mode, on its device; see default_device.
-
-    Raises:
-        ValueError: weights without a head for a language model: what comes out would be random.
-    """
+    """The causal language model, in eval mode, on its device; ValueError for weights without a head for one: what
+    comes out would be random."""
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 

@@ -8,6 +8,7 @@ ranking information.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
@@ -39,13 +40,8 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
-    """What is wrong with one generated sentence, or None.
-
-    Args:
-        sentence: without spaces around it.
-        source: the sentence that its chain began with.
-        finish: how its generation ended; "length" means that it was cut off.
-    """
+    """What is wrong with one generated sentence, without spaces around it, or None. `source` is what its chain began
+    with, `finish` how its generation ended: "length" means that it was cut off."""
     if not sentence:
         return "empty"
     if finish == "length":
@@ -66,18 +62,14 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
-    """What is wrong with a chain as a whole, or None.
-
-    Args:
-        sentences: the source and what was generated from it.
-        steps: how many were to be generated; None for a chain that is not finished yet.
-    """
+    """What is wrong with a chain as a whole, its source among the sentences, or None. `steps` sentences were to be
+    generated; None for a chain that is not finished yet."""
     if steps is not None and len(sentences) != steps + 1:
         return f"not complete: {len(sentences) - 1} of {steps} sentences"
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for number, sentence in enumerate(sentences):
         key = normal(sentence)
-        counts[key] = counts.get(key, 0) + 1
+        counts[key] += 1
         if counts[key] == REPEATS:
             return f"repeated: sentence {number} is there for the {REPEATS}rd time"
     return None

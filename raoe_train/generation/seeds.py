@@ -11,7 +11,7 @@ import numpy as np
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders.named import FrozenEncoder, settings_said
 from raoe_train.recipe import Option
 
 
@@ -30,9 +30,7 @@ class Seeds:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""
         if not self.encoder.name:
             return None
-        plain, runs = asdict(FrozenEncoder()), ("batch_size", "device", "cache")
-        values = asdict(self.encoder).items()
-        said = {name: value for name, value in values if value != plain[name] and name not in runs}
+        said = settings_said(self.encoder)
         # a name alone as it is, as in what was written before there was more to say
         encoder = said if len(said) > 1 else self.encoder.name
         return {**asdict(self), "encoder": encoder, "batch_size": None, "device": None}
@@ -42,12 +40,7 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     """Positions of the chosen sentences, ascending: seeds.per_cluster of each of seeds.clusters clusters.
 
     Sentences are embedded by seeds.encoder. The same sentences, settings and machine give the same choice.
-
-    Raises:
-        ValueError: no encoder, or numbers that cannot be; see draw_from_clusters.
     """
-    if not seeds.encoder.name:
-        raise ValueError("seeds.encoder is missing: what embeds the sentences")
     _check(len(sentences), seeds.clusters, seeds.per_cluster)  # before hours of encoding
     # of several processes one chooses, alone: the others' shards of a cache would never come
     cache = seeds.encoder.cache if rank_and_world()[1] == 1 else None
@@ -60,10 +53,7 @@ def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, 
     """Rows of [n, d] embeddings, ascending: `per_cluster` drawn of each of `clusters` k-means clusters.
 
     Clusters are scikit-learn's MiniBatchKMeans of the embeddings' directions. A cluster of fewer sentences gives all it
-    has, so there may be fewer than clusters x per_cluster.
-
-    Raises:
-        ValueError: fewer rows than clusters, or clusters or per_cluster below 1.
+    has, so there may be fewer than clusters x per_cluster. ValueError for fewer rows than clusters.
     """
     from sklearn.cluster import MiniBatchKMeans
 

@@ -121,6 +121,18 @@ class Batch:
         drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
         self.uniforms = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(model.device) if drawn else None
 
+    def context(self, slot: Slot) -> Context | None:
+        """The nearer context of an answer, where it is to be kept: copies, so that nothing holds the whole cache."""
+        if slot.state is None:
+            return None
+        row = next(place for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
+        ids = slot.request.near
+        # behind it are the answer's tokens, but for the newest
+        end = self.cache.get_seq_length() - (len(slot.ids) - 1)
+        place = slice(end - len(ids), end)
+        layers = tuple((keys[row, :, place].clone(), values[row, :, place].clone()) for keys, values, *_ in self.cache)
+        return Context(tuple(ids), layers, slot.state)
+
     def kept(self, slots: list[Slot]) -> Batch:
         """Of these slots alone."""
         places = [place for place, row in enumerate(self.rows) if row.slot in slots]

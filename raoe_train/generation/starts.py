@@ -19,10 +19,7 @@ def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Senten
 
     Skipped and counted are empty rows, sentences that were there before, more than one line, no letters, and what
     `accept` has a reason against. A row that is no text at all (bytes that are not UTF-8, a missing field) is an error,
-    unless data.on_error is skip; then it is counted, too.
-
-    Raises:
-        ValueError: no input, on_error that cannot be, a row that is no text, or no sentence is left.
+    unless data.on_error is skip; then it is counted, too. So is a source of which no sentence is left.
     """
     if not data.input:
         raise ValueError("data.input is missing: the sentences to begin with")
