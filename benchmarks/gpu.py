@@ -25,7 +25,7 @@ from benchmarks.__main__ import KERNEL_OPS, OPS
 PARTS = ("build", "tests", *OPS, "train")
 LEDGER = (*OPS, "train")
 # What compiles for GPUs that are not there needs none, and CI runs it.
-TRAIN = "-m pytest -q tests/train/test_gpu_decoders.py -p no:cacheprovider".split()
+TRAIN = "-m pytest -q tests/encoders/test_gpu_decoders.py -p no:cacheprovider".split()
 TESTS = "-m pytest -q tests/kernels --ignore tests/kernels/test_triton_compile.py -p no:cacheprovider".split()
 # Kernels are compiled when they first run, one process one at a time: most of what the tests take.
 TEST_PROCESSES = 4

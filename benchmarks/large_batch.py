@@ -14,7 +14,7 @@ from benchmarks.train_step import collated, encoder, minilm, step
 SIZES = {"cpu": [64, 512, 4096, 65536], "cuda": [64, 512, 4096, 65536, 1 << 20]}
 MINI_BATCH = {"small": 256, "MiniLM": 64}
 PLAIN_UP_TO = {"small": 4096, "MiniLM": 512}  # pairs whose activations fit into 24 GiB with room to spare
-TESTS = ["tests/train/test_losses.py"]
+TESTS = ["tests/losses/test_losses.py"]
 
 
 def case(pairs: int, device: str) -> Case:

@@ -161,3 +161,12 @@ def test_an_option_is_used_by_a_recipe_or_a_page(job):
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.yaml")]
     words = set(re.findall(r"\w+", " ".join(page.read_text(encoding="utf-8") for page in pages)))
     assert not [key for key, *_ in keys(job_of(job)) if key.rpartition(".")[2] not in words]
+
+
+def test_pages_and_benchmarks_name_files_that_are_there():
+    rooms = [ROOT / name for name in ("docs", "benchmarks", "raoe_kernels", "csrc")]
+    pages = [*ROOT.glob("*.md"), *(page for room in rooms for page in room.rglob("*") if page.suffix in (".md", ".py"))]
+    texts = {page: page.read_text(encoding="utf-8") for page in pages if page.name != "report.md"}
+    named = {(page, word) for page, text in texts.items() for word in re.findall(r"\btests/\w+/[\w/]+\.py", text)}
+    assert named
+    assert not {(page.name, word) for page, word in named if not (ROOT / word).is_file()}
