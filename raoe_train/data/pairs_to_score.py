@@ -21,10 +21,8 @@ from raoe_train.data.tables import to_table
 class PairsToScore:
     """Read once to be checked, so that what is wrong shows now and not after hours of encoding, and once to be written.
 
-    Args:
-        data: input, columns, labels and on_error as for reading pairs; rows without a gold label are kept.
-        kind: the format that they are to be written in.
-        added: columns that they must not have.
+    Read as pairs are, but rows without a gold label are kept. They are to be written in the format `kind`, with the
+    columns `added`.
 
     Attributes:
         pairs: datasets.Dataset of sentence1 and sentence2.
