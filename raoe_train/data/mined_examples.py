@@ -24,8 +24,12 @@ Draw = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of n sentences those above a threshold, the nearest first: [n, k] indices of sentences of the same class and of
-    the other classes, and [n] how many of them there are."""
+    """Of n sentences those above a threshold, the nearest first.
+
+    Attributes:
+        own, others: [n, k] indices of sentences of the same class and of the other classes.
+        own_count, others_count: [n] how many of them there are.
+    """
 
     own: np.ndarray
     others: np.ndarray
@@ -82,7 +86,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
     kind, no pair twice, whatever their similarity.
 
     That is what SetFit's contrastive phase trains on (Tunstall et al., 2022; its default, oversampling, evens out the
-    kinds), here without repetition: fewer than `count` where a kind has not so many. `classes` is [n], of sentences.
+    kinds), here without repetition. Of `count` pairs there are fewer where a kind has not so many.
     """
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same = [(place, place) for place in members]

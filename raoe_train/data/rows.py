@@ -23,11 +23,7 @@ Parse = Callable[[dict[str, Any], Source], Parsed]
 
 
 class Tally:
-    """What is left out of sources' rows, and why: `dropped` rows by reason, and `examples`, the first of them.
-
-    Args:
-        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-    """
+    """What is left out of sources' rows, and why: `dropped` rows by reason, and `examples`, the first of them."""
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
@@ -93,7 +89,6 @@ def read_table(
     """What `parse` makes of each row of sources, one after the other, as a table; and counts.
 
     Args:
-        sources: their rows are used up.
         parse: gives all rows of a source the same columns.
         noun: what a row is, for messages.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.

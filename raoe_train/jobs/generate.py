@@ -26,8 +26,8 @@ from raoe_train.recipe import Option
 
 @job(together=True)
 def generate(
-    model: Annotated[LanguageModel, Option(word="name")] = LanguageModel(),
     data: Annotated[Data, Option(word="input")] = Data(),
+    model: Annotated[LanguageModel, Option(word="name")] = LanguageModel(),
     seeds: Annotated[Seeds, Option()] = Seeds(),
     generation: Annotated[Generation, Option()] = Generation(),
     output: Annotated[str | None, ".jsonl file to write"] = None,

@@ -46,8 +46,8 @@ class Mining:
 
 @job
 def mine(
-    model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
     data: Annotated[Data, Option(word="input")] = Data(),
+    model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
     loss: Annotated[
         str, "triplet, contrastive, online_contrastive, multiple_negatives, mse (random pairs)"
     ] = "triplet",
