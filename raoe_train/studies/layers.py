@@ -14,19 +14,10 @@ from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 LISTS = ("layers", "encoder.layer", "transformer.layer")
 
 
-def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """The analysis `degradation` of the job `evaluate`: what degradation found, and beside its output a plot."""
-    from raoe_train.studies.plots import plot_degradation
-
-    found = degradation(model, tasks, batch_size)
-    if output:
-        plot_degradation(output.stem, found, output.with_name(f"{output.stem}-degradation.png"))
-    return found
-
-
-def degradation(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
-    """Main metrics against the number of layers kept. Layers go from the last to the first, the final norm stays;
-    afterwards the SentenceTransformer is as it was.
+def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
+    """The analysis `degradation` of the job `evaluate`: main metrics against the number of layers kept, and beside its
+    output a plot. Layers go from the last to the first, the final norm stays; afterwards the SentenceTransformer is as
+    it was.
 
     Returns:
         {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
@@ -35,17 +26,22 @@ def degradation(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> 
     Raises:
         ValueError: as evaluate_tasks; a model whose layers are not known.
     """
+    from raoe_train.studies.plots import plot_degradation
+
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
     for count in counts:
         with first_layers(model, count):
             results.append(evaluate_tasks(model, tasks, batch_size))
-    return {
+    found = {
         "layers": counts,
         "tasks": {word: [main_score(result["tasks"][word]) for result in results] for word in tasks},
         "average": [result["average"] for result in results],
     }
+    if output:
+        plot_degradation(output.stem, found, output.with_name(f"{output.stem}-degradation.png"))
+    return found
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,9 @@ def plot_main_metrics(metrics: Panels, path: str | Path) -> None:
     colours = dict(zip(models, figures.colours(len(models)), strict=True))
     for axis, (kind, of) in zip(np.atleast_1d(axes), metrics.items(), strict=True):
         tasks = list(next(iter(of.values())))
-        for number, (model, row) in enumerate(of.items()):
+        for (model, row), mark in zip(of.items(), itertools.cycle(figures.MARKS), strict=False):
             values = [np.nan if row[task] is None else row[task] for task in tasks]
-            axis.plot(values, range(len(tasks)), _mark(number), color=colours[model], label=model)
+            axis.plot(values, range(len(tasks)), mark, color=colours[model], label=model)
         axis.set(title=kind, xlabel="main metric x 100")
         _task_rows(axis, tasks)
         axis.grid(axis="y", alpha=0.3)
@@ -118,7 +119,7 @@ def plot_differences(differences: Panels, first: str, path: str | Path) -> None:
         for row, place in zip(rows.values(), places, strict=True):
             axes.plot([row["low"], row["high"]], [place, place], color=colour)
         values = [row["difference"] for row in rows.values()]
-        axes.plot(values, places, _mark(number), color=colour, label=model)
+        axes.plot(values, places, figures.MARKS[number % len(figures.MARKS)], color=colour, label=model)
     axes.axvline(0, color="grey", linewidth=1)
     axes.set(xlabel=f"difference from {first}, 95 % interval")
     _task_rows(axes, tasks)
@@ -164,10 +165,6 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
 def _spreads(values: Sequence[float]) -> bool:
     """Whether values want a logarithmic axis."""
     return min(values) > 0 and max(values) / min(values) >= 8
-
-
-def _mark(number: int) -> str:
-    return figures.MARKS[number % len(figures.MARKS)]
 
 
 def _task_rows(axis: Any, tasks: Sequence[str]) -> None:

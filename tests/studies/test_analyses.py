@@ -16,7 +16,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
 from raoe_train.studies.dependency import dependency, is_decoder, summary, token_states
-from raoe_train.studies.layers import degradation, first_layers
+from raoe_train.studies.layers import analyse, first_layers
 from raoe_train.studies.plots import plot_degradation, plot_dependency
 from raoe_train.studies.words import frequent_words, language_head, representative_words, word_report
 from tests.tiny import SENTENCES
@@ -141,7 +141,7 @@ def task(tmp_path):
 
 def test_degradation(task):
     model = encoder().train()
-    result = degradation(model, read_tasks(["a", "b"], task), batch_size=4)
+    result = analyse(model, read_tasks(["a", "b"], task), None, batch_size=4)
     assert model.training and result["layers"] == [1, 2, 3]
     whole = model[0].model
     for place, count in enumerate(result["layers"]):
