@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.processes import locked
-from raoe_train.artifacts.writing import replacing, write_json
+from raoe_train.artifacts.writing import read_json, replacing, write_json
 
-FAILED = ".failed.jsonl"
 T = TypeVar("T")
 
 
@@ -38,8 +38,8 @@ class Ledger:
 
     def __init__(self, output: Path, noun: str, field: str, rank: int = 0, world: int = 1) -> None:
         self.noun, self.field, self.rank, self.world = noun, field, rank, world
-        self.output, self.failed = output, output.with_name(output.name + FAILED)
-        self.summary, self.parts = output.with_name(output.name + ".json"), output.with_name(output.name + ".parts")
+        self.output, self.failed = output, beside(output, ".failed.jsonl")
+        self.summary, self.parts = beside(output, ".json"), beside(output, ".parts")
         self.own = {
             ok: file if world == 1 else self.parts / f"rank-{rank:05d}{'' if ok else '.failed'}.jsonl"
             for ok, file in ((True, self.output), (False, self.failed))
@@ -49,7 +49,7 @@ class Ledger:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time; the lock goes with the process that holds it, and leaves nothing behind."""
-        with locked(self.parts, lambda: "output" in self._summary()):
+        with locked(self.parts, lambda: "output" in read_json(self.summary)):
             yield
 
     def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ class Ledger:
 
         ValueError where lines of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
         """
-        found = self._summary()
+        found = read_json(self.summary)
         if found.get("settings") == settings and (self.output.exists() or "output" not in found):
             return found
         there = [file for file in self._files() if file.exists()]
@@ -137,13 +137,6 @@ class Ledger:
         if not self.failed.stat().st_size:
             self.failed.unlink()
         write_json(self.summary, summary)
-
-    def _summary(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.summary.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def _files(self) -> list[Path]:
         return [self.output, self.failed, *sorted(self.parts.glob("rank-*.jsonl"))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from tqdm import tqdm
 
 from raoe_train.artifacts.processes import locked, rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
-from raoe_train.artifacts.writing import partial, replacing, write_json
+from raoe_train.artifacts.writing import partial, read_json, replacing, write_json
 
 Item = TypeVar("Item")
 
@@ -49,11 +48,8 @@ def found(
     """
     if not output.exists():
         return None
-    try:
-        result = json.loads((summary or beside(output, ".json")).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        result = None
-    if isinstance(result, dict) and result.get("settings") == settings:
+    result = read_json(summary or beside(output, ".json"))
+    if result.get("settings") == settings:
         shutil.rmtree(beside(output, ".parts"), ignore_errors=True)  # what a kill left
         return result
     if not overwrite and not parts(output, settings).exists():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from raoe_train.recipe import nearest
 
 ROLES: dict[str, tuple[str, ...]] = {
     "anchor": ("anchor", "sentence0", "sent0"),
@@ -44,8 +45,7 @@ NO_GOLD_LABEL = ("-", "-1", "")
 
 
 class RowProblem(Exception):
-    """A row that cannot be used. `reason` is a short key to count by; `malformed` is False where leaving the
-    row out is what the format asks for."""
+    """A row that cannot be used. `reason` is a key to count by; not `malformed` where formats leave such rows out."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
         super().__init__(message)
@@ -54,22 +54,14 @@ class RowProblem(Exception):
 
 
 class Columns:
-    """Finds our columns among the columns of rows, by name or as mapped.
-
-    Args:
-        mapping: {our name: the source's column, or None or "none" to leave it unread}. All columns ints, or
-            digits: positions from 0, and the file has no header line.
-    """
+    """Finds our columns among the columns of rows, by name or as mapped, see `columns` of read_pairs."""
 
     def __init__(self, mapping: Mapping[str, str | int | None] | None = None) -> None:
         self.mapping = {name: _column(column) for name, column in (mapping or {}).items()}
         for name in self.mapping:
             if name not in NAMES:
-                near = difflib.get_close_matches(name, NAMES, 1)
-                raise ValueError(
-                    f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}"
-                    + (f", did you mean {near[0]!r}?" if near else "")
-                )
+                near = nearest(repr(name), map(repr, NAMES))
+                raise ValueError(f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}{near}")
         named = [column for column in self.mapping.values() if column is not None]
         self.positions = bool(named) and all(isinstance(column, int) for column in named)
         if not self.positions and any(isinstance(column, int) for column in named):

@@ -30,11 +30,7 @@ HIDDEN = -1
 
 
 def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
-    """`template` with {condition} and {text} filled in; braces in the texts themselves are left alone.
-
-    Raises:
-        ValueError: the template lacks one of the two fields, has another, or has a single brace.
-    """
+    """`template` with {condition} and {text}, of which it must have both and no other, filled in."""
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
@@ -48,11 +44,11 @@ def with_condition(text: str, condition: str, template: str = TEMPLATE) -> str:
 
 
 def with_conditions(pairs: Dataset, template: str = TEMPLATE) -> tuple[list[str], list[str]]:
-    """The first and the second sentences of conditional_table, each with its condition in `template`: what to
-    encode."""
+    """The first and the second sentences of conditional_table, each with its condition in `template`."""
+    conditions = pairs["condition"][:]
     first, second = (
-        [with_condition(text, condition, template) for text, condition in zip(side, pairs["condition"][:], strict=True)]
-        for side in (pairs["sentence1"][:], pairs["sentence2"][:])
+        [with_condition(text, condition, template) for text, condition in zip(pairs[name][:], conditions, strict=True)]
+        for name in TEXTS
     )
     return first, second
 
@@ -63,11 +59,7 @@ def is_conditional(template: str | None) -> bool:
 
 
 def split_conditional(template: str) -> tuple[str, str]:
-    """A template up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it.
-
-    Raises:
-        ValueError: as with_condition, or the condition comes after the text.
-    """
+    """A template up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it."""
     with_condition("", "", template)
     before, _, after = template.partition("{text}")
     if is_conditional(after):

@@ -1,5 +1,4 @@
-"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each row
-starts on.
+"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each starts on.
 
 TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are
 quoted.
@@ -24,8 +23,7 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""A line number (of parquet: a row number), counted from 1, with the row's fields, or with what is wrong with
-it."""
+"""A line number (of parquet: a row number), counted from 1, with the row's fields, or what is wrong with it."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
@@ -180,8 +178,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as the format that the name's suffix says, in one step. ValueError where the format cannot
-    hold a value."""
+    """Write rows as the format that the name's suffix says, in one step; ValueError if it cannot hold a value."""
     path = Path(path)
     kind = known_kind(path)
     if kind == "parquet" and compressed(path):

@@ -86,12 +86,7 @@ def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray
     kind, no pair twice, whatever their similarity.
 
     That is what SetFit's contrastive phase trains on (Tunstall et al., 2022; its default, oversampling, evens out the
-    kinds), here without repetition.
-
-    Args:
-        classes: [n] the class of each sentence.
-        count: of pairs; fewer where a kind has not so many.
-        seed: of the draw.
+    kinds), here without repetition. Of `count` pairs there are fewer where a kind has not so many.
     """
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same = [(place, place) for place in members]

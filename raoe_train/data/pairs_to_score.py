@@ -21,10 +21,8 @@ from raoe_train.data.tables import to_table
 class PairsToScore:
     """Read once to be checked, so that what is wrong shows now and not after hours of encoding, and once to be written.
 
-    Args:
-        data: input, columns, labels and on_error as for reading pairs; rows without a gold label are kept.
-        kind: the format that they are to be written in.
-        added: columns that they must not have.
+    Rows without a gold label are kept. A value that the format `kind` cannot hold, and a column that is to be `added`
+    but is there, are errors.
 
     Attributes:
         pairs: datasets.Dataset of sentence1 and sentence2.
@@ -32,10 +30,6 @@ class PairsToScore:
         columns: all that are there, in order.
         left_out: {reason: rows}.
         digest: of all rows.
-
-    Raises:
-        ValueError: a malformed row, none at all, a value that the format cannot hold, or one of `added` is there.
-        FileNotFoundError: no such input.
     """
 
     def __init__(self, data: Data, kind: str, added: Sequence[str] = ()) -> None:

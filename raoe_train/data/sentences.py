@@ -11,8 +11,7 @@ from raoe_train.data.sources import is_file, open_source
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
-    """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i stays
-    line i + 1."""
+    """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i is line i + 1."""
     sentences = []
     for where, sentence, problem in each_sentence(source, columns):
         if problem is not None:
@@ -24,10 +23,7 @@ def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> lis
 
 
 def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:
-    """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row).
-
-    ValueError where no column is one of sentences, as that is the same for all rows.
-    """
+    """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row)."""
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
         for number, line in text_lines(existing_file(source)):
             yield f"{source}, line {number}", line or "", "not UTF-8" if line is None else None

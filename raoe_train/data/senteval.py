@@ -29,20 +29,11 @@ Rows = Callable[[Path], Iterator[Row]]
 
 
 def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
-    """{split: its files' rows} of a set in SentEval's layout; {"": …} for sets without splits.
+    """{split: its files' rows} of a set in SentEval's layout; {"": …} for sets without splits, None for a name that is
+    not in SETS or has no folder in any of ROOTS below `folder`.
 
     Rows have sentence1, sentence2 and score (STS12 to 16 also subset), or label and text (MRPC: sentence1 and
-    sentence2), and split where there are splits. Sources can be read once.
-
-    Args:
-        folder: data.dir; the set's folder is looked up in it, in downstream/ and in data/downstream/.
-        name: sts12 to sts16, stsb, sick, mr, cr, subj, mpqa, sst2, trec or mrpc.
-
-    Returns:
-        None for another name, or where the set's folder is not there.
-
-    Raises:
-        FileNotFoundError: the folder is there, but not every file of it.
+    sentence2), and split where there are splits.
     """
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)

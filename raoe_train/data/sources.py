@@ -34,8 +34,7 @@ class Source:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or
-    hub:)."""
+    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or hub:)."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
@@ -45,12 +44,8 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | int | None] | None = None) -> Source:
-    """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns.
-
-    Raises:
-        FileNotFoundError, ValueError: no such file, format or split; the split only shows while the rows are
-            read.
-    """
+    """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns. A split
+    that is not there only shows while the rows are read."""
     if isinstance(name, Source):
         return name
     columns = Columns(mapping)

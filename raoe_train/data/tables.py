@@ -79,12 +79,10 @@ def runs(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 def kept(
     cache: str | None, made_from: Mapping[str, Any] | None, make: Callable[[Path | None], tuple[Any, dict[str, Any]]]
 ) -> tuple[Any, dict[str, Any]]:
-    """(dataset, counts) that `make` gives, from `cache` where they were made from the same before.
+    """(dataset, counts) that `make` gives, from the directory `cache` where they were made from the same before.
 
-    Args:
-        cache: directory, or None, which keeps nothing.
-        made_from: plain values that the rows depend on, all of them; None of what cannot be found again.
-        make: writes the table to the path that it is given, see to_table.
+    `made_from` is all that the rows depend on, as plain values; None of what cannot be found again. `make` writes the
+    table to the path that it is given, see to_table.
     """
     if cache is None or made_from is None:
         return make(None)

@@ -89,7 +89,7 @@ def with_tokens(model: Any, datasets: Mapping[str, Any], cache: str | None, prom
         fixed = {"prompt": prompt, "fill": model.tokenizer.pad_token_id, "side": model.tokenizer.padding_side}
         folder = made_once(
             Path(cache).expanduser() / f"tokens-{key[:32]}",
-            lambda unfinished: _write(unfinished, texts, model.preprocess, fixed),
+            lambda unfinished: write_store(unfinished, texts, model.preprocess, fixed),
         )
         why = json.loads((folder / META).read_text(encoding="utf-8")).get("why")
         if why is None:
@@ -124,14 +124,10 @@ def features(rows: Sequence[np.ndarray], meta: Mapping[str, Any]) -> dict[str, A
     return {name: torch.from_numpy(made[name]) if name in made else shared for name, shared in meta["features"].items()}
 
 
-def _write(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixed: dict[str, Any]) -> None:
+def write_store(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixed: dict[str, Any]) -> None:
     """Fill the folder of a TokenStore; or, where features are not padded ids alone, meta.json with "why"."""
     halves = hashes(texts)
-    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: of equal texts the first one comes first
-    ordered = halves[order]
-    new = np.ones(len(order), dtype=bool)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    places, ordered = order[new], ordered[new]
+    ordered, places = np.unique(halves, axis=0, return_index=True)  # of equal texts the place of the first
     chosen = np.zeros(len(halves), dtype=bool)
     chosen[places] = True
     distinct = (text for text, wanted in zip(texts, chosen, strict=True) if wanted)
@@ -220,25 +216,10 @@ def _digest(texts: Texts) -> str:
     """SHA-256 of what the texts' columns hold, in order."""
     import pyarrow
 
-    found = _Sink()
+    found = hashlib.sha256()
     for column in texts.columns():
-        table = pyarrow.table({"": column})
-        with pyarrow.ipc.new_stream(found, table.schema) as writer:
+        table, stream = pyarrow.table({"": column}), pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(stream, table.schema) as writer:
             writer.write_table(table)
-    return found.sha256.hexdigest()
-
-
-class _Sink:
-    """A file that keeps the SHA-256 of what is written to it."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, block: Any) -> int:
-        self.sha256.update(block)
-        return len(block)
-
-    def flush(self) -> None:
-        pass
+        found.update(stream.getvalue())
+    return found.hexdigest()

@@ -65,8 +65,7 @@ def triplet_table(
             column has an entry for every triplet. (SimCSE found no gain in it, section 6.3.)
         pairing: of pairs. "one": a premise's first entailed with its first contradicting hypothesis; "zip": its
             i-th with its i-th, as many as it has of the fewer; "all": every combination.
-        seed: of pairs. Draws the hypotheses of "one" and "zip" at random in place of file order, as SimCSE
-            samples; the same seed and rows give the same triplets.
+        seed: of pairs. Draws the hypotheses of "one" and "zip" at random, as SimCSE does; None: in file order.
         path: as for to_table.
 
     Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;

@@ -27,19 +27,16 @@ def parse_template(template: str) -> tuple[str, str]:
     Raises:
         ValueError: {text} is missing, is there twice or has a format; another {field}; a single brace.
     """
-    parts, others, texts = [""], [], 0
+    parts, others = [""], []
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"prompt {template!r}: {error} (a brace of the text is doubled)") from error
     for literal, field, format_spec, conversion in pieces:
         parts[-1] += literal
-        if field is None:
-            continue
-        if field == "text" and not format_spec and not conversion:
+        if (field, format_spec, conversion) == ("text", "", None):
             parts.append("")
-            texts += 1
-        else:
+        elif field is not None:
             mark = f"!{conversion}" if conversion else ""
             others.append(f"{{{field}{mark}{':' if format_spec else ''}{format_spec}}}")
     if others:
@@ -47,8 +44,10 @@ def parse_template(template: str) -> tuple[str, str]:
             f"prompt {template!r}: {', '.join(others)} must be filled in beforehand; only {{text}} stands for the "
             "sentence (a brace of the text is doubled)"
         )
-    if texts != 1:
-        raise ValueError(f"prompt {template!r} must have {{text}} once, where the sentence goes; it has {texts}")
+    if len(parts) != 2:
+        raise ValueError(
+            f"prompt {template!r} must have {{text}} once, where the sentence goes; it has {len(parts) - 1}"
+        )
     return parts[0], parts[1]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from raoe_train.encoders.named import Scratch
@@ -47,10 +46,8 @@ def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> t
     from transformers import BertConfig, BertModel, BertTokenizer
 
     words = train_word_pieces(sentences, chosen.vocab_size)
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder, "vocab.txt")
-        vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
-        tokenizer = BertTokenizer(vocab=str(vocabulary), model_max_length=sizes["max_position_embeddings"])
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = BertTokenizer(vocab=numbers, model_max_length=sizes["max_position_embeddings"])
     bert = BertConfig(
         **sizes,
         vocab_size=len(words),

@@ -20,14 +20,14 @@ from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.seeds import Seeds, select_seeds
 from raoe_train.generation.starts import Sentences, acceptable, read_starts
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 
 @job(together=True)
 def generate(
-    model: Annotated[LanguageModel, Option(word="name")] = LanguageModel(),
     data: Annotated[Data, Option(word="input")] = Data(),
+    model: Annotated[LanguageModel, Option(word="name")] = LanguageModel(),
     seeds: Annotated[Seeds, Option()] = Seeds(),
     generation: Annotated[Generation, Option()] = Generation(),
     output: Annotated[str | None, ".jsonl file to write"] = None,
@@ -52,7 +52,10 @@ def generate(
     """
     from raoe_train.generation.sampling import Sampling
 
-    ledger = Ledger(_checked_output(output, data.input), "chain", "sentences", *rank_and_world())
+    if output and not output.endswith(".jsonl"):
+        raise ValueError(f"output must name a .jsonl file, got {output!r}")
+    path = file_to_write(output, data.input, "the sentences to begin with")
+    ledger = Ledger(path, "chain", "sentences", *rank_and_world())
     sampling = Sampling.of(generation.decoding, [known.name for known in fields(Generation)])
     tokenizer = load_tokenizer(model)
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
@@ -150,17 +153,6 @@ def _selected(sentences: Sentences, seeds: Seeds) -> list[int] | None:
         return None
     chosen = select_seeds([sentence for _, sentence in sentences], seeds)
     return [sentences[place][0] for place in chosen]
-
-
-def _checked_output(output: str | None, source: str | None) -> Path:
-    if not output:
-        raise ValueError("output is missing: the .jsonl file to write")
-    path = Path(output).expanduser()
-    if path.suffix != ".jsonl":
-        raise ValueError(f"output must name a .jsonl file, got {output!r}")
-    if source and path.resolve() == Path(source.partition("#")[0]).expanduser().resolve():
-        raise ValueError(f"output {path} is the input itself")
-    return path
 
 
 def _print(result: dict[str, Any], failed: int) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
 from raoe_train.encoders.named import FrozenEncoder, identity
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 COLUMNS = ["id", "sentences", "similarity", "method", "settings", "model", "versions"]
@@ -52,7 +51,15 @@ def lists(
             NaN, or the output of other settings in the way and overwrite not set.
         FileNotFoundError: no such input.
     """
-    path = _checked_output(data.input, output, teacher.name, length, max_lists)
+    path = file_to_write(output, data.input, "the pairs of sentences")
+    if data_kind(path) not in ("jsonl", "parquet"):
+        raise ValueError(f"output {path}: lists are written as .jsonl, .jsonl.gz or .parquet")
+    if teacher.name is None:
+        raise ValueError("--teacher.name is missing: the encoder whose similarities order the lists")
+    if length < SHORTEST:
+        raise ValueError(f"length must be at least {SHORTEST}, got {length}")
+    if max_lists is not None and max_lists < 1:
+        raise ValueError(f"max_lists must be at least 1, got {max_lists}")
     columns = {**data.columns, "label": "none", "score": "none"}
     pairs, counts = pair_table(str(data.input), columns=columns, on_error=data.on_error)
     texts = pairs.to_dict()
@@ -134,25 +141,6 @@ def geometric_ranks(ranks: int, count: int) -> list[int]:
         # where the factor is below 1 step: the next one
         chosen.append(max(wanted, chosen[-1] + 1 if chosen else 0))
     return chosen
-
-
-def _checked_output(
-    source: str | None, output: str | None, teacher: str | None, length: int, max_lists: int | None
-) -> Path:
-    if not source:
-        raise ValueError("--data.input is missing: the pairs of sentences")
-    if not output:
-        raise ValueError("--output is missing: the file to write")
-    if teacher is None:
-        raise ValueError("--teacher.name is missing: the encoder whose similarities order the lists")
-    if length < SHORTEST:
-        raise ValueError(f"length must be at least {SHORTEST}, got {length}")
-    if max_lists is not None and max_lists < 1:
-        raise ValueError(f"max_lists must be at least 1, got {max_lists}")
-    path = Path(output).expanduser()
-    if data_kind(path) not in ("jsonl", "parquet"):
-        raise ValueError(f"output {path}: lists are written as .jsonl, .jsonl.gz or .parquet")
-    return path
 
 
 def _hypotheses(first: Sequence[str], second: Sequence[str]) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest
-from raoe_train.data.files import data_kind, write_rows
+from raoe_train.data.files import write_rows
 from raoe_train.data.labelled import classes as classes_of
 from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.mined_examples import COLUMNS, Neighbours, as_rows, pairs, random_pairs, thinned, triplets
@@ -20,7 +20,7 @@ from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
 from raoe_train.encoders.named import FrozenEncoder, identity
 from raoe_train.encoders.neighbours import nearest_by_class
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 
@@ -46,8 +46,8 @@ class Mining:
 
 @job
 def mine(
-    model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
     data: Annotated[Data, Option(word="input")] = Data(),
+    model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
     loss: Annotated[
         str, "triplet, contrastive, online_contrastive, multiple_negatives, mse (random pairs)"
     ] = "triplet",
@@ -74,7 +74,8 @@ def mine(
             and overwrite not set.
         FileNotFoundError: no such input or encoder.
     """
-    path = _checked_output(model.name, data.input, loss, mining, output)
+    path = file_to_write(output, data.input, "the labelled texts")
+    _check(model.name, loss, mining)
     texts, counts = distinct(*labelled_table(str(data.input), columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
@@ -150,11 +151,9 @@ def neighbours(
     return Neighbours(table["index"][:, 0], table["index"][:, 1], counts[:, 0], counts[:, 1])
 
 
-def _checked_output(model: str | None, source: str | None, loss: str, mining: Mining, output: str | None) -> Path:
+def _check(model: str | None, loss: str, mining: Mining) -> None:
     k, count = mining.k, mining.count
     for wrong, message in (
-        (not source, "--data.input is missing: the labelled texts"),
-        (not output, "--output is missing: the file to write"),
         (loss not in COLUMNS, f"loss must be one of {', '.join(COLUMNS)}, got {loss!r}"),
         (loss == "mse" and count is None, "mining.count is missing: how many random pairs to draw for loss mse"),
         (loss != "mse" and not model, "--model.name is missing: the encoder whose neighbours make examples"),
@@ -167,10 +166,6 @@ def _checked_output(model: str | None, source: str | None, loss: str, mining: Mi
     ):
         if wrong:
             raise ValueError(message)
-    path = Path(str(output)).expanduser()
-    if data_kind(path) is None:
-        raise ValueError(f"output {path}: the suffix names no format; .jsonl, .tsv or .parquet, perhaps with .gz")
-    return path
 
 
 def _check_classes(classes: dict[str, int], source: str, k: int) -> None:

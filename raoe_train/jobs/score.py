@@ -10,15 +10,16 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from raoe_train.artifacts import once
+from raoe_train.artifacts import figures, once
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.data.files import KINDS, data_kind, write_rows
+from raoe_train.data.columns import NLI_LABELS
+from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs_to_score import PairsToScore
 from raoe_train.data.settings import Data
 from raoe_train.encoders.embed import cosines
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import FrozenEncoder, identity
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 ADDED = ("score_1", "score_2", "score")
@@ -29,7 +30,6 @@ TEACHERS: dict[str, dict[str, Any]] = {
 """The paper's teachers. It does not say which of jina-embeddings-v3's task adapters it used; this is the one
 for similarity."""
 OPTIONS = ("task", "prompt", "trust_remote_code", "revision")
-LABEL_NAMES = ("entailment", "neutral", "contradiction")
 
 
 @job(together=True)
@@ -62,9 +62,9 @@ def score(
             overwrite is not set.
         FileNotFoundError: no such input or teacher.
     """
-    path = _checked_output(data.input, output)
+    path = file_to_write(output, data.input, "the pairs to score")
     chosen = resolve_teachers(teachers, teacher, batch_size, device)
-    table = PairsToScore(data, str(data_kind(path)), ADDED)
+    table = PairsToScore(data, known_kind(path), ADDED)
     settings = {
         "teachers": [identity(encoder) for encoder in chosen],
         "input": table.digest,
@@ -87,7 +87,8 @@ def score(
     rows = ({**fields, **values} for fields, values in zip(table.rows(), added, strict=True))
     write_rows(path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
-    _plot(by_label, once.beside(path, ".png"))
+    if by_label:
+        _plot(by_label, once.beside(path, ".png"))
     result = {
         "rows": len(mean),
         "left_out": table.left_out,
@@ -120,19 +121,6 @@ def resolve_teachers(
     ]
 
 
-def _checked_output(source: str | None, output: str | None) -> Path:
-    if not source:
-        raise ValueError("data.input is missing: the pairs to score")
-    if not output:
-        raise ValueError("output is missing: the file to write")
-    path = Path(output).expanduser()
-    if data_kind(path) is None:
-        raise ValueError(f"output {path}: the suffix names no format; known are {', '.join(KINDS)}, also with .gz")
-    if path.resolve() == Path(source.partition("#")[0]).expanduser().resolve():
-        raise ValueError(f"output {path} is the input itself")
-    return path
-
-
 def _scorer(teacher: FrozenEncoder) -> Callable[[Any], np.ndarray]:
     embed = embedder(teacher, "teacher")
 
@@ -147,17 +135,23 @@ def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
     """The scores of each label that is there; rows without one under "no label" where others have one."""
     if (labels < 0).all():
         return {}
-    names = {-1: "no label", **dict(enumerate(LABEL_NAMES))}
+    names = {-1: "no label", **{number: name for name, number in NLI_LABELS.items()}}
     there = sorted(set(labels.tolist()), key=lambda label: (label < 0, label))
     return {names.get(label, str(label)): scores[labels == label] for label in there}
 
 
 def _plot(groups: dict[str, np.ndarray], path: Path) -> None:
-    if not groups:
-        return
+    """The distribution of the score by label; each label's area is 1, so that those of different size compare."""
     try:
-        from raoe_train.jobs.score_plot import plot_scores_by_label
-
-        plot_scores_by_label(groups, path)
+        made, axes = figures.figure()
     except ModuleNotFoundError as error:
         print(f"no {path}: {error}", file=sys.stderr)
+        return
+    edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=60)
+    for (label, scores), colour in zip(groups.items(), figures.colours(len(groups)), strict=True):
+        name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
+        axes.hist(scores, edges, density=True, histtype="stepfilled", alpha=0.35, color=colour)
+        axes.hist(scores, edges, density=True, histtype="step", color=colour, label=name)
+    axes.set(xlabel="similarity score S", ylabel="density")
+    axes.legend(frameon=False)
+    figures.save(made, path)

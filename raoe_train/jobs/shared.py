@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.disk_errors import explained
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.data.files import known_kind
 from raoe_train.recipe import arguments
 
 
@@ -39,3 +41,16 @@ def job(function: Callable[..., Any] | None = None, *, together: bool = False) -
             return function(**vars(values))
 
     return call
+
+
+def file_to_write(output: str | None, source: str | None, what: str) -> Path:
+    """The path of `output`, whose suffix names a format; not that of `source`, the rows to read: `what`, for errors."""
+    if not source:
+        raise ValueError(f"--data.input is missing: {what}")
+    if not output:
+        raise ValueError("--output is missing: the file to write")
+    path = Path(output).expanduser()
+    known_kind(path)
+    if path.resolve() == Path(source.partition("#")[0]).expanduser().resolve():
+        raise ValueError(f"output {path} is the input itself")
+    return path

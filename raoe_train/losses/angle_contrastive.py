@@ -33,7 +33,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     """
 
     name = "angle_contrastive"
-    citation = AnglELoss.citation + InfoNCELoss.citation
+    cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
         self, model: SentenceTransformer, scale: float = 20.0, *, angle_weight: float = 1.0, **contrastive: Any

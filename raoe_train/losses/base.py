@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -49,6 +50,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
     name: ClassVar[str]
     reads: ClassVar[Reads]
     compares_batch = True
+    cites: ClassVar[tuple[str, ...]] = ()  # keys of citations.bib
 
     def __init__(
         self,
@@ -90,6 +92,13 @@ class CachedLoss(CachedLossMixin, nn.Module):
     def temperature(self) -> float:
         """1 / scale, as the literature on InfoNCE has it."""
         return 1.0 / self.scale
+
+    @property
+    def citation(self) -> str:
+        """The papers of this loss as BibTeX, for the model card."""
+        known = Path(__file__).with_name("citations.bib").read_text(encoding="utf-8").split("\n@")
+        entries = {entry.partition("{")[2].partition(",")[0]: "@" + entry.strip("@\n") for entry in known}
+        return "\n" + "".join(f"{entries[key]}\n" for key in self.cites)
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         """The loss of a batch, (), or its parts by name.

@@ -23,16 +23,7 @@ class CoSENTLoss(PairLoss):
     """
 
     name = "cosent"
-    citation = """
-@article{huang2024cosent,
-    title = {{CoSENT}: Consistent Sentence Embedding via Similarity Ranking},
-    author = {Huang, Xiang and Peng, Hao and Zou, Dongcheng and Liu, Zhiwei and Li, Jianxin and Liu, Kay and
-        Wu, Jia and Su, Jianlin and Yu, Philip S.},
-    journal = {IEEE/ACM Transactions on Audio, Speech, and Language Processing},
-    year = {2024},
-    doi = {10.1109/TASLP.2024.3402087}
-}
-"""
+    cites = ("huang2024cosent",)
 
     def __init__(
         self,
@@ -59,15 +50,7 @@ class AnglELoss(PairLoss):
     """
 
     name = "angle"
-    citation = """
-@inproceedings{li2024angle,
-    title = {{AoE}: Angle-optimized Embeddings for Semantic Textual Similarity},
-    author = {Li, Xianming and Li, Jing},
-    booktitle = {Proceedings of the 62nd Annual Meeting of the Association for Computational Linguistics},
-    year = {2024},
-    doi = {10.18653/v1/2024.acl-long.101}
-}
-"""
+    cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         return util.pairwise_angle_sim(a, b)

@@ -33,16 +33,7 @@ class DistillationLoss(CachedLoss):
     """
 
     reads = PAIRS_WITH_TEXTS
-    citation = """
-@inproceedings{liu2023rankcse,
-    title = {{RankCSE}: Unsupervised Sentence Representations Learning via Learning to Rank},
-    author = {Liu, Jiduan and Liu, Jiahao and Wang, Qifan and Wang, Jingang and Wu, Wei and Xian, Yunsen and Zhao,
-        Dongyan and Chen, Kai and Yan, Rui},
-    booktitle = {Proceedings of the 61st Annual Meeting of the Association for Computational Linguistics},
-    year = {2023},
-    doi = {10.18653/v1/2023.acl-long.771}
-}
-"""
+    cites = ("liu2023rankcse",)
 
     def __init__(self, model: SentenceTransformer, embed: Embed, scale: float = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)

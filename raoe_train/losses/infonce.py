@@ -39,23 +39,7 @@ class InfoNCELoss(CachedLoss):
 
     name = "infonce"
     reads = TRIPLETS
-    citation = """
-@misc{oord2018representation,
-    title = {Representation Learning with Contrastive Predictive Coding},
-    author = {van den Oord, Aaron and Li, Yazhe and Vinyals, Oriol},
-    year = {2018},
-    eprint = {1807.03748},
-    archivePrefix = {arXiv}
-}
-@inproceedings{li2024bellm,
-    title = {{BeLLM}: Backward Dependency Enhanced Large Language Model for Sentence Embeddings},
-    author = {Li, Xianming and Li, Jing},
-    booktitle = {Proceedings of the 2024 Conference of the North American Chapter of the Association for Computational
-        Linguistics: Human Language Technologies},
-    year = {2024},
-    doi = {10.18653/v1/2024.naacl-long.45}
-}
-"""
+    cites = ("oord2018representation", "li2024bellm")
 
     def __init__(
         self,
@@ -74,7 +58,7 @@ class InfoNCELoss(CachedLoss):
         if not self.mask_duplicates:
             return {}
         # Mini-batches are slices of the columns, and the encoder's modules may change them.
-        columns = [_text_ids(column) for column in features]
+        columns = [text_ids(column) for column in features]
         _check_columns([len(column) for column in columns])
         return {"texts": torch.stack(columns, dim=1)}
 
@@ -101,7 +85,7 @@ class InfoNCELoss(CachedLoss):
         sizes, start = process_rows(own, uneven=self.uneven) if self.gather_across_devices else ([len(own)], 0)
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
-        same = None if texts is None else _duplicates(gather_rows(texts.to(own.device), sizes))
+        same = None if texts is None else duplicates(gather_rows(texts.to(own.device), sizes))
         loss = self._one_way(own, positives, negatives, start, same)
         if self.symmetric:
             # Not the kernel's `symmetric`: its rows are the columns of all processes, which each would compute.
@@ -111,7 +95,7 @@ class InfoNCELoss(CachedLoss):
         return loss * (len(own) * len(sizes) / sum(sizes))
 
     def _one_way(
-        self, rows: Tensor, partners: Tensor, negatives: list[Tensor], start: int, same: _Duplicates | None
+        self, rows: Tensor, partners: Tensor, negatives: list[Tensor], start: int, same: Duplicates | None
     ) -> Tensor:
         """Mean over the rows, which are numbers start … of all processes', of the loss of finding their partners."""
         others = torch.cat(negatives) if negatives else None
@@ -137,7 +121,7 @@ class InfoNCELoss(CachedLoss):
         return (of_ids + loss(by_mask, same.mask(targets[by_mask])) * len(by_mask)) / len(rows)
 
 
-class _Duplicates(NamedTuple):
+class Duplicates(NamedTuple):
     """Which texts are no negatives of which: the links (from_text[e], to_text[e]), each of them once.
 
     rows (R,) and columns (C,) are the texts of what is compared. All texts are numbers below `texts`.
@@ -149,10 +133,10 @@ class _Duplicates(NamedTuple):
     to_text: Tensor
     texts: int
 
-    def flipped(self) -> _Duplicates:
+    def flipped(self) -> Duplicates:
         """The other direction: partners, the first R columns, look for rows."""
         partners = self.columns[: len(self.rows)]
-        return _Duplicates(partners, self.rows, self.to_text, self.from_text, self.texts)
+        return Duplicates(partners, self.rows, self.to_text, self.from_text, self.texts)
 
     def ids(self) -> tuple[Tensor, Tensor, Tensor]:
         """row ids (R,), column ids (C,), and (R,) bool: where the row's id equals just the ids of columns that it is
@@ -180,7 +164,7 @@ class _Duplicates(NamedTuple):
         return linked[place[:, None], self.columns]
 
 
-def _duplicates(texts: Tensor) -> _Duplicates:
+def duplicates(texts: Tensor) -> Duplicates:
     """From (N, columns) ids of the whole batch's texts: each anchor is linked with itself and with its positives."""
     number = torch.unique(texts, return_inverse=True)[1]
     count = texts.numel()
@@ -188,10 +172,10 @@ def _duplicates(texts: Tensor) -> _Duplicates:
     # Only texts that are columns: a link to any other would be one that no id can say.
     themselves = anchors[torch.isin(anchors, columns)]
     links = torch.unique(torch.cat([anchors * count + number[:, 1], themselves * (count + 1)]))
-    return _Duplicates(anchors, columns, links // count, links % count, count)
+    return Duplicates(anchors, columns, links // count, links % count, count)
 
 
-def _text_ids(features: dict[str, Tensor]) -> Tensor:
+def text_ids(features: dict[str, Tensor]) -> Tensor:
     """(B,) int64, equal where the real tokens of two rows are: in any column, process and padding.
 
     The sum over the tokens of a 64-bit hash (splitmix64's finaliser) of token and position: two different texts are

@@ -44,22 +44,7 @@ class ListMLELoss(CachedLoss):
     name = "listmle"
     reads = LISTS
     compares_batch = False
-    citation = """
-@inproceedings{xia2008listwise,
-    title = {Listwise Approach to Learning to Rank: Theory and Algorithm},
-    author = {Xia, Fen and Liu, Tie-Yan and Wang, Jue and Zhang, Wensheng and Li, Hang},
-    booktitle = {Proceedings of the 25th International Conference on Machine Learning},
-    year = {2008},
-    doi = {10.1145/1390156.1390306}
-}
-@article{he2025refining,
-    title = {Refining Sentence Embedding Model through Ranking Sentences Generation with Large Language Models},
-    author = {He, Liyang and Liu, Chenglong and Li, Rui and Huang, Zhenya and Ruan, Shulan and Zhou, Jun and Chen,
-        Enhong},
-    journal = {arXiv preprint arXiv:2502.13656},
-    year = {2025}
-}
-"""
+    cites = ("xia2008listwise", "he2025refining")
 
     def __init__(
         self, model: SentenceTransformer, scale: float = 20.0, *, ties: Ties = "ordinal", **cached: Any

@@ -14,13 +14,6 @@ from raoe_train.losses.pair_losses import LossParts, PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
 Gate = Literal["label+score", "score", "label"]
-CITATION = """
-@misc{zhou-raoe,
-    title = {Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence Embeddings from
-        {NLI} Data},
-    author = {Zhou, Zicheng and Huang, Min and Miao, Qinghai}
-}
-"""
 
 
 class RankMarginLoss(PairLoss):
@@ -33,7 +26,7 @@ class RankMarginLoss(PairLoss):
     """
 
     name = "rank_margin"
-    citation = CITATION
+    cites = ("zhou-raoe",)
 
     def __init__(
         self,
@@ -65,7 +58,7 @@ class GatedAngularLoss(PairLoss):
     """
 
     name = "gated_angular"
-    citation = CITATION
+    cites = ("zhou-raoe",)
 
     def __init__(
         self, model: SentenceTransformer, scale: Scale = 20.0, gate: Gate = "label+score", **cached: Any
@@ -97,7 +90,7 @@ class RAOELoss(PairLoss):
     """
 
     name = "raoe"
-    citation = CITATION
+    cites = ("zhou-raoe",)
 
     def __init__(
         self,

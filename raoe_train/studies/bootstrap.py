@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,14 +18,9 @@ def resampled(
     data: Sequence[np.ndarray], statistic: Callable[..., np.ndarray], resamples: int, seed: int
 ) -> np.ndarray:
     """A statistic of observations drawn with replacement, as many as there are, the same ones of all of `data` (Efron
-    and Tibshirani 1993, chapter 8).
+    and Tibshirani 1993, chapter 8): [resamples] float64.
 
-    Args:
-        data: arrays [n].
-        statistic: as many arrays [batch, n] -> [batch]; NaN where it is undefined.
-
-    Returns:
-        [resamples] float64.
+    `data` are arrays [n]; `statistic` takes as many of [batch, n] and gives [batch], NaN where it is undefined.
     """
     from scipy import stats
 
@@ -58,15 +52,9 @@ def interval(drawn: np.ndarray) -> tuple[float, float]:
 
 
 def differences(first: Outcomes, second: Outcomes, resamples: int, seed: int) -> np.ndarray:
-    """Differences, second - first, of the main metric x100 on resampled examples, the same ones of both encoders.
-
-    Returns:
-        [resamples] float64; NaN where all that was drawn is equal, so that there is no correlation.
-
-    Raises:
-        ValueError: outcomes of different data.
-    """
-    if len(first.values) != len(second.values) or not _same(first.gold, second.gold):
+    """Differences, second - first, of the main metric x100 on resampled examples, the same ones of both encoders:
+    [resamples] float64; NaN where all that was drawn is equal, so that there is no correlation."""
+    if len(first.values) != len(second.values) or not np.array_equal(np.asarray(first.gold), np.asarray(second.gold)):
         raise ValueError("the examples are not of the same data")
     if first.gold is None:
         return resampled([first.values, second.values], lambda a, b: b.mean(axis=-1) - a.mean(axis=-1), resamples, seed)
@@ -84,7 +72,3 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = (ranks - ranks.mean(axis=-1, keepdims=True) for ranks in (rankdata(of, axis=-1) for of in (a, b)))
     spread = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
     return np.divide(100 * (x * y).sum(axis=-1), spread, out=np.full(spread.shape, np.nan), where=spread > 0)
-
-
-def _same(first: Any, second: Any) -> bool:
-    return first is second if first is None or second is None else np.array_equal(first, second)

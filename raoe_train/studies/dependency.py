@@ -11,8 +11,6 @@ import numpy as np
 
 from raoe_train.evaluation.tasks import EmbeddingTask, Task
 
-PIVOTS = {"last": -1, "first": 0}
-
 
 def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
     """The analysis `dependency` of the job `evaluate`: a summary, and beside its output a plot."""
@@ -20,35 +18,25 @@ def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_si
 
     values = dependency(model, sentences_of(tasks), batch_size=batch_size)
     if output:
-        plot_dependency({output.stem: values}, output.with_name(f"{output.stem}-dependency.png"))
+        plot_dependency(output.stem, values, output.with_name(f"{output.stem}-dependency.png"))
     return summary(values)
 
 
-def dependency(model: Any, sentences: Sequence[str], *, pivot: str | None = None, batch_size: int = 64) -> np.ndarray:
+def dependency(model: Any, sentences: Sequence[str], *, batch_size: int = 64) -> np.ndarray:
     """Mean over a sentence's tokens of Spearman's correlation between their last hidden states and the pivot's.
 
-    The correlation is over the hidden dimensions, equal values having their mean rank. The paper does not say which
-    tokens count: here it is all real ones but the pivot, those of the prompt and special ones (BOS, [SEP]) too, since
-    the pivot's state depends on them as on the sentence's own. So compare models under the same prompt.
-
-    Args:
-        model: a SentenceTransformer; its prompt is used.
-        sentences: n texts; each different one is encoded once.
-        pivot: "last", the last real token, which is that of a prompt's suffix where there is one, or "first", [CLS];
-            by default "last" for decoders and "first" for encoders, as in the paper, whatever the pooling is.
-        batch_size: sentences at a time.
+    The pivot is the last real token of decoders, that of a prompt's suffix where there is one, and the first, [CLS], of
+    encoders, as in the paper, whatever the pooling is. The correlation is over the hidden dimensions, equal values
+    having their mean rank. The paper does not say which tokens count: here it is all real ones but the pivot, those of
+    the prompt and special ones (BOS, [SEP]) too, since the pivot's state depends on them as on the sentence's own. So
+    compare models under the same prompt.
 
     Returns:
         [n] float64; NaN where undefined: no token beside the pivot, or a state whose values are all equal.
-
-    Raises:
-        ValueError: another pivot, or as token_states.
     """
-    pivot = pivot or default_pivot(model)
-    if pivot not in PIVOTS:
-        raise ValueError(f"pivot must be one of {', '.join(PIVOTS)}, got {pivot!r}")
+    pivot = -1 if is_decoder(model) else 0
     found = {
-        text: _mean_correlation(tokens.cpu().double().numpy(), PIVOTS[pivot])
+        text: _mean_correlation(tokens.cpu().double().numpy(), pivot)
         for texts, states in token_states(model, sentences, batch_size)
         for text, tokens in zip(texts, states, strict=True)
     }
@@ -56,12 +44,10 @@ def dependency(model: Any, sentences: Sequence[str], *, pivot: str | None = None
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
-    """What dependency found, in numbers: {"sentences", "undefined", "mean", "lower_quartile", "median",
-    "upper_quartile"}, the last four None where all are undefined.
+    """What dependency found, in numbers; the last four are None where all are undefined.
 
     The paper's means on the STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
     """
-    values = np.asarray(values, dtype=float)
     defined = values[~np.isnan(values)]
     numbers = [float(defined.mean()), *map(float, np.percentile(defined, (25, 50, 75)))] if len(defined) else [None] * 4
     names = ("mean", "lower_quartile", "median", "upper_quartile")
@@ -69,11 +55,10 @@ def summary(values: np.ndarray) -> dict[str, Any]:
     return {**counts, **dict(zip(names, numbers, strict=True))}
 
 
-def default_pivot(model: Any) -> str:
-    """ "last" for a SentenceTransformer of a decoder, also one with bidirectional layers; "first" for others."""
+def is_decoder(model: Any) -> bool:
+    """Whether a SentenceTransformer is of a decoder, also one with bidirectional layers."""
     # transformers marks every attention module so; hooks that lift a mask leave the mark
-    causal = any(getattr(module, "is_causal", False) for module in model[0].model.modules())
-    return "last" if causal else "first"
+    return any(getattr(module, "is_causal", False) for module in model[0].model.modules())
 
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
@@ -83,15 +68,13 @@ def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
 
 
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:
-    """Batches of different sentences, the longest first, and the last hidden states of their real tokens.
-
-    Yields:
-        texts, and for each of them a tensor [tokens, d] on the model's device and of its dtype, under its own prompt.
+    """Batches of different sentences, the longest first, and the last hidden states of their real tokens, [tokens, d]
+    each, on the model's device and of its dtype, under its own prompt.
 
     Raises:
         ValueError: no sentences, a state that is not finite, or a model that encodes without padding.
     """
-    if isinstance(sentences, str) or not len(sentences):
+    if not sentences:
         raise ValueError("sentences must list at least one text")
     distinct = sorted(dict.fromkeys(sentences), key=len, reverse=True)
     training = model.training

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders.named import Model, identity
+from raoe_train.studies.drift import drift, unrelated
 from raoe_train.studies.markdown import cell, made_with, number, table
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from raoe_train.studies.plots import plot_drift
 
 PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
 
@@ -29,14 +28,13 @@ def report_drift(
     names: Sequence[str],
     model: Model,
     output: Path,
-    *,
-    length: int = 16,
-    max_lists: int = 1000,
-    seed: int = 42,
-    examples: int = 3,
-    on_error: str = "raise",
-    batch_size: int = 64,
-    overwrite: bool = False,
+    length: int,
+    max_lists: int,
+    seed: int,
+    examples: int,
+    on_error: str,
+    batch_size: int,
+    overwrite: bool,
 ) -> dict[str, Any]:
     """OUTPUT/report.md, similarity.png and report.json, of the lists in files `names`: the ranking-sentences paper's
     Figure 1, with its 1,000 lists and 16 sentences. For the other arguments see report.
@@ -45,11 +43,6 @@ def report_drift(
         {"chains": {label: what raoe_train.studies.drift.drift found}, "unrelated": mean cosine of different sources,
         "sources", "given_up": {label: {reason: lists}}, "cases", "settings", "versions"}; a label is a file's method,
         with the file's name where two have the same.
-
-    Raises:
-        ValueError: no encoder, a malformed list, an encoder with NaN, or the report of other settings in the way and
-            overwrite not set.
-        FileNotFoundError: no such file.
     """
     read = {label: drawn(of, max_lists, seed)["sentences"][:] for label, of in _labelled(names, on_error).items()}
     settings = {
@@ -65,8 +58,6 @@ def report_drift(
 
     from raoe_train.encoders.embed import encode_sentences, unit_rows
     from raoe_train.encoders.load import load_encoder
-    from raoe_train.studies.drift import drift, unrelated
-    from raoe_train.studies.plots import plot_drift
 
     lists = {label: [sentences[:length] for sentences in some] for label, some in read.items()}
     texts = list(dict.fromkeys(text for some in lists.values() for sentences in some for text in sentences))
@@ -99,7 +90,7 @@ def report_drift(
     return result
 
 
-def _labelled(names: Sequence[str], on_error: str) -> dict[str, Dataset]:
+def _labelled(names: Sequence[str], on_error: str) -> dict[str, Any]:
     """The lists of each file, by their method."""
     stems = [Path(name.partition("#")[0]).stem for name in names]
     read = [list_table(name, on_error=on_error)[0] for name in names]
@@ -150,8 +141,9 @@ def _page(result: dict[str, Any]) -> list[str]:
     def cosines(of: Sequence[float | None]) -> list[str]:
         return [number(of[place], 3) for place in places]
 
+    lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
     measured = [
-        [cell(label), str(of["chains"]), _sum(given_up.get(label)), _share(of), *cosines(of["to_source"])]
+        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), *cosines(of["to_source"])]
         for label, of in found.items()
     ]
     lines = [
@@ -176,10 +168,6 @@ def _page(result: dict[str, Any]) -> list[str]:
         lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before."]
         lines += table(["", *map(cell, case["chains"])], ([str(place), *cells] for place, cells in by_place))
     return [*lines, "", f"Made with {made_with(result['versions'])}."]
-
-
-def _sum(reasons: dict[str, int] | None) -> str:
-    return "-" if reasons is None else str(sum(reasons.values()))
 
 
 def _sentence(case: list[list[Any]], place: int) -> str:

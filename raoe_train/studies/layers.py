@@ -10,42 +10,38 @@ from typing import Any
 
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
+# Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT.
 LISTS = ("layers", "encoder.layer", "transformer.layer")
-"""Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT."""
 
 
-def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """The analysis `degradation` of the job `evaluate`: what degradation found, and beside its output a plot."""
-    from raoe_train.studies.plots import plot_degradation
-
-    found = degradation(model, tasks, batch_size)
-    if output:
-        plot_degradation({output.stem: found}, output.with_name(f"{output.stem}-degradation.png"))
-    return found
-
-
-def degradation(model: Any, tasks: Mapping[str, Task], batch_size: int = 64) -> dict[str, Any]:
-    """Main metrics against the number of layers kept. Layers go from the last to the first, the final norm stays;
-    afterwards the SentenceTransformer is as it was.
+def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
+    """The analysis `degradation` of the job `evaluate`: main metrics against the number of layers kept, and beside its
+    output a plot. Layers go from the last to the first, the final norm stays; afterwards the SentenceTransformer is as
+    it was.
 
     Returns:
         {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
-        undefined metric, see evaluate_encoder.
+        undefined metric, see evaluate_tasks.
 
     Raises:
-        ValueError: as evaluate_encoder; as first_layers.
+        ValueError: as evaluate_tasks; a model whose layers are not known.
     """
+    from raoe_train.studies.plots import plot_degradation
+
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
     for count in counts:
         with first_layers(model, count):
             results.append(evaluate_tasks(model, tasks, batch_size))
-    return {
+    found = {
         "layers": counts,
         "tasks": {word: [main_score(result["tasks"][word]) for result in results] for word in tasks},
         "average": [result["average"] for result in results],
     }
+    if output:
+        plot_degradation(output.stem, found, output.with_name(f"{output.stem}-degradation.png"))
+    return found
 
 
 @contextmanager
@@ -53,18 +49,12 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     """Within it, a SentenceTransformer has only its first `count` layers, and behind them its final norm.
 
     Layers of a BidirectionalModel that look both ways go on doing so. Where it adds both directions, in mode "sum",
-    they are added after the last layer kept.
-
-    Raises:
-        ValueError: a number that is not from 0 to the model's depth, or a model whose layers are not known.
-    """
+    they are added after the last layer kept."""
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, add_halves
 
     inner = model[0].model
     owner, name = _layer_list(inner)
     layers = getattr(owner, name)
-    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(layers):
-        raise ValueError(f"the number of layers kept must be a whole number from 0 to {len(layers)}, got {count!r}")
     added = None
     try:
         # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
@@ -89,13 +79,11 @@ def _layer_list(inner: Any) -> tuple[Any, str]:
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     whole = inner.decoder if isinstance(inner, BidirectionalModel) else inner
+    modules = dict(whole.named_modules())  # the whole is called ""
     for place in LISTS:
-        path, _, name = place.rpartition(".")
-        owner = whole
-        for part in path.split(".") if path else ():
-            owner = getattr(owner, part, None)
-        layers = getattr(owner, name, None)
+        owner, _, name = place.rpartition(".")
+        layers = modules.get(place)
         # a list of another length is not of the layers, or not of all
         if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
-            return owner, name
+            return modules[owner], name
     raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from raoe_train.artifacts import figures
+
+Panels = Mapping[str, Mapping[str, Any]]  # of each panel its lines, points or rows, by name
 
 
 def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
@@ -31,25 +34,23 @@ def plot_drift(found: Mapping[str, Mapping[str, Any]], path: str | Path) -> None
 
 
 def plot_curves(
-    lines: Mapping[str, Sequence[tuple[float, float]]], before: Mapping[str, float], along: str, path: str | Path
+    lines: Mapping[str, Mapping[float, float]], before: Mapping[str, float], along: str, path: str | Path
 ) -> None:
-    """Main metrics along something: of each family of variants a line of (x, metric) in order of x, and a level one of
+    """Main metrics along something: of each family of variants a line {x: metric} in order of x, and a level one of
     each encoder before training."""
     made, axes = figures.figure(size=(7.0, 4.5))
     for family, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=family)
+        axes.plot([*points], [*points.values()], marker="o", label=family)
     for name, metric in before.items():
         axes.axhline(metric, linestyle="--", color="grey", label=name)
-    if spreads([x for points in lines.values() for x, _ in points]):
+    if _spreads([x for points in lines.values() for x in points]):
         axes.set_xscale("log")
     axes.set(xlabel=along, ylabel="main metric x 100, average over tasks (or dev)")
     axes.legend()
     figures.save(made, path)
 
 
-def plot_polarity(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]], along: str, path: str | Path
-) -> None:
+def plot_polarity(panels: Panels, along: str, path: str | Path) -> None:
     """Polarity scores P (solid) and semantic scores S (dotted) along something: of each task a panel, {line: (x, P, S)
     in order of x}."""
     made, axes = figures.figure(1, len(panels), size=(6.0 * len(panels), 4.2))
@@ -58,18 +59,14 @@ def plot_polarity(
             x, polarity, similarity = zip(*points, strict=True)
             axis.plot(x, polarity, "o-", markersize=3, color=colour, label=name)
             axis.plot(x, similarity, "o:", markersize=3, color=colour)
-        if spreads([x for points in lines.values() for x, *_ in points]):
+        if _spreads([x for points in lines.values() for x, *_ in points]):
             axis.set_xscale("log")
         axis.set(title=task, xlabel=along, ylabel="P (solid) and S (dotted), x 100")
         axis.legend(frameon=False, fontsize="small")
     figures.save(made, path)
 
 
-def plot_tradeoff(
-    panels: Mapping[str, Mapping[str, tuple[float, float]]],
-    before: Mapping[str, Mapping[str, tuple[float, float]]],
-    path: str | Path,
-) -> None:
+def plot_tradeoff(panels: Panels, before: Panels, path: str | Path) -> None:
     """Polarity scores against semantic scores: of each task a panel, {name: (P, S)}, with the front of what nothing
     else beats in both; encoders before training are marked, and no part of the front."""
     made, axes = figures.figure(1, len(panels), size=(6.0 * len(panels), 6.0))
@@ -93,26 +90,24 @@ def plot_tradeoff(
     figures.save(made, path)
 
 
-def plot_main_metrics(metrics: Mapping[str, Mapping[str, Mapping[str, float | None]]], path: str | Path) -> None:
+def plot_main_metrics(metrics: Panels, path: str | Path) -> None:
     """{kind: {model: {task: main metric, or None}}}: a panel each kind, a row each task, a mark each model."""
     rows = sum(len(next(iter(of.values()))) for of in metrics.values())
     made, axes = figures.figure(len(metrics), 1, (7.0, 1.2 * len(metrics) + 0.35 * rows))
-    models = list(dict.fromkeys(model for of in metrics.values() for model in of))
+    models = dict.fromkeys(model for of in metrics.values() for model in of)
     colours = dict(zip(models, figures.colours(len(models)), strict=True))
     for axis, (kind, of) in zip(np.atleast_1d(axes), metrics.items(), strict=True):
         tasks = list(next(iter(of.values())))
-        for number, (model, row) in enumerate(of.items()):
+        for (model, row), mark in zip(of.items(), itertools.cycle(figures.MARKS), strict=False):
             values = [np.nan if row[task] is None else row[task] for task in tasks]
-            axis.plot(values, range(len(tasks)), _mark(number), color=colours[model], label=model)
+            axis.plot(values, range(len(tasks)), mark, color=colours[model], label=model)
         axis.set(title=kind, xlabel="main metric x 100")
         _task_rows(axis, tasks)
         axis.grid(axis="y", alpha=0.3)
     figures.save(made, path)
 
 
-def plot_differences(
-    differences: Mapping[str, Mapping[str, Mapping[str, float]]], first: str, path: str | Path
-) -> None:
+def plot_differences(differences: Panels, first: str, path: str | Path) -> None:
     """{model: {task: {"difference", "low", "high"}}} from a first model: a row each task, a mark and its interval each
     other model."""
     tasks = list(dict.fromkeys(task for rows in differences.values() for task in rows))
@@ -124,43 +119,38 @@ def plot_differences(
         for row, place in zip(rows.values(), places, strict=True):
             axes.plot([row["low"], row["high"]], [place, place], color=colour)
         values = [row["difference"] for row in rows.values()]
-        axes.plot(values, places, _mark(number), color=colour, label=model)
+        axes.plot(values, places, figures.MARKS[number % len(figures.MARKS)], color=colour, label=model)
     axes.axvline(0, color="grey", linewidth=1)
     axes.set(xlabel=f"difference from {first}, 95 % interval")
     _task_rows(axes, tasks)
     figures.save(made, path)
 
 
-def plot_dependency(groups: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Box plot of dependency's values, {label: [n]}, a triangle at the mean: the BeLLM paper's Figures 2 and 5.
+def plot_dependency(label: str, values: np.ndarray, path: str | Path) -> None:
+    """Box plot of what dependency found of one encoder, a triangle at the mean (the BeLLM paper's Figures 2 and 5).
 
     Undefined values are left out; ValueError where none is left.
     """
-    filled = {label: np.asarray(values)[~np.isnan(values)] for label, values in groups.items()}
-    filled = {label: values for label, values in filled.items() if len(values)}
-    if not filled:
-        raise ValueError("groups is empty: there are no correlations to draw")
+    defined = values[~np.isnan(values)]
+    if not len(defined):
+        raise ValueError("there are no correlations to draw: no sentence has one")
     made, axes = figures.figure()
-    axes.boxplot(list(filled.values()), showmeans=True, flierprops={"markersize": 2})
-    names = [f"{label}\n({len(values)} sentences, mean {values.mean():.3f})" for label, values in filled.items()]
-    axes.set_xticks(range(1, len(names) + 1), names)
+    axes.boxplot([defined], showmeans=True, flierprops={"markersize": 2})
+    axes.set_xticks([1], [f"{label}\n({len(defined)} sentences, mean {defined.mean():.3f})"])
     axes.set_ylabel("Spearman of pivot and other tokens")
     figures.save(made, path)
 
 
-def plot_degradation(results: Mapping[str, Mapping[str, Any]], path: str | Path) -> None:
-    """Averages over the number of layers kept, a line each of {label: what degradation found}, its best marked: the
-    BeLLM paper's Figure 4. An undefined average leaves a gap; ValueError where there is nothing."""
-    if not results:
-        raise ValueError("results is empty: there is no degradation to draw")
+def plot_degradation(label: str, result: Mapping[str, Any], path: str | Path) -> None:
+    """Averages over the number of layers kept, the best marked (the BeLLM paper's Figure 4). An undefined average
+    leaves a gap."""
     made, axes = figures.figure()
-    for (label, result), colour in zip(results.items(), figures.colours(len(results)), strict=True):
-        layers, averages = np.array(result["layers"]), np.array(result["average"], dtype=float)
-        if np.isfinite(averages).any():
-            best = np.nanargmax(averages)
-            label = f"{label} (best {averages[best]:.2f}, {layers[best]} layers)"
-            axes.plot(layers[best], averages[best], "*", markersize=14, color=colour)
-        axes.plot(layers, averages, "o-", markersize=3, color=colour, label=label)
+    layers, averages = np.array(result["layers"]), np.array(result["average"], dtype=float)
+    if np.isfinite(averages).any():
+        best = np.nanargmax(averages)
+        label = f"{label} (best {averages[best]:.2f}, {layers[best]} layers)"
+        axes.plot(layers[best], averages[best], "*", markersize=14, color=figures.COLOURS[0])
+    axes.plot(layers, averages, "o-", markersize=3, color=figures.COLOURS[0], label=label)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="layers kept", ylabel="average Spearman x100")
     axes.legend(frameon=False)
@@ -172,13 +162,9 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
     return [not any(p >= a and s >= b and (p, s) != (a, b) for p, s in points) for a, b in points]
 
 
-def spreads(values: Sequence[float]) -> bool:
+def _spreads(values: Sequence[float]) -> bool:
     """Whether values want a logarithmic axis."""
     return min(values) > 0 and max(values) / min(values) >= 8
-
-
-def _mark(number: int) -> str:
-    return figures.MARKS[number % len(figures.MARKS)]
 
 
 def _task_rows(axis: Any, tasks: Sequence[str]) -> None:

@@ -32,8 +32,8 @@ def report(
         What OUTPUT/report.json holds: see report_results, and report_drift.
 
     Raises:
-        ValueError: no results or output, both sorts of results together, the report of other settings in the way and
-            overwrite not set; and as those.
+        ValueError: no results or output, both sorts of results together, what is no result, a malformed chain, an
+            encoder with NaN, or the report of other settings in the way and overwrite not set.
         FileNotFoundError: no such file.
     """
     if not results:
@@ -64,15 +64,4 @@ def report(
         return report_results(paths, folder, resamples, seed, overwrite)
     from raoe_train.studies.drift_report import report_drift
 
-    return report_drift(
-        results,
-        model,
-        folder,
-        length=length,
-        max_lists=max_chains,
-        seed=seed,
-        examples=examples,
-        on_error=on_error,
-        batch_size=batch_size,
-        overwrite=overwrite,
-    )
+    return report_drift(results, model, folder, length, max_chains, seed, examples, on_error, batch_size, overwrite)

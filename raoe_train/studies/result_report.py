@@ -36,9 +36,7 @@ class Result:
     made_by: dict[str, Any]  # model, versions and commit
 
 
-def report_results(
-    paths: Sequence[Path], output: Path, resamples: int = 2000, seed: int = 42, overwrite: bool = False
-) -> dict[str, Any]:
+def report_results(paths: Sequence[Path], output: Path, resamples: int, seed: int, overwrite: bool) -> dict[str, Any]:
     """OUTPUT/report.md, with scores.png and differences.png, and report.json, of what `evaluate` or `train` left in
     `paths`; others are compared with the first. For the other arguments see report.
 
@@ -46,9 +44,6 @@ def report_results(
         {"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},
         "differences": {label: {word: {"difference", "low", "high", "examples"}}}, "made_by": {label: …}, "settings",
         "versions"}.
-
-    Raises:
-        ValueError: a file that is no result, no task that all have, or results of different data under one name.
     """
     results = _read(paths)
     settings = {
@@ -80,12 +75,11 @@ def report_results(
 
 
 def _read(paths: Sequence[Path]) -> list[Result]:
-    labels = [path.name if path.is_dir() else path.stem for path in paths]
-    if repeated := {label for label in labels if labels.count(label) > 1}:
-        # what tells files of one name apart is where they are
-        labels = [str(path) if label in repeated else label for label, path in zip(labels, paths, strict=True)]
-    if repeated := {label for label in labels if labels.count(label) > 1}:
+    if repeated := {str(path) for path in paths if paths.count(path) > 1}:
         raise ValueError(f"results names {', '.join(sorted(repeated))} twice")
+    names = [path.name if path.is_dir() else path.stem for path in paths]
+    # what tells files of one name apart is where they are
+    labels = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
     results = [_result(label, path) for label, path in zip(labels, paths, strict=True)]
     for word in dict.fromkeys(word for result in results for word in result.tasks):
         of = {result.data[word]: result.label for result in results if word in result.data}
@@ -207,7 +201,9 @@ def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
         lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
         if papers:
             lines += ["", "In italics what papers report of their models; averages are of these columns."]
-    return lines + _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
+    if found["differences"]:
+        lines += _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
+    return lines
 
 
 def _marks(values: Sequence[float | None]) -> list[str]:
@@ -220,8 +216,6 @@ def _marks(values: Sequence[float | None]) -> list[str]:
 
 
 def _difference_lines(found: dict[str, Any], first: str, resamples: int) -> list[str]:
-    if not found:
-        return []
     counts = {word: str(row["examples"]) for rows in reversed(found.values()) for word, row in rows.items()}
     words = dict.fromkeys(word for rows in found.values() for word in rows)
     rows = [[word, counts[word], *(_difference(rows.get(word)) for rows in found.values())] for word in words]

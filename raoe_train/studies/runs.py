@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,15 @@ SPECIAL = ("base", "seeds", "grid", "after")
 
 @dataclass
 class Run:
-    """One cell of the table.
+    """One cell of the table. Its directory is OUTPUT/runs/name, or that of the first run with the same settings."""
 
-    Attributes:
-        name: of the cell, unique. Its directory is OUTPUT/runs/name, or that of the first run with the same settings.
-        variant: name of the row, the point of its grid included.
-        family: name of the variant in the sweep's recipe.
-        arguments: of the job `train`; their output is the run's directory.
-        point: {dotted key: value} of the variant's grid.
-        after: the run whose encoder this one starts from.
-    """
-
-    name: str
-    variant: str
-    family: str
+    name: str  # of the cell, unique
+    variant: str  # name of the row, the point of its grid included
+    family: str  # name of the variant in the sweep's recipe
     seed: int
-    arguments: Any
-    point: dict[str, Any] = field(default_factory=dict)
-    after: Run | None = None
+    arguments: Any  # of the job `train`; their output is the run's directory
+    point: dict[str, Any]  # {dotted key: value} of the variant's grid
+    after: Run | None  # whose encoder this one starts from
 
     @property
     def directory(self) -> Path:
@@ -49,20 +40,15 @@ def expand(
     variants: Mapping[str, Any],
     words: Mapping[str, str | None],
     *,
-    base: str = "",
-    settings: Mapping[str, Any] | None = None,
-    seeds: Sequence[int] = (42,),
-    tasks: Sequence[str] = (),
-    overwrite: bool = False,
+    base: str,
+    settings: Mapping[str, Any],
+    seeds: Sequence[int],
+    tasks: Sequence[str],
+    overwrite: bool,
 ) -> list[Run]:
     """Every run of the table, a run after those it builds on.
 
-    Args:
-        variants, base, settings, seeds, tasks, overwrite: see sweep.
-        words: of the sweep's data_dir, model and output, which any text of theirs may speak of.
-
-    Raises:
-        ValueError: a recipe that makes no sense.
+    `words` are the sweep's data_dir, model and output, which any text may speak of; for the others see sweep.
     """
     if not variants:
         raise ValueError("variants is empty: name at least one, {} if it changes nothing")
@@ -71,7 +57,7 @@ def expand(
     for word, section, key in (("data_dir", "data", "dir"), ("model", "model", "name")):
         if words[word]:
             shared[section] = {key: words[word]}
-    shared = merge(shared, _filled(settings or {}, words))
+    shared = merge(shared, _filled(settings, words))
     families: dict[str, dict[str, Run]] = {}
     directories: dict[str, str] = {}
 
@@ -102,7 +88,9 @@ def expand(
                 }
                 before = None
                 if parent is not None:
-                    before = _starting(families[parent], parent, seed)
+                    # that of the same seed, or the only one there is
+                    others = families[parent]
+                    before = next(iter(others.values())) if len(others) == 1 else others.get(f"{parent}-seed{seed}")
                     if before is None:
                         raise ValueError(
                             f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone"
@@ -153,11 +141,6 @@ def preparations(
             found[name] = job, recipe, values
             spoken_of.append(json.dumps(values))
     return dict(reversed(found.items()))
-
-
-def _starting(runs: Mapping[str, Run], family: str, seed: int) -> Run | None:
-    """The run of a variant that one of `seed` goes on from: that of the same seed, or the only one there is."""
-    return next(iter(runs.values())) if len(runs) == 1 else runs.get(f"{family}-seed{seed}")
 
 
 def _filled(values: Any, words: Mapping[str, str | None]) -> Any:

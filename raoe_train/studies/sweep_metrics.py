@@ -14,7 +14,7 @@ from raoe_train.evaluation.tasks import main_score, mean_of_all
 PREFIX = "polarity:"  # of tasks that have two main metrics
 LETTERS = {"P": "polarity", "S": "similarity"}
 
-# Columns of a sweep that measures: what a run cost, see raoe_train.training.cost_meter.
+# columns of a sweep that measures: what a run cost, see raoe_train.training.cost_meter
 COSTS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "peak MB": lambda row: row.get("peak_memory_mb"),
     "s / 1,000 steps": lambda row: 1000 * row["train_seconds"] / row["train_steps"] if row.get("train_steps") else None,

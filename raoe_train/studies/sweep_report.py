@@ -34,22 +34,14 @@ Results = list[dict[str, Any]]  # of finished runs, see sweep_metrics
 
 @dataclass
 class SweepReport:
-    """A sweep's report.
+    """A sweep's report."""
 
-    Attributes:
-        output: the sweep's directory.
-        tasks, compare: see sweep.
-        measured: whether there are columns for costs.
-        settings: plain values, shown at the end.
-        start: {encoder: its result before training}.
-    """
-
-    output: Path
+    output: Path  # the sweep's directory
     tasks: list[str]
-    compare: list[Any]
-    measured: bool
-    settings: dict[str, Any]
-    start: dict[str, Any]
+    compare: list[Any]  # pairs of variants
+    measured: bool  # whether there are columns for costs
+    settings: dict[str, Any]  # shown at the end
+    start: dict[str, Any]  # {encoder: its result before training}
 
     def write(self, results: Results, failed: Sequence[str], draw: bool = False) -> None:
         """Write results.jsonl, a run a line, and report.md, with names of runs that failed and, if `draw`, plots."""
@@ -143,17 +135,13 @@ def best_of_each(tasks: Sequence[str], results: Results) -> list[str]:
 
 
 def plot_along_grids(output: Path, names: Sequence[str], results: Results, start: dict[str, Any]) -> list[Path]:
-    """For every numeric key of a grid a plot in `output`: the metric, that of the first of `names` that a run has,
-    against the key's value, a line for each family of variants."""
-    before = {
-        f"before: {Path(model).name}": found["average"]
-        for model, found in start.items()
-        if found.get("average") is not None
-    }
+    """A plot for every numeric key of a grid: the metric, that of the first of `names` that a run has, against the
+    key's value."""
+    averages = {f"before: {Path(model).name}": found.get("average") for model, found in start.items()}
+    before = {name: average for name, average in averages.items() if average is not None}
     made = []
     for key in numeric_keys(results):
-        lines = {family: [*points.items()] for family, points in curves(results, key, names).items()}
-        if lines:
+        if lines := curves(results, key, names):
             made.append(output / f"{key.rpartition('.')[2]}.png")
             plots.plot_curves(lines, before, key, made[-1])
     return made

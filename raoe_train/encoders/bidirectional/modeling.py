@@ -174,9 +174,11 @@ class BidirectionalModel(PreTrainedModel):
         if not isinstance(config, BidirectionalConfig):
             config = BidirectionalConfig.from_pretrained(pretrained_model_name_or_path, **hub, **where)
         quantization = kwargs.pop("quantization_config", None)
+        if quantization is None and config.base_quantization and not merge:
+            quantization = BitsAndBytesConfig(**config.base_quantization)
+        if quantization:
+            kwargs["quantization_config"] = quantization
         if config.base_model is None:
-            if quantization:
-                kwargs["quantization_config"] = quantization
             whole: Any = super().from_pretrained(
                 pretrained_model_name_or_path, *args, config=config, **hub, **where, **kwargs
             )
@@ -184,12 +186,8 @@ class BidirectionalModel(PreTrainedModel):
                 if hasattr(whole, key):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
-        if quantization is None and config.base_quantization and not merge:
-            quantization = BitsAndBytesConfig(**config.base_quantization)
         for key in ("adapter_kwargs", "_from_auto", "_commit_hash"):
             kwargs.pop(key, None)
-        if quantization:
-            kwargs["quantization_config"] = quantization
         model = cls._on_base(config, {**hub, **kwargs})
         decoder = model.decoder
         folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
