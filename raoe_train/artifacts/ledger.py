@@ -27,13 +27,9 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """The files of one output, as one process sees them.
+    """The files of one output, as one process (`rank` of `world`) sees them.
 
-    Args:
-        output: a .jsonl file.
-        noun: what a line is, for messages.
-        field: what every line has beside its "id".
-        rank: this process, of `world` that write lines of the same output.
+    A line is a `noun` for messages, and every one has `field` beside its "id".
     """
 
     def __init__(self, output: Path, noun: str, field: str, rank: int = 0, world: int = 1) -> None:
@@ -110,11 +106,8 @@ class Ledger:
         os.fsync(handle)
 
     def finish(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
-        """Bring all lines together in the order of `ids`, if all of them are on disk. Under the lock.
-
-        Returns:
-            What `brief` makes of each good line, and of each refused one; None while other processes' are missing.
-        """
+        """Bring all lines together in the order of `ids`: what `brief` makes of each good one, and of each refused one.
+        None while other processes' are missing. Under the lock."""
         index = self._index()
         if any(key not in index for key in ids):
             return None

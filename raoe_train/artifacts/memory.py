@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def reset_peak(cuda: bool) -> bool:
-    """Let the peak begin anew: what was freed before is no part of what comes. False where that cannot be (not Linux,
-    or not allowed): the peak is then that of the whole process."""
+def reset_peak(cuda: bool) -> None:
+    """Let the peak begin anew: what was freed before is no part of what comes.
+
+    Where that cannot be (not Linux, or not allowed) the peak of resident memory is that of the whole process.
+    """
     if cuda:
         import torch
 
         torch.cuda.reset_peak_memory_stats()
-    try:
+    with contextlib.suppress(OSError):
         CLEAR.write_text("5")
-    except OSError:
-        return cuda
-    return True
 
 
 def peak_mb(cuda: bool) -> float:
@@ -33,14 +33,9 @@ def peak_mb(cuda: bool) -> float:
 
         return torch.cuda.max_memory_allocated() / 1e6
     if STATUS.exists():
-        return resident("VmHWM") / 1e6
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
-
-
-def resident(key: str) -> int:
-    """Bytes of resident memory on Linux: now (VmRSS), or at the peak (VmHWM)."""
-    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-    return int(lines[key].split()[0]) * 1024

@@ -34,17 +34,14 @@ def parts(output: Path, settings: dict[str, Any]) -> Path:
 def found(
     output: Path, settings: dict[str, Any], overwrite: bool, summary: Path | None = None
 ) -> dict[str, Any] | None:
-    """The result in `summary`, if `output` is there and was made with these settings; None if nothing is in the way.
+    """The result in `summary`, by default OUTPUT.json, if `output` is there and was made with these settings; None if
+    nothing is in the way.
 
     Args:
-        output: what a job writes.
         settings: plain values, all that the output depends on; they are the entry "settings" of the summary.
-        overwrite: whether an output of other settings may be replaced. Where there is unfinished work of these
-            settings it was said before, or the output is theirs and a kill kept it from being summed up.
-        summary: a JSON file, OUTPUT.json by default.
-
-    Raises:
-        ValueError: `output` is there, but not from these settings, and `overwrite` is not set.
+        overwrite: whether an output of other settings may be replaced, which is else a ValueError. Where there is
+            unfinished work of these settings it was said before, or the output is theirs and a kill kept it from being
+            summed up.
     """
     if not output.exists():
         return None
@@ -101,10 +98,8 @@ def in_shards(
 
     Args:
         folder: of nothing else; its name should say, by a digest, what the shards were made from.
-        items: read by slices.
         size: items of a shard; SHARD, but for items that are many sentences each.
         make: a slice of the items to an array; not called where nothing is missing.
-        name: what the progress bar says.
     """
     return gathered(share(folder, items, size, make, name))
 

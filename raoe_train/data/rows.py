@@ -36,7 +36,7 @@ class Tally:
         """Leave the source's row out; ValueError, with file and line, for a malformed one that is not to be skipped."""
         where = f"{source.place()}: {problem}"
         if problem.malformed and self.on_error == "raise":
-            raise ValueError(where)
+            raise ValueError(where) from None
         self.dropped[problem.reason] += 1
         if len(self.examples) < 3:
             self.examples.append(where)
@@ -67,13 +67,13 @@ def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Pa
     for line, row in source.rows:
         source.line = line
         try:
-            parsed = parse(row, source) if not isinstance(row, RowProblem) else row
+            if isinstance(row, RowProblem):
+                raise row
+            parsed = parse(row, source)
         except RowProblem as problem:
-            parsed = problem
+            tally.refuse(source, problem)
         except ValueError as error:
             raise ValueError(f"{source.place()}: {error}") from None
-        if isinstance(parsed, RowProblem):
-            tally.refuse(source, parsed)
         else:
             yield parsed
 

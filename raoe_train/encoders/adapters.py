@@ -11,11 +11,7 @@ FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_do
 
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
-    """Keys of transformers.BitsAndBytesConfig; products in `compute_dtype`, by default bfloat16 on a GPU.
-
-    Raises:
-        ValueError: bitsandbytes is not there.
-    """
+    """Keys of transformers.BitsAndBytesConfig; products in `compute_dtype`, by default bfloat16 on a GPU."""
     import importlib.util
 
     import torch
@@ -30,11 +26,7 @@ def four_bit(compute_dtype: str | None) -> dict[str, Any]:
 
 
 def lora_config(settings: Mapping[str, Any]) -> Any:
-    """peft's LoraConfig of a recipe's model.lora; all linear layers unless target_modules says which.
-
-    Raises:
-        ValueError: a key that LoraConfig does not have.
-    """
+    """peft's LoraConfig of a recipe's model.lora; all linear layers unless target_modules says which."""
     import dataclasses
 
     from peft import LoraConfig, TaskType
@@ -49,11 +41,8 @@ def lora_config(settings: Mapping[str, Any]) -> Any:
 def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ()) -> None:
     """Freeze `model`, a transformers model, and put a LoRA adapter in it; its weights are float32.
 
-    An adapter that is there already goes on being trained. Modules whose names start with one of `leave` get no
-    adapter and are trained themselves.
-
-    Raises:
-        ValueError: as lora_config; or the adapter that is there is another one.
+    An adapter that is there already goes on being trained; ValueError where it is another one. Modules whose names
+    start with one of `leave` get no adapter and are trained themselves.
     """
     import torch
     from peft import prepare_model_for_kbit_training

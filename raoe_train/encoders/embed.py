@@ -14,15 +14,11 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
     Args:
         model: a SentenceTransformer.
-        sentences: n texts.
-        batch_size: sentences at a time.
-        options: further arguments of `SentenceTransformer.encode`, such as prompt or task.
+        options: further arguments of its `encode`, such as prompt or task.
 
     Returns:
-        [n, d] float32, in the order of `sentences`, not normalised unless the model does so.
-
-    Raises:
-        ValueError: no sentences, or an embedding that is not finite.
+        [n, d] float32, in the order of `sentences`, not normalised unless the model does so; ValueError for no
+        sentences, or an embedding that is not finite.
     """
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")

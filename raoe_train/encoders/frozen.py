@@ -16,15 +16,9 @@ from raoe_train.encoders.named import Encoder, identity
 
 
 def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Callable[[Sequence[str]], np.ndarray]:
-    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked.
+    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked, with load_encoder's errors.
 
-    Args:
-        encoder: how it is loaded and asked.
-        role: what errors call it, such as "teacher".
-        batch_size: sentences at a time, by default the encoder's own.
-
-    Raises (of what is returned):
-        ValueError, FileNotFoundError: as load_encoder; or the encoder gives NaN for a sentence, which is named.
+    `role` is what errors call it, such as "teacher"; ValueError where it gives NaN for a sentence, which is named.
     """
     prompt, asked = encoder.prompt, {"task": getattr(encoder, "task", None)}
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
@@ -51,9 +45,8 @@ def embeddings(
 ) -> np.ndarray:
     """[n, d] float32 embeddings of texts, errors as embedder's.
 
-    Args:
-        cache: directory, by default the encoder's own; what is there, in a folder of this encoder and these texts, is
-            not made again, and what is missing is put there, shard by shard. None keeps nothing.
+    What is in the directory `cache` (by default the encoder's own, if it has one), in a folder of this encoder and
+    these texts, is not made again, and what is missing is put there, shard by shard.
     """
     embed = embedder(encoder, role, batch_size)
     cache = cache or getattr(encoder, "cache", None)

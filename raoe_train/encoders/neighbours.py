@@ -16,23 +16,13 @@ Found = tuple[np.ndarray, np.ndarray]
 
 
 def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> Found:
-    """The k candidates nearest to each query, or as many as there are.
-
-    Args:
-        queries: [n, d] unit rows.
-        candidates: [m, d] unit rows.
-    """
+    """The k candidates ([m, d] unit rows) nearest to each query ([n, d] unit rows), or as many as there are."""
     return _stacked([_best(cosines, k) for _, cosines in _chunks(queries, candidates)])
 
 
 def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int, start: int, stop: int) -> tuple[Found, Found]:
     """Of the rows from start to stop: the k nearest of their own class, themselves left out, and the k nearest of all
-    other classes together.
-
-    Args:
-        unit: [n, d] unit rows.
-        classes: [n] integers.
-    """
+    other classes together. `unit` are [n, d] unit rows, `classes` [n] integers."""
     import torch
 
     class_of = torch.from_numpy(classes)

@@ -65,11 +65,8 @@ def apply_template(model: Any, template: str) -> None:
     max_seq_length and the pooling before. Encoding with another prompt changes only the prefix.
 
     Raises:
-        ValueError: see parse_template; the model's first module has no fast tokenizer of text; truncation from
-            the left, which would cut the prefix; the suffix's tokens depend on the word before it, or there are
-            none; pooling that excludes the prompt, for which sentence-transformers would take the suffix to be
-            at the start; no room for text in max_seq_length; a tokenizer that would not be the same after saving
-            and loading. The model is then as before.
+        ValueError: see parse_template; a model or tokenizer that cannot have the prefix or the suffix, or would not
+            have it after saving and loading. The model is then as before.
     """
     from sentence_transformers.sentence_transformer.modules import Pooling
     from transformers import PreTrainedTokenizerFast
@@ -84,6 +81,7 @@ def apply_template(model: Any, template: str) -> None:
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
         if suffix and not all(pooling.include_prompt for pooling in poolings):
+            # sentence-transformers would take the suffix to be at the start
             raise ValueError("a prompt with a suffix cannot be excluded from pooling: set include_prompt")
         # the mode is a name or a tuple of names
         last = any("lasttoken" in pooling.pooling_mode for pooling in poolings)

@@ -10,16 +10,8 @@ from raoe_train.encoders.named import Scratch
 
 
 def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:
-    """sentence-transformers' Transformer around one.
-
-    Args:
-        chosen: its architecture and sizes.
-        sentences: what its tokenizer is trained on: lower-casing WordPiece for bert, byte-level BPE for llama.
-        max_seq_length: tokens, 64 by default.
-
-    Raises:
-        ValueError: an unknown architecture.
-    """
+    """sentence-transformers' Transformer around one; its tokenizer, of 64 tokens by default, is trained on `sentences`:
+    lower-casing WordPiece for bert, byte-level BPE for llama."""
     import torch
     from sentence_transformers.sentence_transformer.modules import Transformer
 

@@ -32,14 +32,11 @@ class CaptionTask(EmbeddingTask):
         return self.captions
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """Share of images, x100, whose first caption has exactly the image's four others as its four nearest, by
-        cosine, among all captions of all images but itself.
+        """{"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others: its first caption has
+        exactly its four others as its four nearest, by cosine, among all captions of all images but itself.
 
         The paper does not say what is searched; it may have left out other images' first captions, which makes the
         task easier. Another image's caption that is as near as one of the four counts as nearer.
-
-        Returns:
-            {"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others.
         """
         # one column a distinct text, so that equal captions are equally near to the last bit
         _, first, place = np.unique(np.asarray(self.captions, dtype=object), return_index=True, return_inverse=True)

@@ -26,14 +26,9 @@ class MtebTask(ModelTask):
         return [metadata.name, metadata.dataset.get("revision"), version("mteb")]
 
     def run(self, model: Any, batch_size: int) -> dict[str, Any]:
-        """What mteb.evaluate finds, x100, the encoder with its own prompts as mteb uses them.
-
-        Splits and subsets that are in the cache are not evaluated again.
-
-        Returns:
-            {"main_score": mean over splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}},
-            and of reranking tasks "map" and "mrr" over all candidates.
-        """
+        """What mteb.evaluate finds, x100, the encoder with its own prompts as mteb uses them: {"main_score": mean over
+        splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and of reranking tasks "map"
+        and "mrr" over all candidates. Splits and subsets that are in the cache are not evaluated again."""
         import mteb
 
         watched = sys.stderr.isatty()

@@ -19,15 +19,10 @@ SUFFIX = ".examples.npz"
 
 @dataclass(frozen=True)
 class Outcomes:
-    """How an encoder did on each of n examples of a task.
+    """How an encoder did on each of n examples of a task."""
 
-    Attributes:
-        values: [n] float64, the main metric x100 of each, whose mean it is; with gold, what the encoder gives.
-        gold: [n] float64, of which and `values` the main metric is Spearman's correlation x100; or None.
-    """
-
-    values: np.ndarray
-    gold: np.ndarray | None = None
+    values: np.ndarray  # [n] float64, the main metric x100 of each, whose mean it is; with gold, what the encoder gives
+    gold: np.ndarray | None = None  # [n] float64, of which and values the main metric is Spearman's correlation x100
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:

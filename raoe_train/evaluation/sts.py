@@ -34,14 +34,11 @@ class StsTask(EmbeddingTask):
         return [*self.pairs["sentence1"][:], *self.pairs["sentence2"][:]]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """Spearman's and Pearson's correlation, x100, of pair cosines and scores over all pairs of the set together,
-        the "all" setting of Gao et al. 2021, Appendix B; beside it those of each subset and their unweighted mean.
+        """{"spearman", "pearson", "pairs"}: correlations, x100, of pair cosines and scores over all pairs of the set
+        together, the "all" setting of Gao et al. 2021, Appendix B; and the cosines with their scores.
 
-        Returns:
-            {"spearman", "pearson", "pairs"}, and where the pairs are of several subsets "mean": {"spearman",
-            "pearson"} and "subsets": {name: {"spearman", "pearson", "pairs"}}. None for a correlation that is
-            undefined, as all cosines or all scores are equal, and for a mean over such a one. And the cosines with
-            their scores.
+        Where the pairs are of several subsets there are "subsets", {name: the same of it}, and "mean", unweighted, of
+        their correlations. An undefined correlation, as all cosines or all scores are equal, is None, its mean too.
         """
         similarity = cosines(embeddings[: len(self.pairs)], embeddings[len(self.pairs) :])
         scores = np.asarray(self.pairs["score"][:])

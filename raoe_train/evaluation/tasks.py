@@ -59,35 +59,21 @@ class Polarity:
 
 @dataclass(frozen=True)
 class Reading:
-    """How tasks are read.
+    """How tasks are read."""
 
-    Attributes:
-        data_dir: folder where names are looked up.
-        columns: {our column name: the files'}.
-        on_error: a malformed row: "raise", or "skip".
-        prompt: the encoder's; one with a {condition} makes sets of kind sts C-STS files.
-        cache: folder for results of tasks that take long, so that they can go on; None keeps none.
-        polarity: of tasks of that kind.
-    """
-
-    data_dir: str | Path | None = None
-    columns: Mapping[str, Any] | None = None
-    on_error: str = "raise"
-    prompt: str | None = None
-    cache: Path | None = None
+    data_dir: str | Path | None = None  # where names are looked up
+    columns: Mapping[str, Any] | None = None  # {our column name: the files'}
+    on_error: str = "raise"  # a malformed row, or "skip"
+    prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
+    cache: Path | None = None  # for results of tasks that take long, so that they can go on
     polarity: Polarity = field(default_factory=Polarity)
 
 
 class Task(ABC):
-    """A set of data with a measure.
+    """A set of data with a measure."""
 
-    Attributes:
-        kind: its name in KINDS.
-        main: the main one of its metrics, x100 and the higher the better, which averages are taken of.
-    """
-
-    kind: ClassVar[str]
-    main: ClassVar[str]
+    kind: ClassVar[str]  # its name in KINDS
+    main: ClassVar[str]  # the main one of its metrics, x100 and the higher the better, which averages are taken of
 
     @abstractmethod
     def content(self) -> Any:
@@ -187,11 +173,7 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Scores of tasks; what they share (sick and sick-all, STS-B and the STS years) is encoded once.
 
-    Args:
-        model: a SentenceTransformer.
-        tasks: by their words.
-        batch_size: sentences at a time.
-        outcomes: where given, is filled with those of each task that has them.
+    `outcomes`, where given, is filled with those of each task that has them.
 
     Returns:
         {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and

@@ -17,17 +17,11 @@ from transformers import DynamicCache
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A context that was read. It is of use to the decoder it comes from, and to no other: nothing says which that is.
+    """A context that was read, of use to the decoder it comes from and to no other: nothing says which that is."""
 
-    Attributes:
-        ids: its L token ids.
-        layers: (keys, values) of each layer, both [key-value heads, L, dim], without padding.
-        state: what the mix reads at its end (see raoe_train.generation.mixing): [D] or [V].
-    """
-
-    ids: tuple[int, ...]
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    state: Tensor
+    ids: tuple[int, ...]  # of its L tokens
+    layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
+    state: Tensor  # what the mix reads at its end (see raoe_train.generation.mixing): [D] or [V]
 
     def covers(self, ids: Sequence[int]) -> int:
         """How many of `ids`, from the first, need not be read again: all if they are this context, else those that it

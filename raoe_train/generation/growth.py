@@ -69,24 +69,16 @@ class Generation:
 
 @dataclass
 class Chain:
-    """One sentence's chain while it grows.
+    """One sentence's chain while it grows."""
 
-    Attributes:
-        key: its id.
-        sentences: the source and what has been written so far.
-        reason: why it failed, or None.
-        context: what its last answer was an answer to, as the decoder has it, until the chain is finished; at first
-            another chain's, or None.
-        tokens: of all its answers.
-    """
-
-    key: int
-    sentences: list[str]
+    key: int  # its id
+    sentences: list[str]  # the source and what has been written so far
     instructions: Instructions
     generation: Generation
-    reason: str | None = field(default=None, init=False)
+    reason: str | None = field(default=None, init=False)  # why it failed
+    # what its last answer was an answer to, as the decoder has it, until it is finished; at first another chain's
     context: Context | None = field(default=None, init=False)
-    tokens: int = field(default=0, init=False)
+    tokens: int = field(default=0, init=False)  # of all its answers
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:

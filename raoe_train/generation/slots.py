@@ -85,19 +85,8 @@ class Row:
 
 
 class Batch:
-    """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads.
-
-    Attributes:
-        near: [N] int64, the row of each answer's nearer context.
-        far: [N] int64, that of its farther one; the near row again where there is none: then the mix is exactly its.
-        weight: [N] guidance - 1, 0 where there is no farther context.
-        groups: (guidance, [n] int64 answers led with it) of each guidance that is not 1.
-        owner: [R] int64, the answer that a row belongs to.
-        lengths: [R] int64, tokens of a row that are in the cache.
-        tokens: [N] int64, each answer's newest.
-        count: [N] int64, tokens generated so far.
-        uniforms: [N, most new tokens] random numbers, or None.
-    """
+    """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads: int64
+    but for weight and uniforms."""
 
     def __init__(self, slots: list[Slot], rows: list[Row], cache: Any, model: Any) -> None:
         self.slots, self.rows, self.cache, self.model = slots, rows, cache, model
@@ -105,19 +94,21 @@ class Batch:
         number = {slot: place for place, slot in enumerate(slots)}
         near = {row.slot: place for place, row in enumerate(rows) if not row.far}
         far = near | {row.slot: place for place, row in enumerate(rows) if row.far}
+        # [N] rows of the contexts; the near one again where there is no farther one: then the mix is exactly its
         self.near, self.far = (ints([places[slot] for slot in slots]) for places in (near, far))
         guidance = [slot.request.guidance if slot.request.guided else 1.0 for slot in slots]
         wide = torch.float64 if model.dtype == torch.float64 else torch.float32
-        self.weight = torch.tensor(guidance, dtype=wide, device=model.device) - 1
-        self.groups = [
+        self.weight = torch.tensor(guidance, dtype=wide, device=model.device) - 1  # [N], 0 without a farther context
+        self.groups = [  # (guidance, [n] answers led with it)
             (value, ints([place for place, other in enumerate(guidance) if other == value]))
             for value in dict.fromkeys(guidance)
             if value != 1
         ]
-        self.owner = ints([number[row.slot] for row in rows])
-        self.lengths = ints([row.length for row in rows])
-        self.tokens = ints([slot.ids[-1] if slot.ids else 0 for slot in slots])
-        self.count = ints([len(slot.ids) for slot in slots])
+        self.owner = ints([number[row.slot] for row in rows])  # [R], the answer that a row belongs to
+        self.lengths = ints([row.length for row in rows])  # [R], tokens of a row that are in the cache
+        self.tokens = ints([slot.ids[-1] if slot.ids else 0 for slot in slots])  # [N], each answer's newest
+        self.count = ints([len(slot.ids) for slot in slots])  # [N], tokens generated so far
+        # [N, most new tokens]
         drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
         self.uniforms = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(model.device) if drawn else None
 

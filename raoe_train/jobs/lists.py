@@ -110,7 +110,6 @@ def lists_from_pairs(
         premises: {premise: its hypotheses}; of more than length - 1 the first ones.
         pool: different sentences, the premises and hypotheses among them.
         embeddings: of pool, [sentences, d].
-        length: of a list; one is shorter where the pool is.
     """
     place = {text: number for number, text in enumerate(pool)}
     unit = unit_rows(embeddings)

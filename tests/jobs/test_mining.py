@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -324,6 +325,14 @@ def test_bad_settings(tmp_path, circle, options, message):
     settings = {"output": str(tmp_path / "x.jsonl"), "data.input": circle, "model.name": "x", **options}
     with pytest.raises(ValueError, match=message):
         run("mine", None, **settings)
+
+
+def test_the_input_is_never_replaced(circle):
+    """Not even with overwrite: the texts would be lost."""
+    before = Path(circle).read_bytes()
+    with pytest.raises(ValueError, match="is the input itself"):
+        run("mine", None, **{"data.input": circle, "model.name": "x", "output": circle, "overwrite": True})
+    assert Path(circle).read_bytes() == before
 
 
 def test_other_settings_do_not_replace(tmp_path, circle):
