@@ -9,8 +9,9 @@ name. docs/python.md shows each of them. Nothing is done on import: what a name 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raoe_train.artifacts.lazy import exports
 
 if TYPE_CHECKING:
     from raoe_train import losses
@@ -42,25 +43,18 @@ __all__ = [
     "run",
     "score",
 ]
-_HOMES = {
-    "raoe_train.cli": ("run",),
-    "raoe_train.data.pairs": ("read_pairs",),
-    "raoe_train.encoders.bidirectional": ("register",),
-    "raoe_train.encoders.load": ("load_encoder",),
-    "raoe_train.jobs.encode": ("encode",),
-    "raoe_train.jobs.evaluate": ("evaluate",),
-    "raoe_train.jobs.generate": ("generate",),
-    "raoe_train.jobs.mine": ("mine",),
-    "raoe_train.jobs.score": ("score",),
-    "raoe_train.losses.collators": ("ListCollator", "ScoreLabelCollator", "TextCollator"),
-    "raoe_train.training.trainer": ("Trainer",),
+HOMES: dict[str, tuple[str, ...]] = {
+    "cli": ("run",),
+    "data.pairs": ("read_pairs",),
+    "encoders.bidirectional": ("register",),
+    "encoders.load": ("load_encoder",),
+    "jobs.encode": ("encode",),
+    "jobs.evaluate": ("evaluate",),
+    "jobs.generate": ("generate",),
+    "jobs.mine": ("mine",),
+    "jobs.score": ("score",),
+    "losses": (),
+    "losses.collators": ("ListCollator", "ScoreLabelCollator", "TextCollator"),
+    "training.trainer": ("Trainer",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    if name == "losses":
-        return importlib.import_module("raoe_train.losses")
-    raise AttributeError(f"module 'raoe_train' has no attribute {name!r}")
+__getattr__ = exports(__name__, HOMES)
