@@ -42,7 +42,7 @@ def test_the_front_door_says_its_names_once_for_readers_and_once_for_type_checke
     source = Path(raoe_train.__file__).read_text(encoding="utf-8")
     declared = {}
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("raoe_train."):
+        if isinstance(node, ast.ImportFrom) and node.col_offset and str(node.module).startswith("raoe_train."):
             declared |= {alias.name: node.module for alias in node.names}
     homes = {name: f"raoe_train.{home}" for home, names in raoe_train.HOMES.items() for name in names}
     assert declared == homes
