@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -39,7 +39,7 @@ class InfoNCELoss(CachedLoss):
 
     name = "infonce"
     reads = TRIPLETS
-    cites = ("oord2018representation", "li2024bellm")
+    cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
 
     def __init__(
         self,
