@@ -97,7 +97,7 @@ def test_a_mask_only_for_rows_that_ids_cannot_express(monkeypatch):
     masked: list[int] = []
     mask = type(duplicates(torch.zeros(1, 2))).mask
     monkeypatch.setattr(
-        "raoe_train.losses.infonce._Duplicates.mask", lambda self, which: masked.append(len(which)) or mask(self, which)
+        "raoe_train.losses.infonce.Duplicates.mask", lambda self, which: masked.append(len(which)) or mask(self, which)
     )
 
     def masks(*texts):
