@@ -24,9 +24,14 @@ from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 
-def _exact(value: Any, key: str) -> None:
-    if value is not None:
-        raise ValueError(f"{key} is no choice any more: exact search is all there is; leave it out")
+def _gone(why: str) -> Option:
+    """A key that recipes may still say."""
+
+    def refuse(value: Any, key: str) -> None:
+        if value is not None:
+            raise ValueError(f"{key} is no choice any more: {why}")
+
+    return Option(convert=refuse, keys=lambda where: iter(()))
 
 
 @dataclass
@@ -38,7 +43,8 @@ class Mining:
     drop: Annotated[float, "share of the examples to leave out, at random"] = 0.0
     count: Annotated[int | None, "at most so many examples, drawn at random"] = None
     seed: Annotated[int, "of what is left out"] = 42
-    search: Annotated[None, Option(convert=_exact, keys=lambda where: iter(()))] = None
+    search: Annotated[None, _gone("exact search is all there is; leave it out")] = None
+    batch_size: Annotated[None, _gone("say model.batch_size")] = None
     cache: Annotated[str | None, "directory that keeps embeddings and neighbours for other losses [until the end]"] = (
         None
     )
@@ -86,7 +92,7 @@ def mine(
         "model": None if loss == "mse" else identity(model),
         "input": digest([sentences, labels]),
         "columns": columns,
-        "mining": {key: value for key, value in asdict(mining).items() if key not in ("search", "cache")},
+        "mining": {key: value for key, value in asdict(mining).items() if key not in ("search", "batch_size", "cache")},
     }
     if done := once.found(path, settings, overwrite):
         print(f"{path} is there already, from the same texts and settings")

@@ -1,1 +1,14 @@
 """Training: the trainer, what it reads, and what it measures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from raoe_train.artifacts.lazy import exports
+
+if TYPE_CHECKING:
+    from raoe_train.training.run_directory import log_writer
+    from raoe_train.training.trainer import Trainer
+
+__all__ = ["Trainer", "log_writer"]
+__getattr__ = exports(__name__, {"run_directory": ("log_writer",), "trainer": ("Trainer",)})

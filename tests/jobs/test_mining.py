@@ -316,6 +316,7 @@ def test_a_class_of_one_sentence(tmp_path, circle, capsys):
         ({"mining.threshold": 1}, "from -1 to below 1"),
         ({"mining.drop": 1}, "from 0 to below 1"),
         ({"mining.search": "faiss"}, "mining.search is no choice any more: exact search is all there is"),
+        ({"mining.batch_size": 8}, "mining.batch_size is no choice any more: say model.batch_size"),
         ({"model.name": None}, "--model.name is missing"),
         ({"output": "x.bin"}, "the suffix names no format"),
         ({"data.input": None}, "--data.input is missing"),
