@@ -172,8 +172,8 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     merged = dict(values)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, str) and key != "loss":
-            merged[key] = {**old, BARE: value}
+        if isinstance(old, Mapping) and isinstance(value, str):
+            merged[key] = {**{name: said for name, said in old.items() if name != BARE}, BARE: value}
         elif isinstance(old, str) and isinstance(value, Mapping):
             merged[key] = {BARE: old, **value}
         elif not (isinstance(old, Mapping) and isinstance(value, Mapping)):
@@ -278,15 +278,24 @@ def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
 
 def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     option, kind = parameter.option, parameter.type
+    if isinstance(value, Mapping) and BARE in value:
+        value = _later(value, option.word)
     if option.convert is not None:
         return option.convert(value, key)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
             return value
-        value = {BARE: value} if option.word and isinstance(value, (str, Path)) else {} if value is None else value
-        if isinstance(value, Mapping) and option.word:  # the later of a bare word and its key holds
-            value = dict((option.word if name == BARE else name, each) for name, each in value.items())
+        word = option.word and isinstance(value, (str, Path))
+        value = {option.word: value} if word else {} if value is None else value
     return convert(kind, value, key)
+
+
+def _later(value: Mapping[str, Any], word: str | None) -> Any:
+    """A section's keys and the bare word of another layer as one: the later of the word and its key holds, and of the
+    word and all keys where it stands for none."""
+    if word:
+        return dict((word if name == BARE else name, each) for name, each in value.items())
+    return value[BARE] if next(reversed(dict(value))) == BARE else {k: v for k, v in value.items() if k != BARE}
 
 
 def _scalar(kind: type, value: Any, key: str) -> Any:

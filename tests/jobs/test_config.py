@@ -146,8 +146,16 @@ def test_a_bare_word_and_keys_of_its_section_go_together():
         model = load("encode", None, given).model
         assert (model.name, model.prompt) == ("X", "{text}")
     assert load("encode", None, {"model.name": "X", "model": "Y"}).model.name == "Y"
-    with pytest.raises(ValueError, match="polarity must be a mapping of keys"):
-        load("evaluate", None, {"polarity": "X"})
+    for given in ({"polarity": "X"}, {"polarity.k": 4, "polarity": "X"}):
+        with pytest.raises(ValueError, match="polarity must be a mapping of keys"):
+            load("evaluate", None, given)
+    with pytest.raises(ValueError, match="loss must be a mapping of keys"):
+        load("train", "raoe-s1", {"loss": "mse"})
+
+
+def test_words_take_the_place_of_a_mapping_that_is_no_section():
+    assert load("train", "bellm", {"model.lora": "r=16"}).model.lora == {"r": 16}
+    assert load("train", None, {"data.columns": "score=a", "data.columns.score": "b"}).data.columns == {"score": "b"}
 
 
 def test_what_a_layer_between_said_of_the_loss_holds():

@@ -42,7 +42,7 @@ BUDGETS = {
     "losses": 1765,
     "studies": 1835,
     "training": 1045,
-    "the root": 540,
+    "the root": 550,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
