@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ from benchmarks import base, gate, provenance, report, timing
 from benchmarks.case import Case
 
 KERNEL_OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "listwise")
-OPS = (*KERNEL_OPS, "generation", "chains", "train_step", "large_batch")
+OPS = (*KERNEL_OPS, "generation", "chains", "train_step", "equal_lengths", "large_batch")
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
 
@@ -39,17 +40,21 @@ def run(
     about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
     print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
     for size in sizes or module.SIZES[device]:
-        case = module.case(size, device)
-        if words:
-            case = chosen(case, words)
-        rows = measure(case, device)
-        print(table(case, rows, tested))
-        if output:
-            with output.open("a") as lines:
-                for row in rows:
-                    lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
-        del case
-        gc.collect()
+        for case in cases(module, size, device):
+            case = chosen(case, words) if words else case
+            rows = measure(case, device)
+            print(table(case, rows, tested), flush=True)
+            if output:
+                with output.open("a") as lines:
+                    for row in rows:
+                        lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
+            del case
+            gc.collect()
+
+
+def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
+    """What an op's module declares for a size: one case, or several."""
+    return module.cases(size, device) if hasattr(module, "cases") else [module.case(size, device)]
 
 
 def chosen(case: Case, words: list[str]) -> Case:
@@ -75,7 +80,7 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
         row["peak_bytes"] = single[name][1] if single else None
         rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
-    return [*rows, *({"contender": name, "missing": why} for name, why in case.missing.items())]
+    return [*rows, *({"title": case.title, "contender": name, "missing": why} for name, why in case.missing.items())]
 
 
 def table(case: Case, rows: list[dict[str, Any]], tested: bool) -> str:

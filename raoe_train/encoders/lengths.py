@@ -1,0 +1,177 @@
+"""Texts of a batch by length: cut into runs of like length, each padded to its own longest, no text twice.
+
+A batch of tokenised columns is padded to the longest of all its texts; on NLI data three to ten tokens of four are then
+padding. Here all texts, whatever their column, are sorted by length and cut where that costs least, and `rows` says
+where each column's texts are among the embeddings of the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+FORWARD = {"cpu": 128, "cuda": 8192}
+"""What a run costs beside its tokens, in tokens: measured on CPUs (benchmarks/train_step.py), predicted for GPUs."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A batch as the encoder reads it.
+
+    Attributes:
+        features: of each run, as of the model's `preprocess`; n_r texts x the run's longest.
+        rows: of each column, (B,) int64: the places of its texts among the sum of n_r texts of the runs.
+    """
+
+    features: list[dict[str, Any]]
+    rows: list[Tensor]
+
+
+def by_length(
+    columns: Sequence[Mapping[str, Any]],
+    *,
+    most: int | None = None,
+    multiple: int = 1,
+    forward: int | None = None,
+    keep_leading: bool = False,
+) -> Runs | None:
+    """Tokenised columns as runs of like length; None where they are not rows of tokens (images, packed batches).
+
+    Equal texts become one, but for copies in one row of the columns: these are two views of a text on purpose.
+
+    Args:
+        columns: features of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
+        most: tokens of a run, padding included; a longer text is a run of its own.
+        multiple: runs' lengths are multiples of it, so that few shapes are compiled.
+        forward: what a run costs, in tokens; FORWARD of the device by default.
+        keep_leading: leave padding in front, where a model counts positions from it.
+    """
+    shared = [_shared(column) for column in columns]
+    if not columns or None in shared:
+        return None
+    features: list[dict[str, Any]] = []
+    rows: list[Tensor] = [torch.empty(0)] * len(columns)
+    texts = 0
+    for kind in dict.fromkeys(shared):  # columns with another prompt, or of another task, are read apart
+        numbers = [number for number, each in enumerate(shared) if each == kind]
+        merged = _merged([columns[number] for number in numbers], multiple)
+        mask = merged["attention_mask"].cpu().numpy() != 0
+        width = mask.shape[1]
+        first = np.zeros(len(mask), dtype=np.int64) if keep_leading else mask.argmax(axis=1)
+        end = np.maximum(width - mask[:, ::-1].argmax(axis=1), first + 1)
+        heights = [len(columns[number]["input_ids"]) for number in numbers]
+        tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
+        chosen, text_of = _distinct(tokens, first, end, heights)
+        lengths = -(-(end - first)[chosen] // multiple) * multiple
+        order = np.argsort(lengths, kind="stable")
+        device = merged["input_ids"].device
+        cost = FORWARD.get(device.type, FORWARD["cuda"]) if forward is None else forward
+        for start, stop in cut(lengths[order], cost, most):
+            some = chosen[order[start:stop]]
+            right = int(end[some].max())
+            left = int(first[some].min())
+            # rounded up to the multiple, on the side that is padded
+            longer = -(right - left) % multiple
+            left, right = (left - longer, right) if right == width else (left, right + longer)
+            index = torch.from_numpy(some).to(device)
+            features.append({**dict(kind), **{name: each[index, left:right] for name, each in merged.items()}})
+        places = np.empty(len(chosen), dtype=np.int64)
+        places[order] = np.arange(texts, texts + len(chosen))
+        found = torch.from_numpy(places[text_of]).to(device).split(heights)
+        for number, each in zip(numbers, found, strict=True):
+            rows[number] = each
+        texts += len(chosen)
+    return Runs(features, rows)
+
+
+def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
+    """Where ascending lengths are cut into runs so that least is computed: [begin, end) of each run.
+
+    A run of m texts costs m times its longest, plus `forward`; of all ways to cut the cheapest is taken (dynamic
+    programming over the different lengths). Runs of more than `most` tokens are cut further, into equal parts.
+    """
+    widths, ends = np.unique(lengths[::-1], return_index=True)
+    ends = len(lengths) - ends  # texts up to each width
+    begins = np.concatenate([[0], ends])
+    room = np.full(len(widths), len(lengths)) if most is None else np.maximum(most // widths, 1)
+    cost, before = np.zeros(len(widths) + 1), np.zeros(len(widths), dtype=np.int64)
+    for number, width in enumerate(widths):
+        texts = ends[number] - begins[: number + 1]
+        costs = cost[: number + 1] + texts * width - (-texts // room[number]) * forward
+        before[number] = costs.argmin()
+        cost[number + 1] = costs.min()
+    runs: list[tuple[int, int]] = []
+    last = len(widths)
+    while last:
+        begin, end = int(begins[before[last - 1]]), int(begins[last])
+        parts = -(-(end - begin) // int(room[last - 1]))
+        edges = [begin + (end - begin) * part // parts for part in range(parts + 1)]
+        runs += [*zip(edges, edges[1:], strict=False)][::-1]
+        last = int(before[last - 1])
+    return runs[::-1]
+
+
+def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """What the texts of a column have in common beside tokens, sorted by name; None where it is no column of tokens."""
+    ids, mask = column.get("input_ids"), column.get("attention_mask")
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or not ids.numel():
+        return None
+    said: dict[str, Any] = {}
+    for name, value in column.items():
+        if name == "prompt_length" and isinstance(value, Tensor):
+            value = int(value.flatten()[0])  # one for all, as Pooling reads it
+        if not isinstance(value, Tensor):
+            said[name] = value
+        elif value.shape != ids.shape:
+            return None
+        else:
+            said[name] = value.dtype
+    if not all(isinstance(value, (str, int, float, type(None), torch.dtype)) for value in said.values()):
+        return None
+    return tuple(sorted(said.items()))
+
+
+def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Tensor]:
+    """The tensors of columns under each other, padded where they were to the longest, and to a multiple."""
+    widest = max(column["input_ids"].shape[1] for column in columns)
+    width = -(-widest // multiple) * multiple
+    in_front = any(bool((column["attention_mask"][:, 0] == 0).any()) for column in columns)
+    merged = {}
+    for name in columns[0]:
+        if isinstance(columns[0][name], Tensor) and columns[0][name].ndim == 2:
+            missing = [width - column[name].shape[1] for column in columns]
+            padded = [
+                functional.pad(column[name], (short, 0) if in_front else (0, short))
+                for column, short in zip(columns, missing, strict=True)
+            ]
+            merged[name] = torch.cat(padded)
+    return merged
+
+
+def _distinct(
+    tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the first row of each different text, of each row the number of its text)."""
+    aligned = len(set(heights)) == 1
+    numbers: dict[Any, int] = {}
+    chosen: list[int] = []
+    in_row: dict[tuple[int, bytes], int] = {}
+    text_of = np.empty(len(tokens), dtype=np.int64)
+    for row, (start, stop) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
+        text = tokens[row, :, start:stop].tobytes()
+        copy = 0
+        if aligned and len(heights) > 1:
+            place = row % heights[0], text
+            copy = in_row.get(place, 0)
+            in_row[place] = copy + 1
+        number = numbers.setdefault((text, copy), len(chosen))
+        if number == len(chosen):
+            chosen.append(row)
+        text_of[row] = number
+    return np.array(chosen), text_of

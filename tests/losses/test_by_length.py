@@ -1,0 +1,304 @@
+"""Batches by length are the padded batches: losses, gradients, for every family of encoders and every kind of loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as theirs
+from transformers import CONFIG_MAPPING, AutoModel
+
+from raoe_train import losses as ours
+from raoe_train.encoders.lengths import FORWARD, by_length, cut
+from raoe_train.encoders.load import load_encoder
+from raoe_train.losses.by_length import ByLength, fits
+from tests.decoders import saved_decoder
+from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": SIZES,
+    "roberta": SIZES,
+    "mpnet": SIZES,
+    "distilbert": {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 2},
+    "modernbert": {**SIZES, "local_attention": 4, "global_attn_every_n_layers": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def cheap_forwards(monkeypatch):
+    """So that small batches are cut into several runs."""
+    monkeypatch.setitem(FORWARD, "cpu", 1)
+
+
+def family(name: str) -> Any:
+    """A SentenceTransformer with a tiny transformer of a family, float64, without dropout."""
+    model = tiny_encoder()
+    tokenizer = model.tokenizer
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": None}
+    config = CONFIG_MAPPING[name](vocab_size=len(tokenizer), max_position_embeddings=64, **special, **FAMILIES[name])
+    torch.manual_seed(3)
+    model[0].model = AutoModel.from_config(config).double().eval()
+    return model.train(False)
+
+
+def compared(model: Any, loss: Any, features: Any, labels: Any, tolerance: float = 1e-12) -> None:
+    """Loss and gradients of a loss by length against those of the loss itself."""
+    found = []
+    for each in (loss, ByLength(loss)):
+        model.zero_grad()
+        value = total(each([dict(column) for column in features], labels))
+        value.backward()
+        found.append((value.detach(), gradients(model)))
+    (padded, its), (value, own) = found
+    assert its.abs().max() > 0
+    assert abs(value - padded) <= tolerance * abs(padded)
+    assert (own - its).abs().max() <= tolerance * its.abs().max()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("cached", [{}, {"mini_batch_size": 2}], ids=["at once", "cached"])
+def test_every_family_of_encoders(name, cached):
+    model = family(name)
+    features, labels = batch(model)
+    compared(model, ours.CoSENTLoss(model, **cached), features, labels)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("settings", [{}, {"bidirectional_layers": 1}, {"prompt": 'Say "{text}" in one word:"'}])
+def test_decoders_padded_on_either_side(tmp_path, side, settings):
+    model = load_encoder(saved_decoder(tmp_path), device="cpu", pooling="mean", **settings).double().train(False)
+    model.tokenizer.padding_side = side
+    features, labels = batch(model)
+    assert bool((features[0]["attention_mask"][:, 0] == 0).any()) == (side == "left")
+    for cached in ({}, {"mini_batch_num_tokens": 20}):
+        # transformers norms their layers in float32
+        compared(model, ours.RAOELoss(model, **cached), features, labels, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_float32_too(dtype):
+    model = tiny_encoder(double=False).to(dtype)
+    features, labels = batch(model)
+    compared(model, ours.RAOELoss(model), features, labels, {torch.float32: 1e-5, torch.float64: 1e-12}[dtype])
+
+
+def columns_of(model: Any, columns: int) -> list[dict[str, Any]]:
+    """Columns of five different texts a row, some of which stand in other rows, too."""
+    return [model.preprocess([SENTENCES[(row + 2 * column) % 11] for row in range(7)]) for column in range(columns)]
+
+
+CACHED = [{}, {"mini_batch_size": 3}, {"mini_batch_num_tokens": 12}]
+
+
+@pytest.mark.parametrize("settings", CACHED, ids=["at once", "by rows", "by tokens"])
+@pytest.mark.parametrize("matryoshka", [False, True])
+def test_every_loss_of_ours(settings, matryoshka):
+    model = tiny_encoder()
+    pairs, labels = batch(model)
+    lists = [model.preprocess(SENTENCES)], {"lengths": torch.tensor([4, 7])}
+    triplets = columns_of(model, 4), None
+    made: list[tuple[Any, Any]] = [
+        *[(loss, (pairs, labels)) for loss in (ours.RAOELoss, ours.RankMarginLoss, ours.GatedAngularLoss)],
+        *[(loss, (pairs, labels)) for loss in (ours.CoSENTLoss, ours.AnglELoss)],
+        (ours.InfoNCELoss, triplets),
+        (ours.AnglEContrastiveLoss, triplets),
+        (ours.ListMLELoss, lists),
+    ]
+    for loss, given in made:
+        inner = loss(model, **settings)
+        # the reference of a cached loss is the one that is not: that of Matryoshka and a cache is sentence-transformers'
+        whole = theirs.MatryoshkaLoss(model, inner, [16, 8, 4], [1, 0.5, 2]) if matryoshka else inner
+        compared(model, whole, *given)
+
+
+def test_every_loss_of_theirs():
+    model, guide = tiny_encoder(), tiny_encoder().eval()
+    pairs, triplets = columns_of(model, 2), columns_of(model, 3)
+    score, classes = torch.linspace(0, 1, 7).double(), torch.tensor([0, 1, 1, 0, 1, 2, 2])
+    margins = torch.linspace(-1, 1, 7).double()
+    target = torch.randn(7, 16, generator=torch.Generator().manual_seed(0)).double()
+    cases: list[tuple[Any, Any, Any]] = [
+        (theirs.CoSENTLoss(model), pairs, score),
+        (theirs.AnglELoss(model), pairs, score),
+        (theirs.CosineSimilarityLoss(model), pairs, score),
+        (theirs.ContrastiveLoss(model), pairs, classes > 0),
+        (theirs.OnlineContrastiveLoss(model), pairs, classes > 0),
+        (theirs.SoftmaxLoss(model, 16, 3).double(), pairs, classes),
+        (theirs.MultipleNegativesRankingLoss(model), triplets, None),
+        (theirs.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2), triplets, None),
+        (theirs.CachedMultipleNegativesRankingLoss(model, mini_batch_num_tokens=20), triplets, None),
+        (theirs.GISTEmbedLoss(model, guide), triplets, None),
+        (theirs.CachedGISTEmbedLoss(model, guide, mini_batch_size=2), triplets, None),
+        (theirs.TripletLoss(model), triplets, None),
+        (theirs.MarginMSELoss(model), triplets, margins),
+        (theirs.MSELoss(model), pairs[:1], target),
+        (theirs.BatchAllTripletLoss(model), pairs[:1], classes),
+        (theirs.BatchHardTripletLoss(model), pairs[:1], classes),
+        (theirs.MegaBatchMarginLoss(model, use_mini_batched_version=True, mini_batch_size=2), pairs, None),
+        (theirs.GlobalOrthogonalRegularizationLoss(model), pairs, None),
+        (theirs.MatryoshkaLoss(model, theirs.CoSENTLoss(model), [16, 8, 4]), pairs, score),
+        (theirs.MatryoshkaLoss(model, theirs.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2), [16, 4]),
+         triplets, None),
+    ]  # fmt: skip
+    for loss, features, labels in cases:
+        if isinstance(labels, torch.Tensor) and labels.dtype == torch.bool:
+            labels = labels.long()
+        compared(model, loss, features, labels)
+
+
+def test_losses_that_read_more_than_embeddings():
+    model = tiny_encoder()
+    layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
+    assert not fits(layers) and fits(theirs.CoSENTLoss(model))
+    with pytest.raises(ValueError, match="AdaptiveLayerLoss reads more of its model than embeddings"):
+        ByLength(layers)
+
+
+def test_the_model_is_put_back():
+    model = tiny_encoder()
+    features, labels = batch(model)
+    loss = ByLength(theirs.MatryoshkaLoss(model, ours.CoSENTLoss(model), [16, 8]))
+    with pytest.raises(ValueError, match="expects 9 values of score"):
+        loss(features, labels["score"][:3])
+    assert loss.model is loss.loss.model is loss.loss.loss.model is model
+
+
+class Counted:
+    """A model's forwards: the shape of the tokens of each."""
+
+    def __init__(self, model: Any) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        model[0].register_forward_pre_hook(lambda module, given: self.shapes.append(given[0]["input_ids"].shape))
+
+
+def test_what_is_computed():
+    model = tiny_encoder()
+    texts = [" ".join(["dog"] * length) for length in [1] * 20 + [2] * 20 + [9] * 20]
+    features = [model.preprocess(texts), model.preprocess(texts[::-1])]
+    counted = Counted(model)
+    loss = ByLength(ours.InfoNCELoss(model))
+    loss.forward(features)
+    widths = {shape[1] for shape in counted.shapes}
+    assert sum(shape[0] for shape in counted.shapes) == 3 + 1  # the text of 2 dogs meets itself in a row: two views
+    assert len(widths) <= 3
+
+
+def test_two_views_of_a_text_stay_two():
+    """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
+    model = tiny_encoder(dropout=0.5)
+    features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
+    runs = by_length(features)
+    assert runs is not None and len(runs.features) == 2
+    assert sum(len(run["input_ids"]) for run in runs.features) == 4
+    first, second = (rows.tolist() for rows in runs.rows)
+    assert first[0] == first[2] and second[0] == second[2] and not set(first) & set(second)
+
+
+def test_dropout_of_cached_batches_is_replayed():
+    """A finite difference of the loss, with the same draws, is the cached gradient."""
+    model = tiny_encoder(dropout=0.3)
+    features, labels = batch(model)
+    weight = model[0].model.embeddings.word_embeddings.weight
+
+    def value(settings: dict[str, Any]) -> Any:
+        torch.manual_seed(7)
+        return total(ByLength(ours.CoSENTLoss(model, **settings))([dict(each) for each in features], labels))
+
+    model.zero_grad()
+    settings = {"mini_batch_num_tokens": 24}
+    value(settings).backward()
+    direction, step = weight.grad.clone(), 1e-6
+    with torch.no_grad():
+        weight += step * direction
+        up = value(settings)
+        weight -= 2 * step * direction
+        down = value(settings)
+    assert abs((up - down) / (2 * step) / direction.square().sum() - 1) < 1e-5
+
+
+def test_prompts_that_pooling_leaves_out():
+    model = tiny_encoder()
+    model[1].include_prompt = False
+    features, labels = batch(model)
+    features[1] = model.preprocess([SENTENCES[row] for row in range(9)], prompt="query: ")
+    compared(model, ours.CoSENTLoss(model), features, labels)
+    compared(model, ours.CoSENTLoss(model, mini_batch_size=2), features, labels)
+
+
+def test_gradient_checkpointing_and_autocast():
+    model = tiny_encoder(double=False)
+    features, labels = batch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        compared(model, ours.CoSENTLoss(model), features, labels, 0.05)
+    model.transformers_model.gradient_checkpointing_enable({"use_reentrant": False})
+    compared(model, ours.CoSENTLoss(model), features, labels, 1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_model():
+    model = tiny_encoder(double=False)
+    features, labels = batch(model)
+    expected = total(ours.CoSENTLoss(model)([dict(each) for each in features], labels))
+    compiled = ByLength(ours.CoSENTLoss(model))
+    compiled.model = compiled.loss.model = torch.compile(model)
+    counted = Counted(model)
+    torch.testing.assert_close(total(compiled([dict(each) for each in features], labels)), expected)
+    assert all(shape[1] % 16 == 0 for shape in counted.shapes)
+
+
+def test_batches_that_are_no_tokens_go_to_the_loss_as_they_are():
+    class Means(torch.nn.Module):
+        def forward(self, features):
+            return {"sentence_embedding": features["pixel_values"].mean(1)}
+
+    model = Means()
+    images = [{"pixel_values": torch.randn(5, 3, 4, requires_grad=True)} for _ in range(2)]
+    score = torch.rand(5)
+    assert ByLength(theirs.CoSENTLoss(model))(images, score) == theirs.CoSENTLoss(model)(images, score)
+
+
+def whole(column: dict[str, Any], row: int) -> list[int]:
+    return column["input_ids"][row][column["attention_mask"][row].bool()].tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("most", [None, 40])
+def test_runs_hold_every_text(side, multiple, most):
+    generator = np.random.default_rng(0)
+    columns = []
+    for width in (40, 23, 31):
+        lengths = generator.integers(1, width + 1, 50)
+        place = np.arange(width)
+        mask = place < lengths[:, None] if side == "right" else place >= width - lengths[:, None]
+        ids = generator.integers(1, 4, (50, width)) * mask
+        columns.append({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).long()})
+    runs = by_length(columns, most=most, multiple=multiple, forward=20)
+    assert runs is not None
+    texts = [whole(run, row) for run in runs.features for row in range(len(run["input_ids"]))]
+    for column, rows in zip(columns, runs.rows, strict=True):
+        assert [texts[place] for place in rows.tolist()] == [whole(column, row) for row in range(50)]
+    shapes = [run["input_ids"].shape for run in runs.features]
+    assert all(width % multiple == 0 and (most is None or width * height <= max(most, width)) for height, width in shapes)
+    copies = sum(len({tuple(whole(column, row)) for column in columns}) for row in range(50))
+    assert len(set(map(tuple, texts))) < copies <= 150 and len(texts) <= copies
+
+
+def test_the_cut_is_the_cheapest():
+    """Of all ways to cut, tried one by one."""
+    generator = np.random.default_rng(1)
+    for forward in (0, 3, 10, 1000):
+        lengths = np.sort(generator.integers(1, 12, 10))
+
+        def cost(edges: Any, lengths: Any = lengths, forward: int = forward) -> int:
+            return sum((end - begin) * lengths[end - 1] + forward for begin, end in zip(edges, edges[1:], strict=False))
+
+        found = cut(lengths, forward)
+        edges = [0, *(end for _, end in found)]
+        assert [begin for begin, _ in found] == edges[:-1] and edges[-1] == 10
+        ways = ([0, *(at for at in range(1, 10) if mask >> at & 1), 10] for mask in range(0, 1 << 10, 2))
+        assert cost(edges) == min(cost(way) for way in ways)
