@@ -30,8 +30,10 @@ def checked_loss(data: Data, teacher: Teacher, loss: dict[str, Any], training: d
     elif asks_teacher(LOSSES[loss["name"]]):
         if teacher.name is None:
             raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from")
-    elif teacher.name is not None or data.shuffle_lists:
-        print(f"loss {loss['name']} has no teacher and no lists: teacher and data.shuffle_lists ignored")
+    elif teacher.name is not None:
+        raise ValueError(f"loss {loss['name']} asks no teacher: leave --teacher.name out")
+    if data.shuffle_lists and blank.reads is not LISTS:
+        raise ValueError(f"loss {loss['name']} reads no lists: leave --data.shuffle_lists out")
     check_training(training, bool(data.dev))
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
@@ -50,8 +52,7 @@ def build_trainer(
     patience: int | None,
     cache_dir: str | None,
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """(the trainer of the encoder, or of the decoder inside it where the loss reads single sentences; what metrics.json
-    says of it). `settings` are those of trainer_settings."""
+    """(the trainer of the encoder, or of the decoder inside it for single sentences; what metrics.json says of it)."""
     if make_loss(loss).reads is SENTENCES_ALONE:
         return language_model_trainer(encoder, datasets, settings)
     args = SentenceTransformerTrainingArguments(**for_all_processes(settings))
