@@ -193,8 +193,8 @@ class PolarityTask(EmbeddingTask):
         """What scores encoders. Making it asks the reference: once, when the first encoder is scored."""
         options = self.options
         reference = frozen.embeddings(options.reference, self.sentences(), "reference", options.cache)
-        columns = [data[name][:] for data in (self.test, self.sources) for name in ("text", "label")]
-        return PolarityEvaluator(*columns, reference=reference, k=options.k, discount=options.discount)
+        (test, labels), (sources, theirs) = ((data["text"][:], data["label"][:]) for data in (self.test, self.sources))
+        return PolarityEvaluator(test, labels, sources, theirs, reference, options.k, options.discount)
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """PolarityEvaluator.report, with the P of each sentence."""
