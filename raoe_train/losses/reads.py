@@ -26,16 +26,11 @@ SENTENCES = ["sentence1", "sentence2"]
 
 @dataclass(frozen=True)
 class Reads:
-    """What a loss trains on.
+    """What a loss trains on."""
 
-    Attributes:
-        name: in messages, such as "triplets".
-        read: (source, data, prompt, loss) -> Table. `data` is the section of the recipe, its labels and score_scale
-            those of this source; `prompt` is model.prompt; `loss` is the module, made without a model.
-        collator: made with preprocess_fn, prompts and router_mapping.
-    """
-
-    name: str
+    name: str  # in messages, such as "triplets"
+    # (source, data, prompt, loss): `data` is the section of the recipe, with the labels and score_scale of this source,
+    # `prompt` is model.prompt, `loss` is the module, made without a model.
     read: Callable[[str, Data, str | None, Any], Table]
     collator: type[SentenceTransformerDataCollator] = SentenceTransformerDataCollator
 

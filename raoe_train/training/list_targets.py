@@ -6,7 +6,6 @@ They are made once, before training: a pass over the lists costs what the studen
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from raoe_train.artifacts.writing import write_json
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import FrozenEncoder, identity
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -34,18 +34,9 @@ class Teacher(FrozenEncoder):
     information: Annotated[
         Literal["both", "ranking", "semantic"], "what a list teaches: both, its order alone or similarities alone"
     ] = "both"
-    omega: Annotated[float, "how far similarities are moved towards the list's order (information both)"] = 0.5
-
-
-def check_teacher(teacher: Teacher) -> None:
-    """ValueError where post-training cannot have such a teacher."""
-    if not 0 <= teacher.omega < math.inf:
-        raise ValueError(f"teacher.omega must be a number from 0, got {teacher.omega!r}")
-    if teacher.name is None and teacher.information != "ranking":
-        raise ValueError(
-            "--teacher.name is missing: the encoder whose similarities are learned "
-            "(--teacher.information ranking takes the order of the lists alone)"
-        )
+    omega: Annotated[
+        float, Option("how far similarities are moved towards the list's order (information both)", least=0)
+    ] = 0.5
 
 
 def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:

@@ -244,7 +244,7 @@ def test_bad_input():
     loss, columns = InfoNCELoss(None), embeddings(3)
     with pytest.raises(ValueError, match=r"needs columns anchor, positive .* got columns of \d+ rows"):
         loss.compute_loss_from_embeddings(columns[:1])
-    with pytest.raises(ValueError, match="got columns of 8, 8, 7 rows: leave out incomplete rows"):
+    with pytest.raises(ValueError, match="a text in each row, got columns of 8, 8, 7 rows"):
         loss.compute_loss_from_embeddings([*columns[:2], columns[2][1:]])
     with pytest.raises(ValueError, match=r"texts must have shape \(8, 3\), .* got \(8, 2\)"):
         loss.compute_loss_from_embeddings(columns, texts=torch.zeros(8, 2))

@@ -310,7 +310,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
     [
         ({"teacher.name": None}, "--teacher.name is missing"),
         ({"teacher.information": "all"}, "teacher.information must be one of both, ranking, semantic, got 'all'"),
-        ({"teacher.omega": -1}, "teacher.omega must be a number from 0, got -1"),
+        ({"teacher.omega": -1}, "teacher.omega must be at least 0, got -1"),
         ({"teacher.name": "./nowhere"}, "no such model directory"),
         ({"loss.scale": "auto"}, "is measured on scored pairs; for loss listmle give a number"),
         ({"loss.ties": "average"}, "loss.ties must be one of ordinal, random, got 'average'"),
