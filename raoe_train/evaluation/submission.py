@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.conditional import conditional_table, split_conditional, with_conditions
+from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.encoders.load import CONDITIONAL
 from raoe_train.encoders.named import Model
@@ -30,13 +30,14 @@ def conditional_prompt(model: Any) -> str | None:
 
 
 def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
-    """The rows to predict. ValueError where there is no prompt to put their conditions in."""
-    if prompt is None or "{condition}" not in prompt:
+    """The rows to predict, as conditional_table has them. ValueError where there is no prompt to put their conditions
+    in."""
+    if not is_conditional(prompt):
         raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
-    return conditional_table(source, columns=columns or None)[0]
+    return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
 
 
-def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
+def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, in the file that C-STS's organisers score; how
     many there are.
 
@@ -49,9 +50,7 @@ def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -
     which takes exactly 4732 predictions, as many as that file has rows, and a NAME (or, without one, full path) of at
     most 200 characters; the scores come by e-mail. Nothing is sent from here.
     """
-    before, _ = split_conditional(prompt)
-    first, second = with_conditions(rows, before + "{text}")
-    embeddings = encode_sentences(model, [*first, *second], batch_size)
+    embeddings = encode_sentences(model, [*rows["sentence1"][:], *rows["sentence2"][:]], batch_size)
     found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
     write_json(path, {str(row): value for row, value in enumerate(found.tolist())})
     print(f"{len(rows)} predictions -> {path}")
