@@ -177,7 +177,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
     """Write rows as the format that the name's suffix says, in one step; ValueError if it cannot hold a value."""
     path = Path(path)
     kind = known_kind(path)
-    values = ([row.get(name) for name in columns] for row in rows)
+    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from raoe_train.data.columns import LabelMap, parse_label, parse_score, parse_sentence, resolve_label_map
-from raoe_train.data.rows import Counts, by_column, read_table
+from raoe_train.data.rows import Counts, Reader, by_column, read_table
 from raoe_train.data.sources import Source
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def pair_table(
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    readers = {
+    readers: dict[str, Reader] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
         "label": partial(parse_label, label_map=resolve_label_map(labels)),

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 Parsed = TypeVar("Parsed")
 Parse = Callable[[dict[str, Any], Source], Parsed]
 """(a row's fields, its source) -> what to keep of it; RowProblem for a row that cannot be used."""
+Reader = Callable[[str, Any], Any]
+"""(the source's column, its value) -> what to keep of it; RowProblem for one that cannot be used."""
 Counts = dict[str, Any]
 """{"read": rows of the splits asked for, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
 
@@ -71,9 +73,8 @@ def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Pa
             yield parsed
 
 
-def by_column(readers: Mapping[str, Callable[[str, Any], Any]], require: Sequence[str] | None = None) -> Parse:
-    """The rows that have our columns `require`, by default all of `readers`, and perhaps others of them; what is kept
-    of each is what its reader makes of (the source's column, the value)."""
+def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
+    """Of rows with our columns `require`, by default all of `readers`, and perhaps others of them: {ours: as read}."""
     must = tuple(readers if require is None else require)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
