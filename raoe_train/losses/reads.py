@@ -10,7 +10,7 @@ from typing import Any
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import resolve_label_map
-from raoe_train.data.conditional import is_conditional, prompted_table
+from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.settings import Data
@@ -53,7 +53,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Tab
     if is_conditional(prompt):
         if needs_label:
             raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
-        return _kept(source, data, "scored pairs", prompted_table, prompt=prompt)
+        return _kept(source, data, "scored pairs", conditional_table, prompt=prompt)
     names = [*SENTENCES, "score", *(["label"] if needs_label else [])]
     asked = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
     return _kept(source, data, "scored pairs", pair_table, **asked)

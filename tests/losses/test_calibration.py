@@ -68,12 +68,12 @@ def test_it_is_the_mean_over_whole_batches(batch_size, batches):
 
 def test_two_files_have_a_scale_each(tmp_path):
     from raoe_train import run
-    from raoe_train.data import generate_corpus
+    from raoe_train.data import read_pairs
     from tests.tiny import tiny_encoder
 
     tiny_encoder(double=False).save_pretrained(str(tmp_path / "tiny"), create_model_card=False)
     for name in ("some.tsv", "more.tsv"):
-        pairs = generate_corpus(40, seed=len(name))
+        pairs = read_pairs("builtin#train").shuffle(seed=len(name)).select(range(40))
         rows = zip(*pairs.to_dict().values(), strict=True)
         lines = ["\t".join(map(str, row)) for row in (("sentence1", "sentence2", "score", "label"), *rows)]
         (tmp_path / name).write_text("\n".join(lines) + "\n")

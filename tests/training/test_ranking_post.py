@@ -276,7 +276,7 @@ def test_a_malformed_file(tmp_path, encoders, capsys):
     with pytest.raises(ValueError, match=r"line 7: sentence 1 is None"):
         run("train", "ranking-post", **made)
     run("train", "ranking-post", **made, **{"data.on_error": "skip", "overwrite": True})
-    assert "chains.jsonl: 6 lists, 1 rows dropped (hole), 1 rows dropped (cut off)" in capsys.readouterr().out
+    assert "chains.jsonl: 6 lists, 1 rows dropped (hole), 1 rows dropped (malformed row)" in capsys.readouterr().out
 
 
 @pytest.mark.slow
