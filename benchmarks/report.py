@@ -52,8 +52,8 @@ def _table(rows: list[Row]) -> list[str]:
     """Sizes down, contenders across: median wall time, and how often it is the first one's."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for title in dict.fromkeys(row["title"] for row in rows):
-        found = {row["contender"]: row for row in rows if row["title"] == title}
+    for size, title in dict.fromkeys((row["size"], row["title"]) for row in rows if "title" in row):
+        found = {row["contender"]: row for row in rows if row.get("title", title) == title and row["size"] == size}
         lines.append(f"| {title} | " + " | ".join(_cell(found.get(name)) for name in names) + " |")
     return lines
 

@@ -265,14 +265,14 @@ def test_distinct_texts(tmp_path):
     assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
     assert classes(each) == {"-1": 1, "x": 1, "y": 1}
     dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
-    assert counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
+    assert counts == {"read": 7, "kept": 3, "dropped": dropped}
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
-        (["a\tx", "b\t", "c\ty"], "line 3: label is '', no class"),
+        (["a\tx", "b\t", "c\ty"], "line 3: label is '', which names nothing"),
         (["a\tx", "b"], "line 3: 1 fields where the header names 2"),
         ([""], "no example left of 1 rows: 1 x blank line"),
         (["a\tx", "b\tx"], "all 2 texts are of one class, 'x'"),
@@ -311,10 +311,10 @@ def test_a_class_of_one_sentence(tmp_path, circle, capsys):
     [
         ({"loss": "cosent"}, "loss must be one of triplet, contrastive"),
         ({"loss": "mse"}, "mining.count is missing"),
-        ({"mining.k": 0}, "mining.k and mining.count must be at least 1"),
-        ({"mining.count": 0}, "mining.k and mining.count must be at least 1"),
-        ({"mining.threshold": 1}, "from -1 to below 1"),
-        ({"mining.drop": 1}, "from 0 to below 1"),
+        ({"mining.k": 0}, "mining.k must be at least 1, got 0"),
+        ({"mining.count": 0}, "mining.count must be at least 1"),
+        ({"mining.threshold": 1}, "mining.threshold must be below 1, got 1"),
+        ({"mining.drop": -0.1}, "mining.drop must be at least 0"),
         ({"mining.search": "faiss"}, "mining.search is no choice any more: exact search is all there is"),
         ({"mining.batch_size": 8}, "mining.batch_size is no choice any more: say model.batch_size"),
         ({"model.name": None}, "--model.name is missing"),
