@@ -8,27 +8,30 @@ from typing import Any
 
 import numpy as np
 
+SORTED = 4096  # sentences that are tokenised, and sorted by length, together
+
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Embeddings of sentences, each different one encoded once, in batches of like length.
+    """Embeddings of sentences, each different one encoded once, in runs of like length (raoe_train.encoders.lengths).
 
     Args:
         model: a SentenceTransformer.
+        batch_size: a run has at most the tokens of so many sentences as long as the longest.
         options: further arguments of its `encode`, such as prompt or task.
 
     Returns:
         [n, d] float32, in the order of `sentences`, not normalised unless the model does so; ValueError for no
         sentences, or an embedding that is not finite.
     """
+    from raoe_train.encoders.lengths import encoding_by_length
+
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
     training = model.training
-    distinct = np.asarray(
-        # sentence-transformers sorts by length itself
-        model.encode(list(places), batch_size=batch_size, show_progress_bar=sys.stderr.isatty(), **options),
-        dtype=np.float32,
-    )
+    with encoding_by_length(model, batch_size):
+        made = model.encode(list(places), batch_size=SORTED, show_progress_bar=sys.stderr.isatty(), **options)
+    distinct = np.asarray(made, dtype=np.float32)
     model.train(training)
     finite = np.isfinite(distinct).all(axis=1)
     if not finite.all():

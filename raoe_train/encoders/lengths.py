@@ -7,8 +7,10 @@ where each column's texts are among the embeddings of the runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,6 +92,41 @@ def by_length(
     return Runs(features, rows)
 
 
+@contextmanager
+def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
+    """A SentenceTransformer whose forwards read their texts by length, with at most the tokens of `batch_size` texts as
+    long as the longest at a time, and give embeddings alone."""
+    forward, own = model.forward, "forward" in vars(model)
+    keep_leading = counts_leading_padding(model)
+
+    def by_runs(features: dict[str, Any], **others: Any) -> dict[str, Any]:
+        runs = by_length([features], most=batch_size * longest([features]), keep_leading=keep_leading)
+        if runs is None:
+            return forward(features, **others)
+        made = [forward(run, **others)["sentence_embedding"] for run in runs.features]
+        return {"sentence_embedding": torch.cat(made)[runs.rows[0]]}
+
+    model.forward = by_runs
+    try:
+        yield
+    finally:
+        if own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def counts_leading_padding(model: Any) -> bool:
+    """Whether a model's positions may count padding in front of a text; relative ones do not."""
+    config = getattr(getattr(model, "transformers_model", None), "config", None)
+    return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
+
+
+def longest(columns: Sequence[Mapping[str, Any]]) -> int:
+    """Tokens of the longest text; 0 of columns that are not rows of tokens."""
+    return max((int(each["attention_mask"].sum(1).max()) for each in columns if "attention_mask" in each), default=0)
+
+
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
     """Where ascending lengths are cut into runs so that least is computed: [begin, end) of each run.
 
@@ -112,7 +149,7 @@ def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tupl
         begin, end = int(begins[before[last - 1]]), int(begins[last])
         parts = -(-(end - begin) // int(room[last - 1]))
         edges = [begin + (end - begin) * part // parts for part in range(parts + 1)]
-        runs += [*zip(edges, edges[1:], strict=False)][::-1]
+        runs += [*pairwise(edges)][::-1]
         last = int(before[last - 1])
     return runs[::-1]
 

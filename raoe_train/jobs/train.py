@@ -56,7 +56,7 @@ def train(
     training: Annotated[
         dict[str, Any],
         Option(
-            "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments",
+            "batch_size, epochs, seed, patience, by_length, or any field of SentenceTransformerTrainingArguments",
             convert=training_settings,
         ),
     ] = {},
@@ -121,6 +121,7 @@ def train(
         settings,
         evaluator=evaluator,
         patience=training.get("patience"),
+        by_length=training.get("by_length", True),
         cache_dir=data.cache_dir,
     )
     backends = _backends(encoder.device)

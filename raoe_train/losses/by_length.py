@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from torch import Tensor, nn
 
-from raoe_train.encoders.lengths import Runs, by_length
+from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, longest
 from raoe_train.losses.base import carrying
 
 ROW = "row"  # of features: where a text's embedding is
@@ -27,8 +27,8 @@ def fits(loss: Any) -> bool:
 
 
 class ByLength(CachedLossMixin, nn.Module):
-    """A loss whose encoder reads a batch's texts by length (raoe_train.encoders.lengths): those of all columns together,
-    sorted, in runs that are padded to their own longest, equal texts once.
+    """A loss whose encoder reads a batch's texts by length (raoe_train.encoders.lengths): those of all columns together
+    in runs that are padded to their own longest, equal texts once.
 
     The loss and its gradient are those of the padded batch, but for rounding, and for dropout, whose draws differ.
     raoe_train.Trainer puts it around every loss; with SentenceTransformerTrainer write loss=ByLength(loss).
@@ -50,7 +50,9 @@ class ByLength(CachedLossMixin, nn.Module):
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
         if not fits(loss):
-            raise ValueError(f"{type(loss).__name__} reads more of its model than embeddings: train it without ByLength")
+            raise ValueError(
+                f"{type(loss).__name__} reads more of its model than embeddings: train it without ByLength"
+            )
         self.loss = loss
         self.model: Any = getattr(*_readers(loss)[0])
 
@@ -110,12 +112,10 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache:
             cached = next(loss for loss in _losses(self.loss) if hasattr(loss, "mini_batch_size"))
             most = getattr(cached, "mini_batch_num_tokens", None)
-            if most is None and all("attention_mask" in column for column in features):
-                most = cached.mini_batch_size * max(int(column["attention_mask"].sum(1).max()) for column in features)
+            most = cached.mini_batch_size * longest(features) if most is None else most
         compiled = any(hasattr(each, "_orig_mod") for each in wrappers)
-        runs = by_length(
-            features, most=most, multiple=ALIGNED if compiled else 1, keep_leading=not _positions_are_relative(inner)
-        )
+        aligned = ALIGNED if compiled else 1
+        runs = by_length(features, most=most, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
             # nobody looks up what is beyond a process's own
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
@@ -196,12 +196,6 @@ def _layers(model: Any) -> list[Any]:
         if inner is None:
             return found
         found.append(inner)
-
-
-def _positions_are_relative(model: Any) -> bool:
-    """Whether padding in front of a text changes nothing."""
-    config = getattr(getattr(model, "transformers_model", None), "config", None)
-    return config is not None and getattr(config.get_text_config(), "rope_parameters", None) is not None
 
 
 def _of_all(forwards: int, layers: list[Any]) -> int:

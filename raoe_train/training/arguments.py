@@ -16,7 +16,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience",)  # keys that are ours
+OWN = ("patience", "by_length")  # keys that are ours
 DEV_METRIC = "eval_dev_spearman_cosine"
 
 
@@ -49,8 +49,13 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     """Fields of transformers.TrainingArguments: the recipe's, over our defaults."""
     import torch
 
+    from raoe_train.training.premises import NAME as BY_PREMISE
+    from raoe_train.training.premises import PremiseBatchSampler
+
     longer = {short: name for name, short in NAMES.items()}
     given = {longer.get(key, key): value for key, value in training.items() if key not in OWN}
+    if given.get("batch_sampler") == BY_PREMISE:
+        given["batch_sampler"] = PremiseBatchSampler
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
     return {
         "output_dir": str(output / CHECKPOINTS),

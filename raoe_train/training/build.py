@@ -49,6 +49,7 @@ def build_trainer(
     *,
     evaluator: Any,
     patience: int | None,
+    by_length: bool,
     cache_dir: str | None,
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """(the trainer of the encoder, or of the decoder inside it for single sentences; what metrics.json says of it)."""
@@ -62,7 +63,7 @@ def build_trainer(
         embed = embedder(teacher, "teacher")
         embed(["."])  # loads it: that is to be no part of the first step's time
     made = make_loss(loss, encoder, embed)
-    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=cache_dir)
+    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=cache_dir, by_length=by_length)
     if patience is not None:
         trainer.add_callback(EarlyStoppingCallback(int(patience)))
     return trainer, lambda: {"scale": trainer.scales}

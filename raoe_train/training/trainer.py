@@ -67,6 +67,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             # the collator does not look there
             args.prompts = model.prompts.get(model.default_prompt_name)
         prompts, processes = cast(Any, args.prompts), cast(Any, args.accelerator_config)
+        if loss is None and model is not None:
+            loss = self.get_default_loss(model)
         several = isinstance(train_dataset, Mapping)
         datasets = train_dataset if several else {} if train_dataset is None else {"train": train_dataset}
         by_dataset = isinstance(loss, Mapping)
@@ -99,7 +101,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         elif not several:
             made = found.get("train", made)
         if by_length:
-            made = {name: _by_length(each) for name, each in made.items()} if isinstance(made, dict) else _by_length(made)
+            several_made = isinstance(made, Mapping)
+            made = {name: _by_length(each) for name, each in made.items()} if several_made else _by_length(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
 
 
@@ -111,10 +114,9 @@ def _on(model: Any, loss: Any) -> Any:
 
 
 def _by_length(loss: Any) -> Any:
-    if fits(loss):
-        return ByLength(loss)
-    if loss is not None:
-        logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(loss).__name__)
+    if loss is None or fits(loss):
+        return loss and ByLength(loss)
+    logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(loss).__name__)
     return loss
 
 

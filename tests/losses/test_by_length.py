@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import CONFIG_MAPPING, AutoModel
 
 from raoe_train import losses as ours
-from raoe_train.encoders.lengths import FORWARD, by_length, cut
+from raoe_train.encoders.lengths import FORWARD
 from raoe_train.encoders.load import load_encoder
 from raoe_train.losses.by_length import ByLength, fits
 from tests.decoders import saved_decoder
@@ -110,7 +109,6 @@ def test_every_loss_of_ours(settings, matryoshka):
     ]
     for loss, given in made:
         inner = loss(model, **settings)
-        # the reference of a cached loss is the one that is not: that of Matryoshka and a cache is sentence-transformers'
         whole = theirs.MatryoshkaLoss(model, inner, [16, 8, 4], [1, 0.5, 2]) if matryoshka else inner
         compared(model, whole, *given)
 
@@ -187,17 +185,6 @@ def test_what_is_computed():
     assert len(widths) <= 3
 
 
-def test_two_views_of_a_text_stay_two():
-    """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
-    model = tiny_encoder(dropout=0.5)
-    features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
-    runs = by_length(features)
-    assert runs is not None and len(runs.features) == 2
-    assert sum(len(run["input_ids"]) for run in runs.features) == 4
-    first, second = (rows.tolist() for rows in runs.rows)
-    assert first[0] == first[2] and second[0] == second[2] and not set(first) & set(second)
-
-
 def test_dropout_of_cached_batches_is_replayed():
     """A finite difference of the loss, with the same draws, is the cached gradient."""
     model = tiny_encoder(dropout=0.3)
@@ -259,46 +246,3 @@ def test_batches_that_are_no_tokens_go_to_the_loss_as_they_are():
     images = [{"pixel_values": torch.randn(5, 3, 4, requires_grad=True)} for _ in range(2)]
     score = torch.rand(5)
     assert ByLength(theirs.CoSENTLoss(model))(images, score) == theirs.CoSENTLoss(model)(images, score)
-
-
-def whole(column: dict[str, Any], row: int) -> list[int]:
-    return column["input_ids"][row][column["attention_mask"][row].bool()].tolist()
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("multiple", [1, 8])
-@pytest.mark.parametrize("most", [None, 40])
-def test_runs_hold_every_text(side, multiple, most):
-    generator = np.random.default_rng(0)
-    columns = []
-    for width in (40, 23, 31):
-        lengths = generator.integers(1, width + 1, 50)
-        place = np.arange(width)
-        mask = place < lengths[:, None] if side == "right" else place >= width - lengths[:, None]
-        ids = generator.integers(1, 4, (50, width)) * mask
-        columns.append({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).long()})
-    runs = by_length(columns, most=most, multiple=multiple, forward=20)
-    assert runs is not None
-    texts = [whole(run, row) for run in runs.features for row in range(len(run["input_ids"]))]
-    for column, rows in zip(columns, runs.rows, strict=True):
-        assert [texts[place] for place in rows.tolist()] == [whole(column, row) for row in range(50)]
-    shapes = [run["input_ids"].shape for run in runs.features]
-    assert all(width % multiple == 0 and (most is None or width * height <= max(most, width)) for height, width in shapes)
-    copies = sum(len({tuple(whole(column, row)) for column in columns}) for row in range(50))
-    assert len(set(map(tuple, texts))) < copies <= 150 and len(texts) <= copies
-
-
-def test_the_cut_is_the_cheapest():
-    """Of all ways to cut, tried one by one."""
-    generator = np.random.default_rng(1)
-    for forward in (0, 3, 10, 1000):
-        lengths = np.sort(generator.integers(1, 12, 10))
-
-        def cost(edges: Any, lengths: Any = lengths, forward: int = forward) -> int:
-            return sum((end - begin) * lengths[end - 1] + forward for begin, end in zip(edges, edges[1:], strict=False))
-
-        found = cut(lengths, forward)
-        edges = [0, *(end for _, end in found)]
-        assert [begin for begin, _ in found] == edges[:-1] and edges[-1] == 10
-        ways = ([0, *(at for at in range(1, 10) if mask >> at & 1), 10] for mask in range(0, 1 << 10, 2))
-        assert cost(edges) == min(cost(way) for way in ways)

@@ -13,9 +13,12 @@ from transformers import set_seed
 
 from raoe_train import run
 from raoe_train.data.pairs import read_pairs
-from raoe_train.losses import InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.encoders.lengths import FORWARD
+from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.losses.scale import SCALES
+from raoe_train.training.arguments import trainer_settings
+from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
 from tests.tiny import tiny_encoder
 from tests.training.test_training import write_pairs
@@ -110,3 +113,56 @@ def test_it_stops_at_nan(tmp_path, encoder):
     trainer = Trainer(model, arguments(tmp_path, learning_rate=1e30), data, loss=RAOELoss(model, 5.0))
     with pytest.raises(FloatingPointError, match=r"step 2: the loss is (.|\n)*a smaller loss\.scale \(now 5\)"):
         trainer.train()
+
+
+@pytest.mark.parametrize("settings", [{}, {"mini_batch_num_tokens": 60}])
+def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
+    """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed."""
+    monkeypatch.setitem(FORWARD, "cpu", 1)
+    data, found = pairs(tmp_path / "a.tsv", rows=48), []
+    for by_length in (True, False):
+        set_seed(7)
+        model = tiny_encoder(dropout=0.0)
+        computed = []
+        model[0].register_forward_pre_hook(
+            lambda module, given, seen=computed: seen.append(given[0]["input_ids"].numel())
+        )
+        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, disable_tqdm=True)
+        trainer = Trainer(model, args, data, loss=RAOELoss(model, **settings), by_length=by_length)
+        assert isinstance(trainer.loss, ByLength) == by_length
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses) == 12
+        found.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
+    (losses, weights, computed), (padded, expected, most) = found
+    assert losses == pytest.approx(padded, rel=1e-9) and len(set(padded)) > 6
+    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-9)
+    assert computed < 0.8 * most
+
+
+def test_losses_that_read_layers_stay_padded(tmp_path, encoder, caplog):
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv").remove_columns("label")
+    layers = stock.AdaptiveLayerLoss(model, stock.CoSENTLoss(model))
+    with caplog.at_level("WARNING"):
+        trainer = Trainer(model, arguments(tmp_path), data, loss=layers)
+    assert trainer.loss is layers and "AdaptiveLayerLoss reads more of its model than embeddings" in caplog.text
+
+
+def test_a_premises_pairs_stand_in_one_batch(tmp_path):
+    path = tmp_path / "nli.tsv"
+    rows = [f"premise {number % 40}\thypothesis {number}\t0.{number}" for number in range(120)]
+    path.write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    data = read_pairs(path)
+    sampler = PremiseBatchSampler(data, 30, False, generator=torch.Generator(), seed=3, valid_label_columns=["score"])
+    orders = []
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert (
+            sorted(row for batch in batches for row in batch) == list(range(120)) and len(batches) == len(sampler) == 4
+        )
+        assert all(len({row % 40 for row in batch}) == 10 for batch in batches)
+        orders.append(batches)
+    assert orders[0] != orders[1]
+    settings = trainer_settings({"batch_sampler": "by_premise"}, tmp_path, device="cpu", has_dev=False)
+    assert settings["batch_sampler"] is PremiseBatchSampler
