@@ -149,7 +149,7 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
                 f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
             )
     if all(label is None for label in labels.values()):
-        raise ValueError(f"labels leaves every row out, of {list(labels)}: give one a class, or leave labels out")
+        raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
     return {str(word).lower(): label for word, label in labels.items()}
 
 

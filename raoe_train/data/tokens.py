@@ -212,8 +212,6 @@ def _digest(texts: Texts) -> str:
 
     found = hashlib.sha256()
     for column in texts.columns():
-        table, stream = pyarrow.table({"": column}), pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(stream, table.schema) as writer:
-            writer.write_table(table)
-        found.update(stream.getvalue())
+        for chunk in column.chunks:
+            found.update(pyarrow.record_batch([chunk], [""]).serialize())
     return found.hexdigest()
