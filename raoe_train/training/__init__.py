@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from raoe_train.artifacts.lazy import exports
 
 if TYPE_CHECKING:
+    from raoe_train.training.premises import PremiseBatchSampler
     from raoe_train.training.run_directory import log_writer
     from raoe_train.training.trainer import Trainer
 
-__all__ = ["Trainer", "log_writer"]
-__getattr__ = exports(__name__, {"run_directory": ("log_writer",), "trainer": ("Trainer",)})
+__all__ = ["PremiseBatchSampler", "Trainer", "log_writer"]
+HOMES = {"premises": ("PremiseBatchSampler",), "run_directory": ("log_writer",), "trainer": ("Trainer",)}
+__getattr__ = exports(__name__, HOMES)

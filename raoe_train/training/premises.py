@@ -15,7 +15,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
     """Batches of rows in an order that is random but for rows with the same first text, which follow each other.
 
     An NLI premise stands with three hypotheses; in one batch raoe_train.losses.ByLength encodes it once. What a batch
-    compares is then more alike, see docs/speed.md. For SentenceTransformerTrainingArguments(batch_sampler=…); made by
+    compares is then more alike, see docs/by-length.md. For SentenceTransformerTrainingArguments(batch_sampler=…); made by
     the trainer.
     """
 

@@ -110,8 +110,6 @@ def test_the_command_is_light():
 
 
 def test_module_runs_as_a_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "unknown job" in done.stderr

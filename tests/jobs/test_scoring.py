@@ -33,8 +33,7 @@ def teachers(tmp_path_factory):
 @pytest.fixture
 def pairs(tmp_path):
     rows = [
-        (SENTENCES[i % 11], SENTENCES[(i * i + 3) % 11], LABELS[i % 4], "train" if i % 5 else "dev")
-        for i in range(50)
+        (SENTENCES[i % 11], SENTENCES[(i * i + 3) % 11], LABELS[i % 4], "train" if i % 5 else "dev") for i in range(50)
     ]
     path = tmp_path / "pairs.tsv"
     path.write_text("premise\thypothesis\tlabel\tsplit\n" + "".join("\t".join(row) + "\n" for row in rows))
@@ -86,12 +85,9 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     for column, name in zip(("score_1", "score_2"), teachers, strict=True):
         model = SentenceTransformer(name, device="cpu")
         a, b = (
-            model.encode([row[text] for row in before], convert_to_tensor=True)
-            for text in ("premise", "hypothesis")
+            model.encode([row[text] for row in before], convert_to_tensor=True) for text in ("premise", "hypothesis")
         )
-        np.testing.assert_allclose(
-            [float(row[column]) for row in rows], pairwise_cos_sim(a, b).numpy(), atol=2e-6
-        )
+        np.testing.assert_allclose([float(row[column]) for row in rows], pairwise_cos_sim(a, b).numpy(), atol=2e-6)
     mean = [(float(row["score_1"]) + float(row["score_2"])) / 2 for row in rows]
     np.testing.assert_allclose([float(row["score"]) for row in rows], mean, atol=1e-12)
     assert any(row["score_1"] != row["score_2"] for row in rows)  # the teachers do differ
@@ -137,9 +133,7 @@ def test_going_on_after_a_failure(pairs, teachers, tmp_path, small_shards, encod
     assert not (tmp_path / "scored.tsv.parts").exists()
     ours, theirs = ([f for _, f in read_rows(path)] for path in (output, whole))
     assert [row["premise"] for row in ours] == [row["premise"] for row in theirs]
-    np.testing.assert_allclose(
-        [float(r["score"]) for r in ours], [float(r["score"]) for r in theirs], atol=2e-6
-    )
+    np.testing.assert_allclose([float(r["score"]) for r in ours], [float(r["score"]) for r in theirs], atol=2e-6)
     encoded.clear()
     scored(pairs, teachers, output)
     assert encoded == []  # done before

