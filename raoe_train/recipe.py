@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import pkgutil
 import re
 import types
 import typing
@@ -35,8 +36,9 @@ class Option:
     least: float | None = None  # of a number
     below: float | None = None  # what a number has to be
     word: str | None = None  # of a section, the key that a bare word in its place stands for
-    convert: Callable[[Any, str], Any] | None = None  # (value, key) -> argument, in place of bringing it to the type
-    keys: Callable[[str], Iterator[tuple[str, Any, str]]] | None = None  # what the function keys lists in its place
+    # functions as MODULE:NAME, imported when asked for
+    convert: str | None = None  # (value, key) -> argument, in place of bringing it to the type
+    keys: str | None = None  # (where) -> what the function keys lists in its place
     live: bool = False  # whether an object that is no mapping is taken as it is
 
 
@@ -94,7 +96,7 @@ def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, 
     """(dotted key, default, help) of every key of a job's recipe."""
     for name, parameter in parameters(of).items():
         if parameter.option.keys is not None:
-            yield from parameter.option.keys(f"{where}{name}.")
+            yield from pkgutil.resolve_name(parameter.option.keys)(f"{where}{name}.")
         elif dataclasses.is_dataclass(parameter.type):
             yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
         else:
@@ -270,7 +272,7 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     if isinstance(value, Mapping) and BARE in value:
         value = _later(value, option.word)
     if option.convert is not None:
-        return option.convert(value, key)
+        return pkgutil.resolve_name(option.convert)(value, key)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
             return value

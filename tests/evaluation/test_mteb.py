@@ -97,7 +97,7 @@ def test_reranking_has_map_and_mrr(mteb):
 def test_names(mteb, tmp_path):
     tasks = read_tasks(["mteb:STS12", "SciDocsRR"], tmp_path)
     assert [task.kind for task in tasks.values()] == ["mteb", "mteb"]
-    assert [task.task.metadata.name for task in tasks.values()] == ["STS12", "SciDocsRR"]
+    assert [task.content[0] for task in tasks.values()] == ["STS12", "SciDocsRR"]
     (task,) = read_tasks(["AskUbuntuDupQuestions"]).values()  # no data.dir, so nothing to look for there
     assert task.kind == "mteb"
     with pytest.raises(ValueError, match=r"mteb has no task 'STS12x'.*Did you mean: 'STS12'"):
