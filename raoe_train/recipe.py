@@ -42,11 +42,9 @@ class Option:
     live: bool = False  # whether an object that is no mapping is taken as it is
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
+class Parameter(typing.NamedTuple):
     """A parameter of a job, or a field of a section."""
 
-    name: str
     type: Any
     default: Any
     option: Option
@@ -65,7 +63,7 @@ def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
         if typing.get_origin(kind) is typing.Annotated:
             kind, said = typing.get_args(kind)[:2]
             option = Option(said) if isinstance(said, str) else said
-        found[name] = Parameter(name, kind, default, option)
+        found[name] = Parameter(kind, default, option)
     return found
 
 
@@ -77,9 +75,7 @@ def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNames
 def load(job: Callable[..., Any], recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
     """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
 
-    Raises:
-        ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: a recipe given as a path that is not there.
+    ValueError for an unknown key or recipe, or a value of the wrong type, FileNotFoundError for a path without a file.
     """
     values = read_recipe(recipe, job.__name__) if recipe is not None else {}
     return arguments(job, merge(values, nest(overrides or {})))
@@ -133,9 +129,9 @@ def recipe_path(recipe: str | Path, job: str, beside: Path | None = None) -> Pat
     if name in known:
         return known[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        for path in (Path(name), *([beside / name] if beside else [])):
-            if path.is_file():
-                return path.resolve()
+        for folder in (Path(), beside or Path()):
+            if (folder / name).is_file():
+                return (folder / name).resolve()
         raise FileNotFoundError(f"no such file: {name}")
     raise ValueError(f"no recipe is called {name!r}{nearest(name, known)}; shipped: {', '.join(known)}")
 

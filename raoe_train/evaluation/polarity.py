@@ -45,10 +45,8 @@ class PolarityEvaluator(SentenceEvaluator):
     (population) standard deviation over the sentences.
 
     Args:
-        sentences: n texts.
-        labels: their classes, any number of them, compared by ==.
-        source_sentences: m texts to retrieve from, k at least.
-        source_labels: their classes.
+        sentences, labels: n texts and their classes, any number of them, compared by ==.
+        source_sentences, source_labels: m texts to retrieve from, k at least, and their classes.
         reference: [n + m, d] embeddings by the reference of the sentences and then the source sentences, or a
             SentenceTransformer that makes them, once.
         k: how many are retrieved.
@@ -57,8 +55,7 @@ class PolarityEvaluator(SentenceEvaluator):
         name: before the names of the scores.
 
     Raises:
-        ValueError: texts without labels, fewer than k source sentences, a class of the sentences that no source
-            sentence has, or embeddings that are not finite.
+        ValueError: texts without labels, too few source sentences, or none of a class, or embeddings not finite.
     """
 
     def __init__(

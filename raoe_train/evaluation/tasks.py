@@ -147,13 +147,10 @@ def evaluate_encoder(
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """Scores of tasks; texts that they share are encoded once.
+    """{"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and "averages",
+    {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
 
-    `outcomes`, where given, is filled with those of each task that has them.
-
-    Returns:
-        {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and
-        "averages", {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
+    Texts that tasks share are encoded once. `outcomes`, where given, is filled with those of each task that has them.
     """
     scored = [task for task in tasks.values() if task.score]
     texts = [text for task in scored for text in task.sentences]

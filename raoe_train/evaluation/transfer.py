@@ -32,13 +32,14 @@ def read_transfer(name: str, reading: Reading) -> Task:
     """The labelled sentences or pairs of a task, with all their splits."""
     source = find_source(name, reading.data_dir, "transfer", whole=True)
     data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
-    columns = [data[name][:] if name in data.column_names else None for name in ("text", "second", "label", "split")]
+    there = data.to_dict()
+    columns = [there.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
     _check(labels, split, source if isinstance(source, str) else f"task {name!r}")
     return Task("transfer", "accuracy", columns, [*first, *(second or [])], partial(classify, data=columns))
 
 
-def classify(embeddings: np.ndarray, data: Sequence[list[str]]) -> tuple[dict[str, Any], Outcomes]:
+def classify(embeddings: np.ndarray, data: Sequence[Any]) -> tuple[dict[str, Any], Outcomes]:
     """Accuracy, x100, of the classifier.
 
     - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
@@ -48,9 +49,9 @@ def classify(embeddings: np.ndarray, data: Sequence[list[str]]) -> tuple[dict[st
     Of equally good C the smallest is taken; good is the accuracy in per cent, rounded to two digits.
 
     Returns:
-        {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1
-        where examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example
-        that is right, 0 for others, in an order that is the same for all encoders.
+        {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1 where
+        examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example that is right,
+        0 for others, in an order that is the same for all encoders.
     """
     texts, second, labels, split = data
     # SentEval's order, by the number of tokens, then by class: the folds depend on it
