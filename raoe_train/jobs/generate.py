@@ -13,6 +13,7 @@ from tqdm import tqdm
 from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import identity
 from raoe_train.generation.growth import Chain, Generation, grow
@@ -78,14 +79,14 @@ def generate(
         if found is None:
             # what the clusters chose is kept: another number of threads may choose otherwise
             found = {"settings": settings, "selected": _selected(sentences, seeds)}
-            ledger.begin(found)
+            write_json(ledger.summary, found)
     if found["selected"] is not None:
         kept = set(found["selected"])
         sentences = [(key, sentence) for key, sentence in sentences if key in kept]
 
     with ledger.writing():
         done = ledger.done()
-        ours = ledger.share(sentences)
+        ours = sentences[ledger.rank :: ledger.world]
         waiting = [(key, sentence) for key, sentence in ours if key not in done]
         run: dict[str, Any] = {}
         if waiting:
@@ -125,7 +126,7 @@ def generate(
             "run": run,
             "settings": settings,
         }
-        ledger.conclude(result)
+        write_json(ledger.summary, result)
     _print(result, len(bad))
     return result
 
