@@ -66,8 +66,8 @@ class Columns:
         self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by what is required, by fields
 
     def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """{our name: this row's column} of the columns that a reader takes; RowProblem if a required one is missing, or
-        one is there twice, or not as in earlier rows."""
+        """{our name: this row's column}; RowProblem if a required one is missing, or one is there twice, or not as in
+        earlier rows."""
         key, others = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in others:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
@@ -143,8 +143,6 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     """The label map by lower-case word; ValueError if a class is no int of at least 0 and not None."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
-    if not labels:
-        raise ValueError("labels is an empty map; leave it out for the NLI labels")
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or label < 0):
             raise ValueError(

@@ -59,19 +59,15 @@ def conditional_table(
     encoder's to add.
 
     Args:
-        source, columns, on_error: as for read_pairs, for columns sentence1, sentence2, condition, label and split. Do
-            not skip rows of the test set: a submission has a prediction for each.
+        source, columns, on_error, path: as for pair_table. Do not skip rows of the test set: a submission has a
+            prediction for each.
         scored: whether to read the labels: 1 to 5, whole or, as re-annotated editions have them, between. The test
             set's are all -1, hidden, so that a row of it is malformed here.
-        path: as for to_table.
 
     Returns:
         (Dataset, counts). Columns sentence1, sentence2 (strings) and, if scored, score (float64, similarity with regard
-        to the condition); in file order. A pair commonly comes twice, with two conditions.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a prompt without both fields, a malformed row (named by file and line), or no pair left.
+        to the condition); in file order. A pair commonly comes twice, with two conditions. Errors are those of
+        read_pairs and split_conditional.
     """
     before, _ = split_conditional(prompt)
     read = by_column(dict.fromkeys((*TEXTS, "condition"), parse_sentence) | ({"label": _score} if scored else {}))

@@ -57,8 +57,7 @@ class Tally:
 
 
 def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Parsed]:
-    """What `parse` makes of each row of a source; those that cannot be used go to `tally`. A ValueError gets the row's
-    file and line."""
+    """What `parse` makes of each row of a source; those that cannot be used go to `tally`."""
     for line, row in source.rows:
         source.line = line
         try:

@@ -31,7 +31,6 @@ class TokenStore:
     """In the place of `model.preprocess`, for texts whose tokens are kept: the same features, bit for bit.
 
     Calls with another prompt, a task or other options, and batches with a text that is not kept, go to `preprocess`.
-    Other processes that unpickle one open the files anew.
 
     `folder` has arrays as they lie in memory: `ids` (int32), of one text after the other; of each text, in the order of
     the first halves of the texts' 128-bit hashes, `first` and `second` (uint64), the halves, `starts` (int64) and
@@ -78,10 +77,10 @@ def with_tokens(model: Any, datasets: Mapping[str, Any], cache: str | None, prom
     the first time. A line is printed that says which."""
     if cache is None:
         return model.preprocess
-    texts = Texts(datasets)
     state = _state(model)
     why = "its first module has no fast tokenizer"
     if state is not None:
+        texts = Texts(datasets)
         key = digest({"texts": _digest(texts), "prompt": prompt, **state})
         fixed = {"prompt": prompt, "fill": model.tokenizer.pad_token_id, "side": model.tokenizer.padding_side}
         folder = made_once(
@@ -106,8 +105,7 @@ def hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def features(rows: Sequence[np.ndarray], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch of rows of ids, padded: {name: int64 [rows, longest] tensors, or what all batches share}, by
-    meta["features"]."""
+    """A batch of rows of ids, padded: by meta["features"] int64 [rows, longest] tensors, or what all batches share."""
     import torch
 
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
@@ -147,7 +145,7 @@ def write_store(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixe
 
 
 class _NotKept(Exception):
-    """Features that cannot be made of kept ids; why."""
+    """Why features cannot be made of kept ids."""
 
 
 def _tokenise(
@@ -176,19 +174,14 @@ def _tokenise(
 
 def same(features: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether two batches' features are equal: names in order, types, values."""
-    import torch
+    return _plain(features) == _plain(others)
 
-    if list(features) != list(others):
-        return False
-    for one, other in zip(features.values(), others.values(), strict=True):
-        if type(one) is not type(other):
-            return False
-        if isinstance(one, torch.Tensor):
-            if one.dtype != other.dtype or not torch.equal(one, other):
-                return False
-        elif one != other:
-            return False
-    return True
+
+def _plain(features: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (name, value.dtype, value.shape, value.numpy().tobytes()) if hasattr(value, "numpy") else (name, value)
+        for name, value in features.items()
+    ]
 
 
 def _state(model: Any) -> dict[str, Any] | None:
@@ -219,8 +212,6 @@ def _digest(texts: Texts) -> str:
 
     found = hashlib.sha256()
     for column in texts.columns():
-        table, stream = pyarrow.table({"": column}), pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(stream, table.schema) as writer:
-            writer.write_table(table)
-        found.update(stream.getvalue())
+        for chunk in column.chunks:
+            found.update(pyarrow.record_batch([chunk], [""]).serialize())
     return found.hexdigest()

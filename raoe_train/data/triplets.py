@@ -42,25 +42,18 @@ def triplet_table(
     holds triplets, which are taken as they are, repeated ones too. Any other holds pairs of a premise and a
     hypothesis with a label, which are grouped by the premise's exact text.
 
-    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by a contradicting hypothesis of the
-    same premise; footnote 7: "one premise can have multiple contradiction hypotheses. In our implementation,
-    we only sample one as the hard negative and we did not find a difference by using more". Entailed pairs
-    whose premise has no contradiction are left out (issue 238 of its repository: 275,601 triplets are left of
-    314k pairs). The code that made its file is not published, so neither its draw nor whether a premise with
-    several entailed hypotheses stands there once or several times is known. The default here is one triplet a
-    premise: a premise that stands in a batch twice would have its own positive among the negatives.
+    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the
+    same premise, drawn at random, and leaves premises without one out (issue 238 of its repository: 275,601 triplets
+    are left of 314k pairs); the code that made its file is not published. The default here is one triplet a premise:
+    a premise that stands in a batch twice would have its own positive among the negatives.
 
     Args:
-        source, on_error: as for read_pairs.
-        columns: {our name: the source's column}: sentence1, sentence2, label and split of pairs; anchor,
-            positive, negative, neutral and split of triplets.
-        labels: {word or int: class} with classes 0 entailment, 1 neutral, 2 contradiction, where the default
-            words do not do. A class of None leaves rows with such a label out.
-        neutral: also give each triplet a neutral hypothesis. A premise without one is then left out, since a
-            column has an entry for every triplet. (SimCSE found no gain in it, section 6.3.)
+        source, columns, on_error, path: as for pair_table.
+        labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
+        neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
+            in it, section 6.3.)
         pairing: of pairs, in file order. "one": a premise's first entailed with its first contradicting hypothesis;
             "zip": its i-th with its i-th, as many as it has of the fewer; "all": every combination.
-        path: as for to_table.
 
     Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
     "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
@@ -70,12 +63,8 @@ def triplet_table(
     Returns:
         (Dataset, counts, "kept" the rows that stand in a triplet). Columns anchor, positive, negative and, if asked
         for, neutral: strings; of NLI the premise, an entailed, a contradicting and a neutral hypothesis. Losses of
-        sentence-transformers go by this order: anchor, positive, then every further one a negative.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), a column that is missing or there twice (the
-            label of pairs too), or no triplet left.
+        sentence-transformers go by this order: anchor, positive, then every further one a negative. Errors are those of
+        read_pairs.
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.evaluation.tasks import EmbeddingTask, Task
+from raoe_train.evaluation.tasks import Task
 
 
 def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
@@ -63,8 +63,7 @@ def is_decoder(model: Any) -> bool:
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
     """The different sentences of tasks; those of mteb are not known here."""
-    embedded = [task for task in tasks.values() if isinstance(task, EmbeddingTask)]
-    return list(dict.fromkeys(text for task in embedded for text in task.sentences()))
+    return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
 
 
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:

@@ -33,12 +33,12 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 670,
-    "data": 1955,
+    "artifacts": 630,
+    "data": 1910,
     "encoders": 1365,
-    "evaluation": 1090,
+    "evaluation": 985,
     "generation": 1315,
-    "jobs": 1230,
+    "jobs": 1190,
     "losses": 1620,
     "studies": 1835,
     "training": 925,
