@@ -13,26 +13,21 @@ from raoe_train.evaluation.tasks import EmbeddingTask, Task
 
 
 def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """The analysis `dependency` of the job `evaluate`: a summary, and beside its output a plot."""
-    from raoe_train.studies.plots import plot_dependency
+    """The analysis `dependency` of the job `evaluate`.
 
-    values = dependency(model, sentences_of(tasks), batch_size=batch_size)
-    if output:
-        plot_dependency(output.stem, values, output.with_name(f"{output.stem}-dependency.png"))
-    return summary(values)
+    The paper's means on the STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
+    """
+    return summary(dependency(model, sentences_of(tasks), batch_size=batch_size))
 
 
 def dependency(model: Any, sentences: Sequence[str], *, batch_size: int = 64) -> np.ndarray:
-    """Mean over a sentence's tokens of Spearman's correlation between their last hidden states and the pivot's.
+    """Mean over a sentence's tokens of Spearman's correlation between their last hidden states and the pivot's: [n]
+    float64; NaN where undefined, without a token beside the pivot or with a state whose values are all equal.
 
-    The pivot is the last real token of decoders, that of a prompt's suffix where there is one, and the first, [CLS], of
-    encoders, as in the paper, whatever the pooling is. The correlation is over the hidden dimensions, equal values
-    having their mean rank. The paper does not say which tokens count: here it is all real ones but the pivot, those of
-    the prompt and special ones (BOS, [SEP]) too, since the pivot's state depends on them as on the sentence's own. So
-    compare models under the same prompt.
-
-    Returns:
-        [n] float64; NaN where undefined: no token beside the pivot, or a state whose values are all equal.
+    The pivot is the last real token of decoders and the first, [CLS], of encoders, as in the paper, whatever the
+    pooling is. The paper does not say which tokens count: here it is all real ones but the pivot, those of the prompt
+    and special ones (BOS, [SEP]) too, since the pivot's state depends on them as on the sentence's own. So compare
+    models under the same prompt.
     """
     pivot = -1 if is_decoder(model) else 0
     found = {
@@ -44,10 +39,7 @@ def dependency(model: Any, sentences: Sequence[str], *, batch_size: int = 64) ->
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
-    """What dependency found, in numbers; the last four are None where all are undefined.
-
-    The paper's means on the STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
-    """
+    """What dependency found, in numbers; the last four are None where all are undefined."""
     defined = values[~np.isnan(values)]
     numbers = [float(defined.mean()), *map(float, np.percentile(defined, (25, 50, 75)))] if len(defined) else [None] * 4
     names = ("mean", "lower_quartile", "median", "upper_quartile")
@@ -69,11 +61,7 @@ def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
 
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:
     """Batches of different sentences, the longest first, and the last hidden states of their real tokens, [tokens, d]
-    each, on the model's device and of its dtype, under its own prompt.
-
-    Raises:
-        ValueError: no sentences, a state that is not finite, or a model that encodes without padding.
-    """
+    each, on the model's device and of its dtype, under its own prompt. ValueError for a state that is not finite."""
     if not sentences:
         raise ValueError("sentences must list at least one text")
     distinct = sorted(dict.fromkeys(sentences), key=len, reverse=True)

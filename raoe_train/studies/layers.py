@@ -21,12 +21,9 @@ def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_si
 
     Returns:
         {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
-        undefined metric, see evaluate_tasks.
-
-    Raises:
-        ValueError: as evaluate_tasks; a model whose layers are not known.
+        undefined metric. ValueError for a model whose layers are not known.
     """
-    from raoe_train.studies.plots import plot_degradation
+    from raoe_train.studies.plots import plot_lines
 
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
@@ -40,7 +37,9 @@ def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_si
         "average": [result["average"] for result in results],
     }
     if output:
-        plot_degradation(output.stem, found, output.with_name(f"{output.stem}-degradation.png"))
+        points = list(zip(counts, found["average"], strict=True))
+        path = output.with_name(f"{output.stem}-degradation.png")
+        plot_lines({"": {output.stem: points}}, "layers kept", "average x 100", path, log=False)
     return found
 
 

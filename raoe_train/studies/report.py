@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from raoe_train.encoders.named import Model
+from raoe_train.artifacts.once import found
+from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import write_json, write_text
+from raoe_train.encoders.named import Model, identity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
+from raoe_train.studies.markdown import made_with
 
 RESULTS = "JSON files of evaluate and directories of train, which are compared with the first; or files of chains"
 
@@ -29,7 +36,7 @@ def report(
     """Results of evaluate side by side, or how chains drift from their source: a page with tables and plots.
 
     Returns:
-        What OUTPUT/report.json holds: see report_results, and report_drift.
+        What OUTPUT/report.json holds: what report_results or report_drift found, "settings" and "versions".
 
     Raises:
         ValueError: no results or output, both sorts of results together, what is no result, a malformed chain, an
@@ -49,8 +56,6 @@ def report(
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     folder = Path(output).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output {folder} is a file, not a directory")
     paths = [Path(name).expanduser() for name in results]
     measured = [path.suffix == ".json" or path.is_dir() for path in paths]
     if any(measured) and not all(measured):
@@ -58,10 +63,33 @@ def report(
             f"results of evaluate ({results[measured.index(True)]}) and chains "
             f"({results[measured.index(False)]}) are two reports"
         )
+    settings: dict[str, Any]
+    make: Callable[[], tuple[dict[str, Any], list[str]]]
     if all(measured):
-        from raoe_train.studies.result_report import report_results
+        from raoe_train.studies.result_report import read_results, report_results
 
-        return report_results(paths, folder, resamples, seed, overwrite)
-    from raoe_train.studies.drift_report import report_drift
+        read = read_results(paths)
+        made_from = {result.label: digest(result.tasks) for result in read}
+        examples_of = [sorted(result.outcomes) for result in read]
+        settings = {"results": made_from, "examples": examples_of, "resamples": resamples, "seed": seed}
+        make = partial(report_results, read, folder, resamples, seed)
+    else:
+        from raoe_train.studies.drift import read_lists, report_drift
 
-    return report_drift(results, model, folder, length, max_chains, seed, examples, on_error, batch_size, overwrite)
+        lists = read_lists(results, on_error, max_chains, seed)
+        chains = {label: digest(some) for label, some in lists.items()}
+        settings = {"model": identity(model), "chains": chains, "length": length, "examples": examples, "seed": seed}
+        make = partial(report_drift, lists, results, model, folder, length, examples, seed, batch_size)
+    page, summary = folder / "report.md", folder / "report.json"
+    if done := found(page, settings, overwrite, summary):
+        print(f"{page} is there already, of the same results")
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    result, lines = make()
+    result |= {"settings": settings, "versions": versions()}
+    result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN: a place that no list has
+    write_json(summary, result)
+    write_text(page, "\n".join([*lines, "", f"Made with {made_with(result['versions'])}."]) + "\n")
+    print("\n".join(lines))
+    print(f"-> {page}")
+    return result

@@ -18,16 +18,15 @@ COMMON, EXAMPLES = 20, 10  # words, and sentences with theirs, that are shown
 
 
 def analyse(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """The analysis `words` of the job `evaluate`."""
-    return word_report(model, sentences_of(tasks), batch_size)
-
-
-def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
-    """Representative words of sentences, and how common they are in these.
+    """The analysis `words` of the job `evaluate`: representative words, and how common they are in the sentences.
 
     "rare_share" is Appendix A's number: 91.74 % of representative words in STS-B "are not high-frequency words".
     "wordless_share" is of tokens without a letter or digit, which are never frequent words.
     """
+    return word_report(model, sentences_of(tasks), batch_size)
+
+
+def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
     frequent = frequent_words(sentences, TOP)  # before the model runs, so that an error costs no time
     words = representative_words(model, sentences, batch_size)
     share = sum(word.lower() in frequent for word in words) / len(words)
@@ -62,24 +61,28 @@ def representative_words(model: Any, sentences: Sequence[str], batch_size: int =
 def language_head(model: Any) -> Callable[[Any], Any]:
     """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary].
 
-    It is the decoder's own embedding where the two are tied. Else it comes from the checkpoint of the base model of a
-    BidirectionalModel, or where the decoder was loaded from, which is loaded for it."""
+    It is the decoder's own embedding where the two are tied. Else it comes with the language model that the decoder, or
+    the base model of a BidirectionalModel, was loaded from, which is loaded for it; ValueError where that has none."""
     from torch.nn.functional import linear
 
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.generation.models import LanguageModel, load_language_model
 
     inner = model[0].model
     if not is_decoder(model):
         raise ValueError(f"a {inner.config.model_type!r} is no decoder, so no word comes after its last token")
     both_ways = isinstance(inner, BidirectionalModel)
     decoder = inner.decoder if both_ways else inner
-    bias = None
     if getattr(decoder.config, "tie_word_embeddings", False):
-        weight = decoder.get_input_embeddings().weight
+        weight, bias = decoder.get_input_embeddings().weight, None
     else:
         name, revision = (inner.config.base_model, inner.config.base_revision) if both_ways else (None, None)
-        found = _saved_head(name or decoder.config._name_or_path, revision)
-        weight, bias = (part if part is None else part.to(inner.device) for part in found)
+        name = name or decoder.config._name_or_path
+        if not name:
+            raise ValueError("it is not known where the head of the language model is")
+        whole = load_language_model(LanguageModel(name, revision=revision, device="cpu"))
+        head = whole.get_output_embeddings().to(inner.device)
+        weight, bias = head.weight, head.bias
     return lambda states: linear(states.to(weight.dtype), weight, bias)
 
 
@@ -89,22 +92,3 @@ def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
     if not counts:
         raise ValueError("the sentences have no words")
     return set(sorted(counts, key=lambda word: (-counts[word], word))[:top])
-
-
-def _saved_head(name: str, revision: str | None) -> tuple[Any, Any]:
-    """Weight [vocabulary, d] and bias, or None, of the head in a checkpoint of a causal language model."""
-    from transformers import AutoModelForCausalLM
-
-    if not name:
-        raise ValueError("it is not known where the head of the language model is")
-    loader: Any = AutoModelForCausalLM  # whose annotations do not know output_loading_info
-    try:
-        whole, loaded = loader.from_pretrained(name, revision=revision, output_loading_info=True)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{name} cannot be loaded for its head: {error}") from error
-    head = whole.get_output_embeddings()
-    (prefix,) = {place for place, module in whole.named_modules() if module is head}
-    # transformers draws what a checkpoint lacks, and would give a random head
-    if any(key.startswith(f"{prefix}.") for key in loaded["missing_keys"]):
-        raise ValueError(f"{name} has no head")
-    return head.weight.detach(), None if head.bias is None else head.bias.detach()

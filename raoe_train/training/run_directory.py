@@ -131,12 +131,13 @@ def _metrics(output: Path) -> dict[str, Any] | None:
 
 
 def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in _flat(recipe) if key.rpartition(".")[2] not in NO_MATTER}
+    return {key: value for key, value in flat(recipe) if key.rpartition(".")[2] not in NO_MATTER}
 
 
-def _flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested mappings."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{where}{key}.")
+            yield from flat(value, f"{where}{key}.")
         else:
             yield where + str(key), value

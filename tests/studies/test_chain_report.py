@@ -90,7 +90,7 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     first, second, _ = files
     words = ["report", str(first), str(second), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
     assert main([*words, "--length", "4"]) == 0
-    assert "of neighbours in descending order" in capsys.readouterr().out
+    assert "| guided | 2 | - |" in capsys.readouterr().out
     found = json.loads((tmp_path / "page" / "report.json").read_text())
     assert list(found["chains"]) == ["guided", "iterative"] and found["sources"] == 2
     assert found["given_up"] == {"iterative": {"repeated": 3, "empty": 1}}
@@ -187,5 +187,5 @@ def test_a_hole_is_an_error_or_a_counted_skip(files, encoder, tmp_path, capsys):
 
 
 def test_a_file_is_no_folder(files, encoder, tmp_path):
-    with pytest.raises(ValueError, match="is a file"):
+    with pytest.raises(OSError, match="choose another output"):
         run("report", results=[str(files[0])], model={"name": str(encoder)}, output=str(files[0]))
