@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from raoe_train.artifacts.provenance import digest
@@ -38,8 +38,6 @@ class Generation:
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
     max_input_tokens: Annotated[int, "longer sentences to begin with are skipped, and counted"] = 128
-    mix: Annotated[str, "what is mixed: hidden (states before the head) or logits [hidden if exact]"] = "auto"
-    compile: Annotated[bool, "torch.compile the decoding step"] = False
     decoding: Annotated[
         dict[str, Any],
         "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
@@ -51,20 +49,14 @@ class Generation:
                 raise ValueError(f"generation.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.guidance < float("inf"):
             raise ValueError(f"generation.guidance must be finite and not negative, got {self.guidance}")
-        if clash := [name for name in self.decoding if name in asdict(self)]:
-            raise ValueError(f"generation.decoding.{clash[0]}: say generation.{clash[0]}")
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""
-        from raoe_train.generation.sampling import FIELDS
-
-        values = asdict(self)
-        for name in ("batch_size", "compile", "prompt", "chat", "max_input_tokens", "decoding"):
-            del values[name]
+        names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
+        values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
             values["guidance"] = 1.0
-        decoding = {name: value for name, value in self.decoding.items() if value is not None and name in FIELDS}
-        return {**values, **dict(sorted(decoding.items()))}
+        return {**values, **{name: value for name, value in sorted(self.decoding.items()) if value is not None}}
 
 
 @dataclass
@@ -110,12 +102,12 @@ class Chain:
             # what there is, for those who want to see it
             self.sentences += filter(None, map(str.strip, text.splitlines()))
             self._judge(written)
-        else:
-            for sentence in written:
-                self.sentences.append(sentence)
-                self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
-                if self.finished:
-                    break
+            written = []
+        for sentence in written:
+            self.sentences.append(sentence)
+            self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
+            if self.finished:
+                break
         self.finished = self.finished or single or len(self.sentences) > steps
         if self.reason is None:
             self._judge(verify_chain(self.sentences, steps if self.finished else None))

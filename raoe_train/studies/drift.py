@@ -1,4 +1,4 @@
-"""How lists of sentences move away from their first one, method by method: the ranking-sentences paper's Figure 1 and
+"""How lists of sentences move away from their first one, file by file: the ranking-sentences paper's Figure 1 and
 Table 5."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raoe_train.studies.plots import plot_drift
 
 RESAMPLES = 10_000
 PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
-Lists = Mapping[str, Sequence[Sequence[str]]]  # {label of a method: its lists of sentences}
+Lists = Mapping[str, Sequence[Sequence[str]]]  # {label of a file: its lists of sentences}
 
 
 def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, Any]:
@@ -72,25 +72,15 @@ def _ratio(total: Any, count: Any) -> Any:
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
 
 
-def read_lists(names: Sequence[str], on_error: str, most: int, seed: int) -> dict[str, list[list[str]]]:
-    """At most so many lists of each file, by their method; with the file's name where two have the same."""
-    stems = [Path(name.partition("#")[0]).stem for name in names]
-    read = [list_table(name, on_error=on_error)[0] for name in names]
-    said = [set(of["method"][:]) for of in read]
-    methods = [(len(of) == 1 and of.pop()) or stem for stem, of in zip(stems, said, strict=True)]
-    labels = [
-        method if methods.count(method) == 1 or method == stem else f"{method} ({stem})"
-        for method, stem in zip(methods, stems, strict=True)
-    ]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"results are of the same method and name: {', '.join(names)}")
-    return {label: drawn(of, most, seed)["sentences"][:] for label, of in zip(labels, read, strict=True)}
+def read_lists(named: Mapping[str, str], on_error: str, most: int, seed: int) -> dict[str, list[list[str]]]:
+    """At most so many lists of each file, {label: path}, drawn with `seed`."""
+    return {label: drawn(list_table(of, on_error=on_error)[0], most, seed)["sentences"][:] for label, of in named.items()}
 
 
 def report_drift(
     lists: Lists, files: Sequence[str], model: Model, output: Path, length: int, examples: int, seed: int, size: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """How lists, each method's from one of `files`, drift by an encoder, which reads `size` sentences at a time; and
+    """How the lists of each of `files` drift by an encoder, which reads `size` sentences at a time; and
     OUTPUT/similarity.png. For the other arguments see report.
 
     Returns:
@@ -120,7 +110,7 @@ def report_drift(
 
 
 def _cases(lists: Lists, rows: Mapping[str, Sequence[np.ndarray]], examples: int) -> list[dict[str, Any]]:
-    """The first sources that all methods have a list of (or, where there is none, any), with each method's list."""
+    """The first sources that all files have a list of (or, where there is none, any), with each file's list."""
     by_source = {
         label: {sentences[0]: (sentences, of) for sentences, of in zip(some, rows[label], strict=True)}
         for label, some in lists.items()
@@ -160,14 +150,14 @@ def _page(result: dict[str, Any]) -> list[str]:
         "",
         "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
         "the second (95 % interval, chains resampled). Half would be no order.",
-        *table(["method", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)], measured),
+        *table(["file", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)], measured),
     ]
     for label, reasons in given_up.items():
         if reasons:
             lines += ["", f"Given up, {label}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
     apart = [[cell(label), *cosines(of["by_distance"])] for label, of in found.items()]
     lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:"]
-    lines += [*table(["method", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]
+    lines += [*table(["file", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]
     for case in result["cases"]:
         shown = [[_sentence(of, place) for place in range(len(of))] for of in case["chains"].values()]
         by_place = enumerate(itertools.zip_longest(*shown, fillvalue=""), 1)

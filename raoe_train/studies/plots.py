@@ -37,8 +37,8 @@ def plot_lines(
 
 
 def plot_drift(found: Panels, path: str | Path) -> None:
-    """Of each method, {label: what drift found}, a heatmap of mean similarities, all on one scale of colours without
-    the diagonal, which is 1, and the curves of all methods by distance (the ranking-sentences paper's Figure 1)."""
+    """Of each file, {label: what drift found}, a heatmap of mean similarities, all on one scale of colours without
+    the diagonal, which is 1, and the curves of all by distance (the ranking-sentences paper's Figure 1)."""
     made, axes = figures.figure(1, len(found) + 1, size=(3.6 * (len(found) + 1), 3.4))
     maps = [np.where(np.eye(len(drifted["similarity"])), np.nan, drifted["similarity"]) for drifted in found.values()]
     lowest, highest = min(map(np.nanmin, maps)), max(map(np.nanmax, maps))

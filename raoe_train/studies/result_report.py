@@ -54,15 +54,10 @@ def report_results(
     return found, [*_page(found, results, resamples), *pictures(lambda: _draw(found, output)), *_makers(results)]
 
 
-def read_results(paths: Sequence[Path]) -> list[Result]:
-    """What `evaluate` or `train` left in each of `paths`. ValueError for one that is no result, or twice there, and
-    for different data under one task's name."""
-    if repeated := {str(path) for path in paths if paths.count(path) > 1}:
-        raise ValueError(f"results names {', '.join(sorted(repeated))} twice")
-    names = [path.name if path.is_dir() else path.stem for path in paths]
-    # what tells files of one name apart is where they are
-    labels = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
-    results = [_result(label, path) for label, path in zip(labels, paths, strict=True)]
+def read_results(named: Mapping[str, str]) -> list[Result]:
+    """What `evaluate` or `train` left in each path, {label: path}; ValueError for what is no result, and for different
+    data under one task's name."""
+    results = [_result(label, Path(path).expanduser()) for label, path in named.items()]
     for word in dict.fromkeys(word for result in results for word in result.tasks):
         of = {result.data[word]: result.label for result in results if word in result.data}
         if len(of) > 1:
@@ -79,8 +74,9 @@ def _result(label: str, path: Path) -> Result:
     if not file.is_file():
         raise FileNotFoundError(f"no such result: {file}")
     found = read_json(file)
-    tasks = found.get("after", found).get("tasks")
-    if not tasks or not all(isinstance(task, dict) for task in tasks.values()):
+    after = found.get("after", found)
+    tasks = after.get("tasks") if isinstance(after, dict) else None
+    if not tasks or not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
         )
@@ -96,18 +92,13 @@ def _result(label: str, path: Path) -> Result:
 
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
     """{kind: the row of each result on all the kind's words, where it has any of them}."""
-    kinds: dict[str, dict[str, None]] = {}
-    for result in results:
-        for word, task in result.tasks.items():
-            kinds.setdefault(task.get("kind", DEFAULT), {})[word] = None
-    return {
-        kind: {
-            result.label: _row({word: main_score(result.tasks.get(word, {})) for word in words})
-            for result in results
-            if words.keys() & result.tasks.keys()
-        }
-        for kind, words in kinds.items()
-    }
+    kinds = {word: task.get("kind", DEFAULT) for result in results for word, task in result.tasks.items()}
+    found: dict[str, Rows] = {}
+    for kind in dict.fromkeys(kinds.values()):
+        words = [word for word in kinds if kinds[word] == kind]
+        having = [result for result in results if any(word in result.tasks for word in words)]
+        found[kind] = {of.label: _row({word: main_score(of.tasks.get(word, {})) for word in words}) for of in having}
+    return found
 
 
 def _row(values: dict[str, float | None]) -> dict[str, float | None]:
