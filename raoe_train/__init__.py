@@ -14,35 +14,21 @@ from typing import TYPE_CHECKING
 from raoe_train.artifacts.lazy import exports
 
 if TYPE_CHECKING:
-    from raoe_train import losses
-    from raoe_train.cli import run
-    from raoe_train.data.pairs import read_pairs
-    from raoe_train.encoders.bidirectional import register
-    from raoe_train.encoders.load import load_encoder
-    from raoe_train.jobs.encode import encode
-    from raoe_train.jobs.evaluate import evaluate
-    from raoe_train.jobs.generate import generate
-    from raoe_train.jobs.mine import mine
-    from raoe_train.jobs.score import score
-    from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
-    from raoe_train.training.trainer import Trainer
+    from raoe_train import losses as losses
+    from raoe_train.cli import run as run
+    from raoe_train.data.pairs import read_pairs as read_pairs
+    from raoe_train.encoders.bidirectional import register as register
+    from raoe_train.encoders.load import load_encoder as load_encoder
+    from raoe_train.jobs.encode import encode as encode
+    from raoe_train.jobs.evaluate import evaluate as evaluate
+    from raoe_train.jobs.generate import generate as generate
+    from raoe_train.jobs.mine import mine as mine
+    from raoe_train.jobs.score import score as score
+    from raoe_train.losses.collators import ListCollator as ListCollator
+    from raoe_train.losses.collators import ScoreLabelCollator as ScoreLabelCollator
+    from raoe_train.losses.collators import TextCollator as TextCollator
+    from raoe_train.training.trainer import Trainer as Trainer
 
-__all__ = [
-    "ListCollator",
-    "ScoreLabelCollator",
-    "TextCollator",
-    "Trainer",
-    "encode",
-    "evaluate",
-    "generate",
-    "load_encoder",
-    "losses",
-    "mine",
-    "read_pairs",
-    "register",
-    "run",
-    "score",
-]
 HOMES: dict[str, tuple[str, ...]] = {
     "cli": ("run",),
     "data.pairs": ("read_pairs",),
@@ -57,4 +43,5 @@ HOMES: dict[str, tuple[str, ...]] = {
     "losses.collators": ("ListCollator", "ScoreLabelCollator", "TextCollator"),
     "training.trainer": ("Trainer",),
 }
+__all__ = [name for home, names in HOMES.items() for name in names or (home,)]
 __getattr__ = exports(__name__, HOMES)

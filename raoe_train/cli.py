@@ -13,20 +13,8 @@ from typing import Any
 from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
-# The module of each job, whose function has the job's name. Imported when asked for.
-JOBS = {
-    "train": "raoe_train.jobs.train",
-    "score": "raoe_train.jobs.score",
-    "lists": "raoe_train.jobs.lists",
-    "mine": "raoe_train.jobs.mine",
-    "evaluate": "raoe_train.jobs.evaluate",
-    "encode": "raoe_train.jobs.encode",
-    "generate": "raoe_train.jobs.generate",
-    "sweep": "raoe_train.studies.sweep",
-    "report": "raoe_train.studies.report",
-    "export": "raoe_train.jobs.export",
-    "check": "raoe_train.jobs.check",
-}
+STUDIES = ("sweep", "report")
+JOBS = ("train", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "export", "check")
 WORDS = {"report": "results"}  # the key that words before the first --key go to, where that is no recipe
 
 
@@ -34,7 +22,8 @@ def job_of(name: str) -> Callable[..., Any]:
     """The function of a job; ValueError for an unknown one."""
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
-    return getattr(importlib.import_module(JOBS[name]), name)
+    room = "studies" if name in STUDIES else "jobs"  # whose module has the job's name, as its function does
+    return getattr(importlib.import_module(f"raoe_train.{room}.{name}"), name)
 
 
 def load(job: str, recipe: str | Path | None = None, overrides: Any = None) -> Any:
@@ -46,7 +35,7 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
     """Do a job and return what it wrote.
 
     Args:
-        job: train, score, lists, mine, evaluate, encode, generate, sweep, report, export or check.
+        job: its name, see JOBS.
         recipe: a YAML path or the name of a shipped recipe.
         overrides: keys of the recipe, nested (``training={"epochs": 1}``) or dotted (``**{"training.epochs": 1}``).
 
@@ -99,21 +88,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
     """``--key value …`` as a mapping: no value is True, several or repeated ones are a list."""
-    options: dict[str, Any] = {}
-    key = None
     given: dict[str, list[str]] = {}
+    key = None
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
-            given.setdefault(key.replace("-", "_"), []).extend([value] if equals else [])
             key = key.replace("-", "_")
+            given.setdefault(key, []).extend([value] if equals else [])
         elif key is None:
             raise ValueError(f"expected --section.key, got {word!r}")
         else:
             given[key].append(word)
-    for key, values in given.items():
-        options[key] = True if not values else values[0] if len(values) == 1 else values
-    return options
+    return {key: True if not values else values[0] if len(values) == 1 else values for key, values in given.items()}
 
 
 def _hide_bars() -> None:
@@ -132,18 +118,16 @@ def _explain(error: Exception) -> str:
 
 def _help() -> str:
     names, sweeps = (", ".join(shipped(job)) for job in ("train", "sweep"))
-    lines = [
-        "usage: raoe-train JOB [RECIPE] [--section.key value …]",
-        "",
-        "JOB is one of:",
-        *(f"  {job:<9} {_summary(job)}" for job in JOBS),
-        "",
-        f"RECIPE is a YAML file, or one of: {names}",
-        f"of a sweep: {sweeps}",
-        "",
-        "raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.",
-    ]
-    return "\n".join(lines)
+    jobs = "\n".join(f"  {job:<9} {_summary(job)}" for job in JOBS)
+    return f"""usage: raoe-train JOB [RECIPE] [--section.key value …]
+
+JOB is one of:
+{jobs}
+
+RECIPE is a YAML file, or one of: {names}
+of a sweep: {sweeps}
+
+raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from."""
 
 
 def _job_help(job: str) -> str:

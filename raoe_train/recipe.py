@@ -3,11 +3,9 @@
 A job is a function: its parameters are the keys of its recipe. A parameter's type is `Annotated[T, "help"]`, or
 `Annotated[T, Option(…)]`; one whose T is a dataclass is a section, whose fields are declared in the same way.
 
-A recipe is a YAML file: a path, or the name of one shipped in ``raoe_train/recipes`` (those of the job `sweep`, tables
-of recipes, in ``raoe_train/studies/recipes``). It may say ``extends: NAME``. On top of it come overrides (from the
-command line or from Python), as nested mappings or as dotted keys. Unknown keys are errors that suggest the nearest
-known one, and every value is brought to the type that is declared, so that ``5e-5``, which YAML reads as a string, is a
-number.
+A recipe is a YAML file, by its path or by the name of one that is shipped. It may say ``extends: NAME``. On top of it
+come overrides, as nested mappings or as dotted keys. Unknown keys are errors that suggest the nearest known one, and
+every value is brought to the type that is declared, so that ``5e-5``, which YAML reads as a string, is a number.
 """
 
 from __future__ import annotations
@@ -31,21 +29,15 @@ UNDER = "under another name"  # in a section whose name a later layer changed: w
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What is said of a parameter, beside its type.
+    """What is said of a parameter, beside its type."""
 
-    Attributes:
-        help: a line for the command line's help.
-        word: of a section, the key that a bare word in its place stands for.
-        convert: (value, key) -> argument, in place of bringing it to the type.
-        keys: what `keys` lists for it, (dotted key, default, help) each, in place of itself.
-        live: whether an object that is no mapping is taken as it is.
-    """
-
-    help: str = ""
-    word: str | None = None
-    convert: Callable[[Any, str], Any] | None = None
-    keys: Callable[[str], Iterator[tuple[str, Any, str]]] | None = None
-    live: bool = False
+    help: str = ""  # a line for the command line's help
+    least: float | None = None  # of a number
+    below: float | None = None  # what a number has to be
+    word: str | None = None  # of a section, the key that a bare word in its place stands for
+    convert: Callable[[Any, str], Any] | None = None  # (value, key) -> argument, in place of bringing it to the type
+    keys: Callable[[str], Iterator[tuple[str, Any, str]]] | None = None  # what the function keys lists in its place
+    live: bool = False  # whether an object that is no mapping is taken as it is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +68,7 @@ def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
 
 
 def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNamespace:
-    """All arguments of a job, from a mapping of values, each brought to the declared type.
-
-    Raises:
-        ValueError: an unknown key, or a value of the wrong type.
-    """
+    """All arguments of a job, from a mapping of values; ValueError for an unknown key, or a value of the wrong type."""
     return SimpleNamespace(**_build(job, values, ""))
 
 
@@ -257,14 +245,15 @@ def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
     known, rest = parameters(of), getattr(of, "REST", "")
-    made: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    made, others = dict[str, Any](), dict[str, Any]()
     for key, value in values.items():
         if key in known:
             made[key] = _argument(known[key], value, where + key)
         elif rest:
             others[str(key)] = plain(value)
         else:
+            if why := getattr(of, "GONE", {}).get(key):
+                raise ValueError(f"{where}{key} is no choice any more: {why}")
             listed = [name for name, *_ in keys(of, where)]
             raise ValueError(f"unknown key {where}{key}{nearest(where + str(key), listed)}")
     if others:
@@ -287,12 +276,16 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
             return value
         word = option.word and isinstance(value, (str, Path))
         value = {option.word: value} if word else {} if value is None else value
-    return convert(kind, value, key)
+    made = convert(kind, value, key)
+    if made is not None and option.least is not None and made < option.least:
+        raise ValueError(f"{key} must be at least {option.least:g}, got {value!r}")
+    if made is not None and option.below is not None and made >= option.below:
+        raise ValueError(f"{key} must be below {option.below:g}, got {value!r}")
+    return made
 
 
 def _later(value: Mapping[str, Any], word: str | None) -> Any:
-    """A section's keys and the bare word of another layer as one: the later of the word and its key holds, and of the
-    word and all keys where it stands for none."""
+    """A section's keys and the bare word of another layer as one: the later holds."""
     if word:
         return dict((word if name == BARE else name, each) for name, each in value.items())
     return value[BARE] if next(reversed(dict(value))) == BARE else {k: v for k, v in value.items() if k != BARE}

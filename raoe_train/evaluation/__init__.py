@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from raoe_train.artifacts.lazy import exports
 
 if TYPE_CHECKING:
-    from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator
+    from raoe_train.evaluation.polarity import PolarityEvaluator
 
 __all__ = ["PolarityEvaluator"]
-__getattr__ = exports(__name__, {"polarity_evaluator": __all__})
+__getattr__ = exports(__name__, {"polarity": __all__})

@@ -19,7 +19,7 @@ BLOCK = 256  # queries at a time: their similarities to all captions are in memo
 
 @dataclass(frozen=True)
 class CaptionTask(EmbeddingTask):
-    """Captions, five an image, one image after the other; see score."""
+    """Captions, five an image, one image after the other."""
 
     kind = "captions"
     main = "accuracy"
@@ -32,12 +32,8 @@ class CaptionTask(EmbeddingTask):
         return self.captions
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """{"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others: its first caption has
-        exactly its four others as its four nearest, by cosine, among all captions of all images but itself.
-
-        The paper does not say what is searched; it may have left out other images' first captions, which makes the
-        task easier. Another image's caption that is as near as one of the four counts as nearer.
-        """
+        """{"accuracy", "images", "captions"}, and 100 for each image that is right, 0 for others: its first caption's
+        four nearest, by cosine, among all captions but itself are its own four. A tie counts against the encoder."""
         # one column a distinct text, so that equal captions are equally near to the last bit
         _, first, place = np.unique(np.asarray(self.captions, dtype=object), return_index=True, return_inverse=True)
         unit = unit_rows(embeddings)
@@ -63,8 +59,7 @@ def read_caption_task(name: str, reading: Reading) -> CaptionTask:
     for image, captions in images.items():
         if len(captions) < CAPTIONS:
             raise ValueError(
-                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image: "
-                f"the first is the query, the other {CAPTIONS - 1} are what it is to find"
+                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
             )
     if len(images) < 2:
         raise ValueError(f"{source}: there is one image, so that every search finds its captions")

@@ -22,73 +22,69 @@ class NoSuchTask(ValueError):
 def find_source(
     task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False
 ) -> str | list[Source]:
-    """What find_task finds; where data.dir has no such file, the same of SentEval's folders, as open Sources."""
+    """What find_task finds, or the same of SentEval's folders in data_dir, as open Sources."""
     try:
         return find_task(task, data_dir, kind, whole=whole)
     except NoSuchTask:
         name, _, split = task.partition("#")
-        every = whole or name.endswith(ALL_PAIRS)
-        splits = senteval_splits(Path(str(data_dir)).expanduser(), name.removesuffix(ALL_PAIRS).lower())
-        if splits is None:
+        splits = senteval_splits(Path(data_dir or "").expanduser(), name.removesuffix(ALL_PAIRS).lower())
+        if not data_dir or splits is None:
             raise
     if split and split not in splits:
         raise ValueError(f"task {task!r}: SentEval's {name} has no split {split!r}; it has {', '.join(splits)}")
-    chosen = [split] if split else list(splits) if every or TEST not in splits else [TEST]
-    return [source for name in chosen for source in splits[name]]
+    if not split and (whole or name.endswith(ALL_PAIRS) or TEST not in splits):
+        return [source for its in splits.values() for source in its]
+    return splits[split or TEST]
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """The source that a task stands for, which is NAME, NAME#SPLIT, NAME-all, or a source, which stands for itself.
+    """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
 
-    It is FILE#test where the file has a test split, FILE where it has one split or none, or where it shall be `whole`,
-    as NAME-all is. NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*; where neither is there, data_dir/*/NAME.*.
-    NoSuchTask where nothing is there, ValueError for more than one file, or splits of which none is "test".
+    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*, and its test split where it has
+    splits and is not to be `whole`. NoSuchTask where nothing is there, ValueError for more than one file.
     """
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
     if not data_dir:
-        raise ValueError(f"data.dir is missing: the folder where task {task!r} is looked up")
+        raise NoSuchTask("data.dir is missing: the folder where tasks are looked up by name")
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
-    files = _named(folder, name, kind)
+    near, all_files = _files(folder, "*", f"{kind}/*"), _files(folder, "*", "*/*")
+
+    def named(base: str) -> list[Path]:
+        return near.get(base.lower()) or all_files.get(base.lower(), [])
+
+    files = named(name)
     if not files and name.endswith(ALL_PAIRS):
-        files, whole = _named(folder, name.removesuffix(ALL_PAIRS), kind), True
+        files, whole = named(name.removesuffix(ALL_PAIRS)), True
     if not files:
-        there = sorted({_name(path) for path in _files(folder, ("*", "*/*"))})
         raise NoSuchTask(
-            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, there))}: neither {name}.* nor */{name}.*; "
-            f"there are: {', '.join(there)}"
+            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, all_files))}: neither {name}.* nor "
+            f"*/{name}.*; there are: {', '.join(sorted(all_files))}"
         )
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
-    if split or whole:
-        return f"{files[0]}#{split}" if split else str(files[0])
+    file = str(files[0])
+    if split:
+        return f"{file}#{split}"
     splits: dict[str, None] = {}
-    for _, fields in read_rows(files[0]):
+    for _, fields in [] if whole else read_rows(file):
         if isinstance(fields, dict) and "split" in fields:
             splits[str(fields["split"])] = None
             if TEST in splits:  # whatever others come after
-                return f"{files[0]}#{TEST}"
+                return f"{file}#{TEST}"
     if len(splits) > 1:
-        raise ValueError(
-            f"{files[0]} has splits {', '.join(splits)} and none is {TEST!r}; "
-            f"name {files[0]}#SPLIT or {task}{ALL_PAIRS}"
-        )
-    return str(files[0])
+        listed = ", ".join(splits)
+        raise ValueError(f"{file} has splits {listed} and none is {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+    return file
 
 
-def _named(folder: Path, name: str, kind: str) -> list[Path]:
-    for places in (("*", f"{kind}/*"), ("*/*",)):
-        if files := [path for path in _files(folder, places) if _name(path).lower() == name.lower()]:
-            return files
-    return []
-
-
-def _files(folder: Path, places: tuple[str, ...]) -> list[Path]:
-    return sorted(path for place in places for path in folder.glob(place) if data_kind(path) and path.is_file())
-
-
-def _name(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).stem
+def _files(folder: Path, *places: str) -> dict[str, list[Path]]:
+    """The data files at these places in a folder, by their names in small letters."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(path for place in places for path in folder.glob(place)):
+        if data_kind(path) and path.is_file():
+            found.setdefault(Path(path.name.removesuffix(".gz")).stem.lower(), []).append(path)
+    return found

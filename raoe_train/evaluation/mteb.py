@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raoe_train.evaluation.tasks import ModelTask, Reading
+from raoe_train.evaluation.tasks import Reading, Task
 
 
 @dataclass(frozen=True)
-class MtebTask(ModelTask):
-    """A task object of mteb, and where its results are kept, if anywhere."""
+class MtebTask(Task):
+    """A task object of mteb."""
 
     kind = "mteb"
     main = "main_score"
     task: Any
-    cache: Path | None = None
+    cache: Path | None = None  # where results are kept
 
     def content(self) -> Any:
         from importlib.metadata import version
@@ -26,9 +26,8 @@ class MtebTask(ModelTask):
         return [metadata.name, metadata.dataset.get("revision"), version("mteb")]
 
     def run(self, model: Any, batch_size: int) -> dict[str, Any]:
-        """What mteb.evaluate finds, x100, the encoder with its own prompts as mteb uses them: {"main_score": mean over
-        splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and of reranking tasks "map"
-        and "mrr" over all candidates. Splits and subsets that are in the cache are not evaluated again."""
+        """{"main_score": mean over splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and
+        of reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated again."""
         import mteb
 
         watched = sys.stderr.isatty()

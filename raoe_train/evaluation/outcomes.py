@@ -26,7 +26,7 @@ class Outcomes:
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
-    """Write the outcomes of each task, by its word, beside the result that has those settings, in one step."""
+    """Keep the outcomes of each task, by its word, beside the result that has those settings."""
     arrays = {f"{word}\tvalues": of.values for word, of in outcomes.items()}
     arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
     with replacing(beside(result, SUFFIX)) as temporary, temporary.open("wb") as file:
@@ -34,8 +34,7 @@ def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Map
 
 
 def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
-    """What write_outcomes wrote; nothing where there is none, or that of other settings. ValueError for a file that is
-    not one of these."""
+    """What write_outcomes wrote; nothing where there is none, or that of other settings."""
     path = beside(result, SUFFIX)
     if not path.is_file():
         return {}

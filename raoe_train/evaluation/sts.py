@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StsTask(EmbeddingTask):
-    """Scored pairs; see score."""
+    """Scored pairs."""
 
     kind = "sts"
     main = "spearman"
@@ -34,20 +33,18 @@ class StsTask(EmbeddingTask):
         return [*self.pairs["sentence1"][:], *self.pairs["sentence2"][:]]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """{"spearman", "pearson", "pairs"}: correlations, x100, of pair cosines and scores over all pairs of the set
-        together, the "all" setting of Gao et al. 2021, Appendix B; and the cosines with their scores.
-
-        Where the pairs are of several subsets there are "subsets", {name: the same of it}, and "mean", unweighted, of
-        their correlations. An undefined correlation, as all cosines or all scores are equal, is None, its mean too.
-        """
-        similarity = cosines(embeddings[: len(self.pairs)], embeddings[len(self.pairs) :])
+        """{"spearman", "pearson", "pairs"}, correlations x100 of cosines and scores over all pairs together (the "all"
+        of Gao et al. 2021, Appendix B), and the cosines with their scores. Of several subsets also "subsets", {name:
+        the same of it}, and "mean", unweighted, of their correlations."""
+        similarity = cosines(*np.split(embeddings, 2))
         scores = np.asarray(self.pairs["score"][:])
-        result: dict[str, Any] = {**correlate(similarity, scores), "pairs": len(scores)}
+
+        def measured(chosen: np.ndarray) -> dict[str, Any]:
+            return {**correlate(similarity[chosen], scores[chosen]), "pairs": int(chosen.sum())}
+
+        result = measured(np.full(len(scores), True))
         names = np.asarray(self.pairs["subset"][:] if "subset" in self.pairs.column_names else [])
-        subsets: dict[str, dict[str, Any]] = {}
-        for name in dict.fromkeys(names.tolist()):
-            chosen = names == name
-            subsets[name] = {**correlate(similarity[chosen], scores[chosen]), "pairs": int(chosen.sum())}
+        subsets = {name: measured(names == name) for name in dict.fromkeys(names.tolist())}
         if len(subsets) > 1:
             means = {metric: mean_of_all([of[metric] for of in subsets.values()]) for metric in ("spearman", "pearson")}
             result |= {"mean": means, "subsets": subsets}
@@ -55,8 +52,7 @@ class StsTask(EmbeddingTask):
 
 
 def read_sts(name: str, reading: Reading) -> StsTask:
-    """The scored pairs of a task: its test split where it has splits; NAME#dev another one; NAME-all all pairs. With
-    a {condition} in the prompt, a C-STS file; see read_scored. ValueError for equal scores everywhere."""
+    """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
     source = find_source(name, reading.data_dir, "sts")
     if is_conditional(reading.prompt):
         if not isinstance(source, str):
@@ -78,7 +74,5 @@ def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | N
 
     if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.NearConstantInputWarning)
-        pearson = 100 * float(stats.pearsonr(similarity, scores).statistic)
-    return {"spearman": 100 * float(stats.spearmanr(similarity, scores).statistic), "pearson": pearson}
+    found = {"spearman": stats.spearmanr(similarity, scores), "pearson": stats.pearsonr(similarity, scores)}
+    return {name: 100 * float(of.statistic) for name, of in found.items()}

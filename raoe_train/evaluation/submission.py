@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.conditional import conditional_table, split_conditional, with_conditions
 from raoe_train.encoders.embed import cosines, encode_sentences
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
 
 
 def conditional_prompt(model: Any) -> str | None:
-    """The prompt that a model's recipe gives, or, up to its {text}, the one with a {condition} that the model was saved
-    with, or that a SentenceTransformer in memory has."""
+    """The prompt that a model's recipe gives, or that with a {condition} which it was saved with, or has in memory."""
     if not isinstance(model, Model):
         prompts = model.prompts
     elif model.prompt is not None:
@@ -29,30 +30,25 @@ def conditional_prompt(model: Any) -> str | None:
     return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
 
 
-def read_unlabelled(source: str, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
+def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
     """The rows to predict. ValueError where there is no prompt to put their conditions in."""
+    if not source:
+        raise ValueError("data.input is missing: the C-STS rows to predict")
     if prompt is None or "{condition}" not in prompt:
         raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
     return conditional_table(source, columns=columns or None)[0]
 
 
 def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
-    """Write the cosine of each row's sentences, under its condition, in the file that C-STS's organisers score; how
-    many there are.
+    """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; how many.
 
-    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test
-    Results"; run_sts.py writes it): one JSON object, {"0": 1.0, "1": 0.0, ...}, with the 0-based number of each
-    row of csts_test.csv as its key. It is handed in with that repository's
-
-        python make_test_submission.py YOUR_EMAIL PATH [--name NAME]
-
-    which takes exactly 4732 predictions, as many as that file has rows, and a NAME (or, without one, full path) of at
-    most 200 characters; the scores come by e-mail. Nothing is sent from here.
+    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test Results"):
+    one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each row of csts_test.csv, for that repository's
+    `python make_test_submission.py YOUR_EMAIL PATH`, which takes exactly 4732 predictions. Nothing is sent from here.
     """
     before, _ = split_conditional(prompt)
     first, second = with_conditions(rows, before + "{text}")
-    embeddings = encode_sentences(model, [*first, *second], batch_size)
-    found = cosines(embeddings[: len(rows)], embeddings[len(rows) :])
+    found = cosines(*np.split(encode_sentences(model, [*first, *second], batch_size), 2))
     write_json(path, {str(row): value for row, value in enumerate(found.tolist())})
     print(f"{len(rows)} predictions -> {path}")
     return len(rows)

@@ -79,6 +79,10 @@ class Task(ABC):
     def content(self) -> Any:
         """What a result depends on, as plain values: the data itself, or its name and version."""
 
+    def run(self, model: Any, batch_size: int) -> dict[str, Any]:
+        """{metric: value} of a SentenceTransformer, where the task encodes by itself."""
+        raise NotImplementedError
+
 
 class EmbeddingTask(Task):
     """A task that scores embeddings of its sentences."""
@@ -92,14 +96,6 @@ class EmbeddingTask(Task):
         """({metric: value}, what the main one is made of) of [n, d] float32 embeddings; None for what is undefined."""
 
 
-class ModelTask(Task):
-    """A task that encodes by itself."""
-
-    @abstractmethod
-    def run(self, model: Any, batch_size: int) -> dict[str, Any]:
-        """{metric: value} of a SentenceTransformer."""
-
-
 def suite_tasks(suites: Sequence[str]) -> list[str]:
     """The tasks of suites, each once; "all" is every suite."""
     for name in suites:
@@ -109,8 +105,7 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
 
 
 def split_word(word: str) -> tuple[str, str]:
-    """(kind, name) of a task's word: KIND:NAME, KIND:FILE, or NAME or FILE of a kind that goes without saying.
-    ValueError for an unknown kind."""
+    """(kind, name) of a task's word, see read_tasks; ValueError for an unknown kind."""
     prefix, colon, rest = word.partition(":")
     if colon and prefix in KINDS:
         return prefix, rest
@@ -128,12 +123,8 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
     """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
 
     Args:
-        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS: sts (Spearman of cosines and human scores), transfer
-            (accuracy of a logistic regression), rerank (MAP), captions (strict retrieval), mteb, polarity. A bare NAME
-            is of the kind that SUITES says, others and bare files (FILE, FILE#split, builtin#test) are sts. NAME is
-            found in data_dir as NAME.*, KIND/NAME.* or else */NAME.*, or in SentEval's folders. For sts, rerank and
-            captions NAME is the test split where the file has splits; NAME#dev is another one of its splits; NAME-all
-            is all. Of polarity NAME is the file with its splits train and test.
+        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
+            files (FILE, FILE#split, builtin#test) are sts. How NAME is found is said in docs/evaluation.md.
         data_dir: folder of the sets.
         how: the other fields of Reading.
 
@@ -147,7 +138,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
     reading = Reading(data_dir, **how)
     found: dict[str, Task] = {}
-    missing: list[str] = []
+    missing: dict[str, None] = {}
     for word in tasks:
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
@@ -155,7 +146,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         try:
             found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
-            missing.append(str(error))
+            missing[str(error)] = None
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
@@ -171,7 +162,7 @@ def evaluate_encoder(
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """Scores of tasks; what they share (sick and sick-all, STS-B and the STS years) is encoded once.
+    """Scores of tasks; texts that they share are encoded once.
 
     `outcomes`, where given, is filled with those of each task that has them.
 
@@ -179,20 +170,17 @@ def evaluate_tasks(
         {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and
         "averages", {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
     """
-    sentences = {word: task.sentences() for word, task in tasks.items() if isinstance(task, EmbeddingTask)}
-    texts = [text for its in sentences.values() for text in its]
+    own = [task.sentences() for task in tasks.values() if isinstance(task, EmbeddingTask)]
+    texts = [text for its in own for text in its]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
+    parts = iter(np.split(embeddings, np.cumsum([len(its) for its in own])))
     results: dict[str, dict[str, Any]] = {}
-    start = 0
     for word, task in tasks.items():
         if isinstance(task, EmbeddingTask):
-            end = start + len(sentences[word])
-            scores, made_of = task.score(embeddings[start:end])
-            start = end
+            scores, made_of = task.score(next(parts))
             if outcomes is not None:
                 outcomes[word] = made_of
         else:
-            assert isinstance(task, ModelTask)
             scores = task.run(model, batch_size)
         results[word] = {"kind": task.kind, "main": task.main, **scores}
 
@@ -222,28 +210,25 @@ def table(result: Mapping[str, Any]) -> str:
     width = max(len(name) for name in ("average of all", *tasks))
     page = []
     for kind in kinds:
-        rows = {word: task for word, task in tasks.items() if task.get("kind", DEFAULT) == kind}
-        metrics = [name for name in dict.fromkeys(key for row in rows.values() for key in row) if _shown(name, rows)]
-        main = next(iter(rows.values())).get("main", "spearman")
-        average = result["average"] if len(kinds) == 1 else result["averages"][kind]
-        lines = [["task", *metrics]]
-        lines += [
-            [word, *(_number(row[name]) if name in row else "-" for name in metrics)] for word, row in rows.items()
-        ]
-        lines.append(["average", *(_number(average) if name == main else "" for name in metrics)])
-        for first, *cells in lines:
-            aligned = (f"  {cell:>{max(9, len(name))}}" for cell, name in zip(cells, metrics, strict=True))
-            page.append(f"{first:<{width}}{''.join(aligned)}".rstrip())
+        chosen = {word: task for word, task in tasks.items() if task.get("kind", DEFAULT) == kind}
+        rows = {
+            word: {
+                name: _cell(value) for name, value in task.items() if value is None or isinstance(value, (int, float))
+            }
+            for word, task in chosen.items()
+        }
+        metrics = list(dict.fromkeys(name for cells in rows.values() for name in cells))
+        main = next(iter(chosen.values())).get("main", "spearman")
+        average = _cell(result["average"] if len(kinds) == 1 else result["averages"][kind])
+        page.append("".join([f"{'task':<{width}}", *(f"  {name:>9}" for name in metrics)]))
+        for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: average})]:
+            line = (f"  {cells.get(name, '-'):>{max(9, len(name))}}" for name in metrics)
+            page.append("".join([f"{word:<{width}}", *line]).rstrip())
         page.append("")
     if len(kinds) > 1:
-        page.append(f"{'average of all':<{width}}  {_number(result['average']):>9}")
+        page.append(f"{'average of all':<{width}}  {_cell(result['average']):>9}")
     return "\n".join(page).rstrip("\n")
 
 
-def _shown(name: str, rows: Mapping[str, Mapping[str, Any]]) -> bool:
-    values = [row.get(name) for row in rows.values()]
-    return name not in ("kind", "main") and all(value is None or isinstance(value, (int, float)) for value in values)
-
-
-def _number(value: float | int | None) -> str:
+def _cell(value: float | int | None) -> str:
     return "undefined" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"

@@ -1,9 +1,8 @@
 """Transfer tasks: a logistic regression on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the
 BeLLM paper's Section 5.2).
 
-The protocol is that of SentEval's scikit-learn classifiers (senteval/tools/validation.py with usepytorch False): its
-seed, folds, order of examples and grids of C, the inverse of the L2 penalty. Features are embeddings as the encoder
-gives them, of a pair |u - v| and u * v (senteval/mrpc.py).
+Of its scikit-learn classifiers (senteval/tools/validation.py with usepytorch False): their seed, folds, order of
+examples and grids of C, the inverse of the L2 penalty. Features of a pair are |u - v| and u * v (senteval/mrpc.py).
 """
 
 from __future__ import annotations
@@ -34,22 +33,19 @@ TRAIN_TEST_GRID = [2.0**power for power in range(-1, 6)]
 
 @dataclass(frozen=True)
 class TransferTask(EmbeddingTask):
-    """Labelled sentences or pairs; see score."""
+    """Labelled sentences or pairs."""
 
     kind = "transfer"
     main = "accuracy"
     data: Dataset
 
-    def texts(self) -> list[list[str]]:
-        """The sentences, or the first and the second ones."""
-        return [self.data[name][:] for name in ("text", "second") if name in self.data.column_names]
-
     def content(self) -> Any:
-        text, second = [*self.texts(), None][:2]
-        return [text, second, self.data["label"][:], self.data["split"][:]]
+        columns = ("text", "second", "label", "split")
+        return [self.data[name][:] if name in self.data.column_names else None for name in columns]
 
     def sentences(self) -> list[str]:
-        return [text for texts in self.texts() for text in texts]
+        first, second, *_ = self.content()
+        return [*first, *(second or [])]
 
     def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         """Accuracy, x100, of the classifier.
@@ -65,21 +61,24 @@ class TransferTask(EmbeddingTask):
             where examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example
             that is right, 0 for others, in an order that is the same for all encoders.
         """
-        pairs = "second" in self.data.column_names
-        order = _order(self.texts(), self.data["label"][:])
-        features = _features(embeddings, len(self.data), pairs)[order]
-        labels, split = (np.asarray(self.data[name][:])[order] for name in ("label", "split"))
+        texts, second, labels, split = self.content()
+        # SentEval's order, by the number of tokens, then by class: the folds depend on it
+        tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
+        order = sorted(range(len(labels)), key=lambda row: (tokens[0][row], tokens[1][row], labels[row]))
+        labels, split = np.asarray(labels)[order], np.asarray(split)[order]
+        features = embeddings.astype(np.float64)
+        if second is not None:
+            first, other = np.split(features, 2)
+            features = np.concatenate([np.abs(first - other), first * other], axis=1)
+        features = features[order]
         train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
         given = bool(len(train) and len(test))
+        folded = not (given and len(dev))
         outer = [(train, test)] if given else tqdm(_folds(labels), desc="folds", disable=None)
-        right = np.full(len(labels), np.nan)
-        accuracies, chosen_by = [], []
+        right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
         for train, test in outer:
-            if given and len(dev):
-                inner = [(train, dev)]
-            else:
-                inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])]
-            chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and not len(dev) else GRID)
+            inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])] if folded else [(train, dev)]
+            chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and folded else GRID)
             found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
             right[test] = 100.0 * (found == labels[test])
             accuracies.append(right[test].mean())
@@ -90,7 +89,7 @@ class TransferTask(EmbeddingTask):
             "dev_accuracy": float(np.mean(chosen_by)),
             "examples": len(tested),
         }
-        if given and pairs and set(labels.tolist()) == {"0", "1"}:
+        if given and second is not None and set(labels.tolist()) == {"0", "1"}:
             from sklearn.metrics import f1_score
 
             result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
@@ -127,19 +126,6 @@ def _check(data: Dataset, where: str) -> None:
         raise ValueError(
             f"{where}: class {label!r} has {fewest} examples to train on, which is too few for {FOLDS} folds"
         )
-
-
-def _order(texts: list[list[str]], labels: list[str]) -> list[int]:
-    """SentEval's: by the number of tokens, then by class. The folds depend on it."""
-    return sorted(range(len(labels)), key=lambda row: (*(len(column[row].split()) for column in texts), labels[row]))
-
-
-def _features(embeddings: np.ndarray, count: int, pairs: bool) -> np.ndarray:
-    embeddings = embeddings.astype(np.float64)
-    if not pairs:
-        return embeddings
-    first, second = embeddings[:count], embeddings[count:]
-    return np.concatenate([np.abs(first - second), first * second], axis=1)
 
 
 def _classifier(chosen: float) -> Any:

@@ -35,8 +35,7 @@ def encode(
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
 
     Raises:
-        ValueError: no input or output, a sentence that is no text, or the output of other settings is there
-            and overwrite is not set.
+        ValueError: no input or output, a sentence that is no text, or the output of other settings in the way.
     """
     if not data.input:
         raise ValueError("data.input is missing: the file to encode")

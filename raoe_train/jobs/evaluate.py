@@ -45,25 +45,21 @@ def evaluate(
 ) -> dict[str, Any]:
     """Scores of an encoder: similarity, transfer, reranking, captions, MTEB.
 
-    The result is printed as a table. With `output` it is written, and OUTPUT.examples.npz beside it: what main metrics
-    are made of, example by example, for the job `report`. Results of mteb's tasks are kept in OUTPUT.mteb/, as they
-    come. From Python the model may also be a SentenceTransformer in memory; what it gave is never found again, as
-    nothing tells its weights from others.
-
-    Task words are those of read_tasks. The analyses are BeLLM's: degradation (score against layers kept, Figure 4),
-    dependency (of tokens on the pivot, Figures 2 and 5) and words (that the model would write at the pivot, Appendix
-    A), with plots beside `output`.
+    The result is printed as a table. With `output` it is written, and beside it OUTPUT.examples.npz, what main metrics
+    are made of, for the job `report`; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. From Python the
+    model may also be a SentenceTransformer in memory; what it gave is never found again, as nothing tells its weights
+    from others. The analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A),
+    with plots beside `output`.
 
     Returns:
         {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
         metrics, x100, "averages": {kind: that of its tasks} where there are several, "analyses": {name: …},
         "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
-        "settings"}. A metric is None, and so are the averages over it, where it is undefined, as a correlation is where
-        all cosines of a set are equal.
+        "settings"}. A metric that is undefined, and averages over it, are None.
 
     Raises:
         ValueError: an unknown or ambiguous task, data that its kind cannot use, or the output of other settings (or of
-            a model in memory) is there and overwrite is not set.
+            a model in memory) in the way.
         FileNotFoundError: a file or a model that is not there.
     """
     # before the model is loaded, so that a misspelt task costs no time
@@ -71,11 +67,7 @@ def evaluate(
     for name in analyses:
         if name not in ANALYSES:
             raise ValueError(f"analyses must be of {', '.join(ANALYSES)}, got {name!r}")
-    rows = None
-    if submission:
-        if not data.input:
-            raise ValueError("data.input is missing: the C-STS rows to predict")
-        rows = read_unlabelled(data.input, data.columns, prompt)
+    rows = read_unlabelled(data.input, data.columns, prompt) if submission else None
     path = Path(output).expanduser() if output else None
     named = isinstance(model, Model)
     model_settings = identity(model) if named else None

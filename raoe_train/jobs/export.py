@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,8 +21,8 @@ def export(
     """Save an encoder with its adapter merged in.
 
     Where no layer is bidirectional the decoder is saved as what it is, which loads anywhere; otherwise the model loads
-    after `import raoe_train`, or, with trust_remote_code, where raoe is not installed. An adapter that was trained over
-    4-bit weights is merged into the base model's own.
+    after `raoe_train.register()`, or, with trust_remote_code, where raoe is not installed. An adapter that was trained
+    over 4-bit weights is merged into the base model's own.
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model"}.
@@ -30,8 +31,6 @@ def export(
         ValueError: no output, an output that is not empty and not to be overwritten, or an adapter without --merge.
         FileNotFoundError: no such model.
     """
-    import shutil
-
     from sentence_transformers import SentenceTransformer
 
     from raoe_train.encoders.bidirectional import register

@@ -38,8 +38,7 @@ def generate(
     OUTPUT has {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"} a line; `id` is the
     number of the source's row in the input, from 1. A chain that breaks a rule (see raoe_train.generation.rules) is
     given up there and goes to OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on
-    and is kept. How files grow, and what a rerun does, is said in raoe_train.artifacts.ledger. Under torchrun or
-    accelerate each process writes its share.
+    and is kept. Under torchrun or accelerate each process writes its share. What is there is not written again.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
@@ -47,7 +46,7 @@ def generate(
         process}; also in OUTPUT.json. "waiting": True where other processes have chains to finish.
 
     Raises:
-        ValueError: a setting that cannot be, a row that is no text, or another job's output in the way.
+        ValueError: a setting that cannot be, a row that is no text, or the output of other settings in the way.
         FileNotFoundError: no such input or model.
     """
     from raoe_train.generation.sampling import Sampling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -29,8 +28,8 @@ COLUMNS = ["id", "sentences", "similarity", "method", "settings", "model", "vers
 def lists(
     data: Annotated[Data, Option(word="input")] = Data(),
     teacher: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
-    length: Annotated[int, "sentences of a list, its premise included"] = 33,
-    max_lists: Annotated[int | None, "at most so many lists, drawn with seed"] = None,
+    length: Annotated[int, Option("sentences of a list, its premise included", least=SHORTEST)] = 33,
+    max_lists: Annotated[int | None, Option("at most so many lists, drawn with seed", least=1)] = None,
     seed: Annotated[int, "of max_lists"] = 42,
     output: Annotated[str | None, "JSONL or parquet file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
@@ -38,17 +37,16 @@ def lists(
     """Ranking lists without an LLM: premises, their hypotheses and other sentences, ordered by a teacher.
 
     One list a premise of data.input's pairs, as `generate` writes chains: rows of id, sentences, similarity (of each
-    sentence to the premise), method "pairs", settings, model (the teacher), versions; see lists_from_pairs. Labels and
-    scores have no part in it. Embeddings are kept in OUTPUT.parts/ until OUTPUT is written (or in teacher.cache), so a
-    killed job goes on after the last of them.
+    sentence to the premise), method "pairs", settings, model (the teacher), versions. Labels and scores have no part in
+    it. Embeddings are kept in OUTPUT.parts/ until OUTPUT is written, or in teacher.cache.
 
     Returns:
         {"output", "lists", "sentences", "similarity": mean by place, "read": counts of the pairs, "settings",
         "versions"}, also written to OUTPUT.json.
 
     Raises:
-        ValueError: no input, output or teacher, a length below 3, too few sentences, a malformed row, a teacher with
-            NaN, or the output of other settings in the way and overwrite not set.
+        ValueError: no input, output or teacher, too few sentences, a malformed row, a teacher with NaN, or the output
+            of other settings in the way.
         FileNotFoundError: no such input.
     """
     path = file_to_write(output, data.input, "the pairs of sentences")
@@ -56,14 +54,12 @@ def lists(
         raise ValueError(f"output {path}: lists are written as .jsonl, .jsonl.gz or .parquet")
     if teacher.name is None:
         raise ValueError("--teacher.name is missing: the encoder whose similarities order the lists")
-    if length < SHORTEST:
-        raise ValueError(f"length must be at least {SHORTEST}, got {length}")
-    if max_lists is not None and max_lists < 1:
-        raise ValueError(f"max_lists must be at least 1, got {max_lists}")
     columns = {**data.columns, "label": "none", "score": "none"}
     pairs, counts = pair_table(str(data.input), columns=columns, on_error=data.on_error)
     texts = pairs.to_dict()
-    premises = _hypotheses(texts["sentence1"], texts["sentence2"])
+    pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
+    if len(pool) < SHORTEST:
+        raise ValueError(f"{len(pool)} different sentences are too few: a list takes at least {SHORTEST}")
     settings = {
         "teacher": identity(teacher),
         "input": digest(texts),
@@ -75,15 +71,21 @@ def lists(
         print(f"{path} is there already, from the same input and teacher")
         return done
 
-    pool = list(dict.fromkeys([*texts["sentence1"], *texts["sentence2"]]))
-    found = embeddings(teacher, pool, "teacher", cache=teacher.cache or once.parts(path, settings))
+    premises: dict[str, list[str]] = {}
+    for premise, hypothesis in zip(texts["sentence1"], texts["sentence2"], strict=True):
+        premises.setdefault(premise, []).append(hypothesis)
     chosen = list(premises)
     if max_lists is not None and max_lists < len(chosen):
         drawn = sorted(random.Random(seed).sample(range(len(chosen)), max_lists))
         chosen = [chosen[number] for number in drawn]
+    found = embeddings(teacher, pool, "teacher", cache=teacher.cache or once.parts(path, settings))
     made = lists_from_pairs({premise: premises[premise] for premise in chosen}, pool, found, length)
     same = {"method": "pairs", "settings": {"length": length}, "model": teacher.name, "versions": versions()}
-    rows = ({"id": _name(some[0]), "sentences": some, "similarity": values, **same} for some, values in made)
+    # the id of a premise is the same in every file, so that a premise of two files is seen to be one
+    rows = (
+        {"id": hashlib.sha256(some[0].encode()).hexdigest()[:16], "sentences": some, "similarity": values, **same}
+        for some, values in made
+    )
     write_rows(path, COLUMNS, rows)
     shortest = min(len(values) for _, values in made)
     result = {
@@ -102,9 +104,8 @@ def lists_from_pairs(
     """For each premise a list of at most `length` sentences and their cosines with it: itself, its hypotheses, and
     others, in descending order of the cosine.
 
-    The others come from all over the pool, closely where it is alike: by their rank among all sentences that are
-    neither the premise nor its hypotheses, in geometric steps from the nearest to the farthest. (Drawn evenly, nearly
-    all would be alike in having nothing to do with the premise.) No chance is involved.
+    The others are drawn by their rank among the rest of the pool, in geometric steps from the nearest to the farthest:
+    drawn evenly, nearly all would have nothing to do with the premise. No chance is involved.
 
     Args:
         premises: {premise: its hypotheses}; of more than length - 1 the first ones.
@@ -115,7 +116,7 @@ def lists_from_pairs(
     unit = unit_rows(embeddings)
     made = []
     for premise, hypotheses in premises.items():
-        own = [place[premise], *(place[text] for text in hypotheses if text != premise)][:length]
+        own = [place[text] for text in dict.fromkeys([premise, *hypotheses])][:length]
         cosine = np.clip(unit @ unit[own[0]], -1, 1)
         free = np.ones(len(pool), dtype=bool)
         free[own] = False
@@ -132,27 +133,7 @@ def geometric_ranks(ranks: int, count: int) -> list[int]:
     """`count` different numbers below `ranks`, or all of them, the first 0 and the last ranks - 1, each a like factor
     above the one before."""
     count = min(count, ranks)
-    if count < 2:
-        return list(range(count))
-    chosen: list[int] = []
-    for number in range(count):
-        wanted = round(math.exp(math.log(ranks) * number / (count - 1))) - 1
-        # where the factor is below 1 step: the next one
-        chosen.append(max(wanted, chosen[-1] + 1 if chosen else 0))
-    return chosen
-
-
-def _hypotheses(first: Sequence[str], second: Sequence[str]) -> dict[str, list[str]]:
-    """{premise: its different hypotheses}, in file order; ValueError where all sentences make no list."""
-    premises: dict[str, dict[str, None]] = {}
-    for premise, hypothesis in zip(first, second, strict=True):
-        premises.setdefault(premise, {})[hypothesis] = None
-    sentences = len({*first, *second})
-    if sentences < SHORTEST:
-        raise ValueError(f"{sentences} different sentences are too few: a list takes at least {SHORTEST}")
-    return {premise: list(hypotheses) for premise, hypotheses in premises.items()}
-
-
-def _name(premise: str) -> str:
-    """The id of a premise's list: the same in every file, so that a premise of two files is seen to be one."""
-    return hashlib.sha256(premise.encode()).hexdigest()[:16]
+    places = np.arange(count)
+    wanted = np.geomspace(1, max(ranks, 1), count).round().astype(int) - 1
+    # where the factor is below 1 step: the next one
+    return (np.maximum.accumulate(wanted - places) + places).tolist()

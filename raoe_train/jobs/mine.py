@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -24,27 +24,17 @@ from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
 
-def _gone(why: str) -> Option:
-    """A key that recipes may still say."""
-
-    def refuse(value: Any, key: str) -> None:
-        if value is not None:
-            raise ValueError(f"{key} is no choice any more: {why}")
-
-    return Option(convert=refuse, keys=lambda where: iter(()))
-
-
 @dataclass
 class Mining:
     """Which neighbours make examples."""
 
-    k: Annotated[int, "nearest neighbours of each sentence, of its own class and of the others"] = 16
-    threshold: Annotated[float, "only neighbours whose cosine is above it"] = 0.5
-    drop: Annotated[float, "share of the examples to leave out, at random"] = 0.0
-    count: Annotated[int | None, "at most so many examples, drawn at random"] = None
+    GONE: ClassVar = {"search": "exact search is all there is; leave it out", "batch_size": "say model.batch_size"}
+
+    k: Annotated[int, Option("nearest neighbours of each sentence, of its own class and of the others", least=1)] = 16
+    threshold: Annotated[float, Option("only neighbours whose cosine is above it", least=-1, below=1)] = 0.5
+    drop: Annotated[float, Option("share of the examples to leave out, at random", least=0, below=1)] = 0.0
+    count: Annotated[int | None, Option("at most so many examples, drawn at random", least=1)] = None
     seed: Annotated[int, "of what is left out"] = 42
-    search: Annotated[None, _gone("exact search is all there is; leave it out")] = None
-    batch_size: Annotated[None, _gone("say model.batch_size")] = None
     cache: Annotated[str | None, "directory that keeps embeddings and neighbours for other losses [until the end]"] = (
         None
     )
@@ -54,19 +44,16 @@ class Mining:
 def mine(
     data: Annotated[Data, Option(word="input")] = Data(),
     model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
-    loss: Annotated[
-        str, "triplet, contrastive, online_contrastive, multiple_negatives, mse (random pairs)"
-    ] = "triplet",
+    loss: Annotated[str, f"{', '.join(COLUMNS)} (random pairs)"] = "triplet",
     mining: Mining = Mining(),
     output: Annotated[str | None, "file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
 ) -> dict[str, Any]:
     """Examples for contrastive losses from labelled texts, by their neighbours.
 
-    The margins paper's section 3.4 (example generation): of every sentence the k nearest of its own class and the k
-    nearest of all other classes, above a threshold, are combined to what `train` with loss.name `loss` reads, one
-    example a row, and thinned. Embeddings and neighbours are kept in OUTPUT.parts/ until OUTPUT is written (or in
-    mining.cache, for other losses, too), so a killed job goes on after the last of them.
+    The margins paper's section 3.4: of every sentence the k nearest of its own class and the k nearest of all other
+    classes, above a threshold, are combined to what `train` with loss.name `loss` reads, one example a row, and
+    thinned. Embeddings and neighbours are kept in OUTPUT.parts/ until OUTPUT is written, or in mining.cache.
 
     Returns:
         {"output", "examples", "available": before thinning, "labels": {"1": of one class, "0": not} of pairs that say
@@ -76,12 +63,16 @@ def mine(
 
     Raises:
         ValueError: no input, output or encoder, a loss that nothing is mined for, fewer than two classes, a threshold
-            that leaves nothing, an encoder that gives NaN, a malformed row, or the output of other settings in the way
-            and overwrite not set.
+            that leaves nothing, an encoder that gives NaN, a malformed row, or the output of other settings in the way.
         FileNotFoundError: no such input or encoder.
     """
     path = file_to_write(output, data.input, "the labelled texts")
-    _check(model.name, loss, mining)
+    if loss not in COLUMNS:
+        raise ValueError(f"loss must be one of {', '.join(COLUMNS)}, got {loss!r}")
+    if loss == "mse" and mining.count is None:
+        raise ValueError("mining.count is missing: how many random pairs to draw for loss mse")
+    if loss != "mse" and not model.name:
+        raise ValueError("--model.name is missing: the encoder whose neighbours make examples")
     texts, counts = distinct(*labelled_table(str(data.input), columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
@@ -92,7 +83,7 @@ def mine(
         "model": None if loss == "mse" else identity(model),
         "input": digest([sentences, labels]),
         "columns": columns,
-        "mining": {key: value for key, value in asdict(mining).items() if key not in ("search", "batch_size", "cache")},
+        "mining": {key: value for key, value in asdict(mining).items() if key != "cache"},
     }
     if done := once.found(path, settings, overwrite):
         print(f"{path} is there already, from the same texts and settings")
@@ -155,23 +146,6 @@ def neighbours(
             f"a class and {others:.3f} between classes"
         )
     return Neighbours(table["index"][:, 0], table["index"][:, 1], counts[:, 0], counts[:, 1])
-
-
-def _check(model: str | None, loss: str, mining: Mining) -> None:
-    k, count = mining.k, mining.count
-    for wrong, message in (
-        (loss not in COLUMNS, f"loss must be one of {', '.join(COLUMNS)}, got {loss!r}"),
-        (loss == "mse" and count is None, "mining.count is missing: how many random pairs to draw for loss mse"),
-        (loss != "mse" and not model, "--model.name is missing: the encoder whose neighbours make examples"),
-        (
-            k < 1 or (count is not None and count < 1),
-            f"mining.k and mining.count must be at least 1, got {k} and {count}",
-        ),
-        (not -1 <= mining.threshold < 1, f"mining.threshold is a cosine from -1 to below 1, got {mining.threshold}"),
-        (not 0 <= mining.drop < 1, f"mining.drop is a share from 0 to below 1, got {mining.drop}"),
-    ):
-        if wrong:
-            raise ValueError(message)
 
 
 def _check_classes(classes: dict[str, int], source: str, k: int) -> None:

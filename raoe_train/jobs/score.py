@@ -20,7 +20,7 @@ from raoe_train.encoders.embed import cosines
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import FrozenEncoder, identity
 from raoe_train.jobs.shared import file_to_write, job
-from raoe_train.recipe import Option
+from raoe_train.recipe import Option, convert
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,6 @@ TEACHERS: dict[str, dict[str, Any]] = {
 }
 """The paper's teachers. It does not say which of jina-embeddings-v3's task adapters it used; this is the one
 for similarity."""
-OPTIONS = ("task", "prompt", "trust_remote_code", "revision")
 
 
 @job(together=True)
@@ -48,18 +47,16 @@ def score(
     score_1, score_2 (the teachers' raw cosines) and score (their mean). Beside it: OUTPUT.json, a summary, and, where
     the rows have NLI labels, OUTPUT.png, the distribution of the score by label (the paper's Figure 1).
 
-    A teacher's options are prompt and task, for its `encode`, trust_remote_code and revision. One after the other
-    scores shard by shard, into OUTPUT.parts/: a killed job goes on after the last of them. Of several processes each
-    makes its share, and the first writes OUTPUT; a rerun may have more or fewer of them.
+    A teacher's options are those of any frozen encoder. What they say is kept in OUTPUT.parts/ until OUTPUT is written.
+    Of several processes each makes its share, and the first writes OUTPUT; a rerun may have more or fewer of them.
 
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
         "teachers", "settings", "versions"}.
 
     Raises:
-        ValueError: not two teachers, options for an unknown one, columns score_1, score_2 or score already
-            there, a malformed row, nothing to score, or another job's results in the output's place and
-            overwrite is not set.
+        ValueError: not two teachers, options for an unknown one, columns score_1, score_2 or score already there, a
+            malformed row, nothing to score, or the output of other settings in the way.
         FileNotFoundError: no such input or teacher.
     """
     path = file_to_write(output, data.input, "the pairs to score")
@@ -113,10 +110,13 @@ def resolve_teachers(
     for name, given in options.items():
         if name not in names:
             raise ValueError(f"teacher has options for {name!r}, which is not among the teachers: {', '.join(names)}")
-        if not isinstance(given, Mapping) or set(given) - set(OPTIONS):
-            raise ValueError(f"teacher options of {name} are {', '.join(OPTIONS)}; got {given!r}")
+        if not isinstance(given, Mapping):
+            raise ValueError(f"teacher.{name} must be a mapping of keys, got {given!r}")
+    runs = {"batch_size": batch_size, "device": device}
     return [
-        FrozenEncoder(name, **{**TEACHERS.get(name, {}), **options.get(name, {})}, batch_size=batch_size, device=device)
+        convert(
+            FrozenEncoder, {**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name}, f"teacher.{name}"
+        )
         for name in names
     ]
 

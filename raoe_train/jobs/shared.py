@@ -17,16 +17,9 @@ from raoe_train.recipe import arguments
 def job(function: Callable[..., Any] | None = None, *, together: bool = False) -> Any:
     """A job: a function that takes what its recipe may say, from a recipe or from Python alike.
 
-    Every argument is brought to the type that it is declared with, so that a section may be a mapping, or a word where
-    its Option says so, and a wrong key is an error that suggests the right one.
-
     Args:
-        function: its parameters are declared as raoe_train.recipe says.
-        together: whether several processes (torchrun's) do it together; others are for one process.
-
-    Raises (of the job):
-        ValueError: an argument that cannot be, or several processes for a job of one.
-        OSError: an output that cannot be written, or a full disk; the message says what to do.
+        function: its parameters are declared as raoe_train.recipe says, and arguments are brought to these types.
+        together: whether several processes (torchrun's) do it together; others are for one process, else ValueError.
     """
     if function is None:
         return functools.partial(job, together=together)

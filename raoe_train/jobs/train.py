@@ -67,10 +67,9 @@ def train(
 ) -> dict[str, Any]:
     """Train an encoder on scored pairs.
 
-    Or on triplets, labelled pairs, lists, whatever the loss reads (raoe_train.losses.registry). The encoder is saved in
-    the directory `output`, with recipe.yaml, metrics.json, log.jsonl and run.png. Run again with the same settings it
-    goes on where it stopped; a finished run is returned at once. Under torchrun or accelerate all processes train
-    together; the first writes and prints.
+    Or on triplets, labelled pairs, lists, whatever the loss reads. The encoder is saved in the directory `output`, with
+    recipe.yaml, metrics.json, log.jsonl and run.png. Run again with the same settings it goes on where it stopped; a
+    finished run is returned at once. Under torchrun or accelerate all processes train together; the first writes.
 
     Returns:
         What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting encoder,

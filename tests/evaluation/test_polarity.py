@@ -13,8 +13,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.cli import main
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.named import FrozenEncoder
-from raoe_train.evaluation.polarity import read_polarity
-from raoe_train.evaluation.polarity_evaluator import PolarityEvaluator, weights
+from raoe_train.evaluation.polarity import PolarityEvaluator, read_polarity, weights
 from raoe_train.evaluation.tasks import Polarity, Reading, evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 

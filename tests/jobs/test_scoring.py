@@ -296,7 +296,7 @@ def test_teachers():
             resolve_teachers(names, {})
     with pytest.raises(ValueError, match="not among the teachers"):
         resolve_teachers(["a", "b"], {"c": {}})
-    with pytest.raises(ValueError, match="teacher options of a are task"):
+    with pytest.raises(ValueError, match=r"unknown key teacher\.a\.propmt \(did you mean teacher\.a\.prompt\?\)"):
         resolve_teachers(["a", "b"], {"a": {"propmt": "x"}})
 
 
