@@ -8,6 +8,7 @@ for the whole list.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.instructions import Instructions, parse_list
 from raoe_train.generation.rules import verify_chain, verify_sentence
+from raoe_train.recipe import Option
 
 if TYPE_CHECKING:
     from raoe_train.generation.contexts import Context
@@ -29,26 +31,23 @@ class Generation:
     REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
 
     method: Annotated[str, "guided, iterative (without guidance) or single-step (one prompt for the list)"] = "guided"
-    steps: Annotated[int, "sentences of a chain, its source not counted"] = 32
-    guidance: Annotated[float, "1 + lambda: how far from the sentence before the last (guided)"] = 1.5
-    max_new_tokens: Annotated[int, "longest sentence in tokens; single-step's list may have steps times as many"] = 64
-    batch_size: Annotated[int, "chains at a time"] = 16
+    steps: Annotated[int, Option("sentences of a chain, its source not counted", least=1)] = 32
+    guidance: Annotated[
+        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0, below=math.inf)
+    ] = 1.5
+    max_new_tokens: Annotated[
+        int, Option("longest sentence in tokens; single-step's list may have steps times as many", least=1)
+    ] = 64
+    batch_size: Annotated[int, Option("chains at a time", least=1)] = 16
     verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
     seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
-    max_input_tokens: Annotated[int, "longer sentences to begin with are skipped, and counted"] = 128
+    max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
     decoding: Annotated[
         dict[str, Any],
         "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
     ] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "max_new_tokens", "batch_size", "max_input_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"generation.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.guidance < float("inf"):
-            raise ValueError(f"generation.guidance must be finite and not negative, got {self.guidance}")
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""

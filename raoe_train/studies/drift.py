@@ -74,7 +74,9 @@ def _ratio(total: Any, count: Any) -> Any:
 
 def read_lists(named: Mapping[str, str], on_error: str, most: int, seed: int) -> dict[str, list[list[str]]]:
     """At most so many lists of each file, {label: path}, drawn with `seed`."""
-    return {label: drawn(list_table(of, on_error=on_error)[0], most, seed)["sentences"][:] for label, of in named.items()}
+    return {
+        label: drawn(list_table(of, on_error=on_error)[0], most, seed)["sentences"][:] for label, of in named.items()
+    }
 
 
 def report_drift(

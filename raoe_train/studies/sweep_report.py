@@ -51,7 +51,7 @@ class SweepReport:
         names = columns(self.tasks, results)
         runs = frame(results, [*names, *(COSTS if self.measured else ())])
         polarity = [task.removeprefix(PREFIX) for task in self.tasks if task.startswith(PREFIX)] if results else []
-        about = f"{what_numbers_are(results)}, mean ± (sample) standard deviation over seeds."
+        about = "Main metrics x 100 (dev: Spearman of cosine), mean ± (sample) standard deviation over seeds."
         lines = [f"# {self.output.resolve().name}", "", about, *self._variants(runs, names)]
         lines += self._comparisons(runs, names)
         if failed:
@@ -220,12 +220,3 @@ def best_of_each(tasks: Sequence[str], runs: pd.DataFrame) -> list[str]:
             both = runs.loc[runs["variant"] == variant, sides(task)]
             rows.append([task, variant, *(mean(both[side]) for side in both), mean(both.mean(axis=1))])
     return ["", "## Best of each", "", "By the mean of P and S.", *table(["task", "variant", "P", "S", "mean"], rows)]
-
-
-def what_numbers_are(results: Results) -> str:
-    """What the table's numbers are: "spearman x 100 of dev, stsb; accuracy x 100 of mr"."""
-    after = results[0]["after"] if results else {}
-    mains: dict[str, list[str]] = {"spearman": ["dev"]} if "spearman" in after else {}
-    for task, found in after.get("tasks", {}).items():
-        mains.setdefault(found.get("main", "spearman"), []).append(task)
-    return "; ".join(f"{main} x 100 of {', '.join(tasks)}" for main, tasks in mains.items())

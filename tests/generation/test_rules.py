@@ -212,10 +212,8 @@ def test_seeds_are_some_of_each_cluster():
     assert draw_from_clusters(rows, 5, 4, seed=2) != chosen
     every = draw_from_clusters(rows, 5, 20, seed=1)
     assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
-    wrong = ((0, 1, "clusters must be"), (3, 0, "per_cluster must be"), (153, 1, "153 clusters"))
-    for clusters, each, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            draw_from_clusters(rows, clusters, each)
+    with pytest.raises(ValueError, match="n_clusters=153"):
+        draw_from_clusters(rows, 153, 1)
 
 
 def test_seeds_of_sentences(tmp_path, monkeypatch):

@@ -80,7 +80,7 @@ def files(tmp_path):
         return path
 
     s = SENTENCES
-    first = write("guided.jsonl", "guided", [(1, [s[0], s[1], "a | b", s[3], s[4]]), (2, [s[5], s[6], s[7], s[8], s[9]])])
+    first = write("guided.jsonl", "guided", [(1, [s[0], s[1], "a | b", s[3], s[4]]), (2, s[5:10])])
     second = write("iterative.jsonl", "iterative", [(2, [s[5], s[2], s[7], s[1]]), (1, [s[0], s[9], s[9], s[10]])])
     (tmp_path / "iterative.jsonl.json").write_text(json.dumps({"failed_chains": {"repeated": 3, "empty": 1}}))
     return first, second, write

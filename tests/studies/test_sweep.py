@@ -16,7 +16,7 @@ from raoe_train.cli import load, main
 from raoe_train.recipe import to_dict
 from raoe_train.studies import sweep
 from raoe_train.studies.runs import chosen
-from raoe_train.studies.sweep_report import curves, frame, mean, metric, what_numbers_are
+from raoe_train.studies.sweep_report import curves, frame, mean, metric
 from raoe_train.training.run_directory import finished_metrics
 from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
@@ -112,7 +112,6 @@ def test_main_metrics_of_each_kind():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
     assert metric(after, "mr") == metric(after, "average") == 75.5
     assert metric({"tasks": {"stsb": {"spearman": 82.0}}}, "stsb") == 82.0  # of an old version
-    assert what_numbers_are([{"after": {**after, "spearman": 8.0}}]) == "spearman x 100 of dev; accuracy x 100 of mr"
 
 
 def test_curves_are_of_numbers():
