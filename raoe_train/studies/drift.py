@@ -99,7 +99,7 @@ def report_drift(
     pairs = [(sentences, of) for label in lists for sentences, of in zip(lists[label], rows[label], strict=True)]
     sources = {sentences[0]: of[0] for sentences, of in pairs}
     summaries = {label: read_json(beside(Path(file), ".json")) for label, file in zip(lists, files, strict=True)}
-    result = {
+    result: dict[str, Any] = {
         "chains": {label: drift(some, length, seed) for label, some in rows.items()},
         "unrelated": unrelated(np.stack([*sources.values()])),
         "sources": len(sources),
