@@ -192,7 +192,7 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         literal = [option for option in options if typing.get_origin(option) is typing.Literal]
         if any(value in typing.get_args(option) for option in literal):
             return value
-        others = [option for option in options if option not in literal]
+        others = [option for option in options if option not in literal] or literal
         return convert(others[0], value, key) if len(others) == 1 else plain(value)
     if hint is Any:
         return plain(value)

@@ -45,8 +45,7 @@ def _full(where: object, said: str | None) -> str:
 
 
 def _within(path: object, output: str) -> bool:
-    """Whether a path is the output, in it, beside it with its name in front, in what is there (OUTPUT.parts), or above
-    it."""
+    """Whether a path is the output, above it, in it, or in what is beside it by its name: OUTPUT.parts and the like."""
     if not isinstance(path, (str, os.PathLike)):
         return False
     ours, theirs = Path(output).expanduser().absolute(), Path(path).absolute()

@@ -18,12 +18,10 @@ MARKS = "osD^vP"
 
 def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 4.2)) -> tuple[Any, Any]:
     """(a figure of matplotlib, its axes), of a size in inches; axes as Figure.subplots gives them."""
-    # the object-oriented interface with the Agg canvas leaves the user's pyplot backend alone
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # the object-oriented interface leaves the user's pyplot backend alone
     from matplotlib.figure import Figure
 
     made = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(made)
     return made, made.subplots(rows, columns)
 
 

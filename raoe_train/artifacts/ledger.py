@@ -6,8 +6,7 @@
   settings are refused.
 - Several processes (ranks) each write files of their own in OUTPUT.parts/. Whichever ends last merges them. No process
   waits for another, and a rerun may have more or fewer of them.
-- In the end both files are in the order of the input, however many processes there were and in whatever order lines
-  came.
+- In the end both files are in the order of the input.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """The files of one output, as one process (`rank` of `world`) sees them.
-
-    A line is a `noun` for messages, and every one has `field` beside its "id".
-    """
+    """The files of one output, as one process (`rank` of `world`) sees them. A line is a `noun` for messages, and every
+    one has `field` beside its "id"."""
 
     def __init__(self, output: Path, noun: str, field: str, rank: int = 0, world: int = 1) -> None:
         self.noun, self.field, self.rank, self.world = noun, field, rank, world
@@ -50,9 +47,7 @@ class Ledger:
 
     def claim(self, settings: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
         """What OUTPUT.json says of these settings, or None where there is nothing from before. Under the lock.
-
-        ValueError where lines of other settings, or of nobody knows which, are in the way and `overwrite` is not set.
-        """
+        ValueError where lines of other settings are in the way and `overwrite` is not set."""
         found = read_json(self.summary)
         if found.get("settings") == settings and (self.output.exists() or "output" not in found):
             return found
@@ -64,11 +59,10 @@ class Ledger:
         return None
 
     def begin(self, found: dict[str, Any]) -> None:
-        """Put the settings on disk, before the first line. Under the lock."""
+        """The settings, before the first line. Under the lock."""
         write_json(self.summary, found)
 
     def share(self, items: list[T]) -> list[T]:
-        """This process's part of all items."""
         return items[self.rank :: self.world]
 
     def done(self) -> set[int]:
@@ -77,10 +71,7 @@ class Ledger:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """In this block lines can be written: what a kill left of one is cut off, and others are kept out.
-
-        ValueError where another process writes the same files.
-        """
+        """In this block lines can be written, by this process alone: what a kill left of one is cut off."""
         import fcntl  # Windows has none
 
         try:
@@ -144,10 +135,8 @@ class Ledger:
         return found
 
     def _lines(self, path: Path) -> Iterator[tuple[int, int, int]]:
-        """(id, start, size) of each line of a file but for the beginning of one that a kill left at its end.
-
-        ValueError for a line before the last that is none of ours: nobody else should have written there.
-        """
+        """(id, start, size) of each line of a file but for the beginning of one that a kill left at its end. ValueError
+        for a line before the last that is none of ours."""
         start, broken = 0, 0
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -10,10 +10,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def reset_peak(cuda: bool) -> None:
-    """Let the peak begin anew: what was freed before is no part of what comes.
-
-    Where that cannot be (not Linux, or not allowed) the peak of resident memory is that of the whole process.
-    """
+    """Let the peak begin anew; resident memory's only on Linux, where that is allowed."""
     if cuda:
         import torch
 
@@ -24,15 +21,12 @@ def reset_peak(cuda: bool) -> None:
 
 def peak_mb(cuda: bool) -> float:
     """Peak memory since reset_peak, in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this
-    process, Python and its libraries included.
-
-    On Linux that is VmHWM, not getrusage's ru_maxrss: a child takes over the ru_maxrss of the process that started it.
-    """
+    process, Python and its libraries included."""
     if cuda:
         import torch
 
         return torch.cuda.max_memory_allocated() / 1e6
-    if STATUS.exists():
+    if STATUS.exists():  # VmHWM: a child takes over getrusage's ru_maxrss from the process that started it
         lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
         return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
     import resource

@@ -34,14 +34,11 @@ def parts(output: Path, settings: dict[str, Any]) -> Path:
 def found(
     output: Path, settings: dict[str, Any], overwrite: bool, summary: Path | None = None
 ) -> dict[str, Any] | None:
-    """The result in `summary`, by default OUTPUT.json, if `output` is there and was made with these settings; None if
-    nothing is in the way.
+    """The result in `summary`, by default OUTPUT.json, if `output` is there and was made with these settings, which are
+    plain values, all that it depends on; None if nothing is in the way.
 
-    Args:
-        settings: plain values, all that the output depends on; they are the entry "settings" of the summary.
-        overwrite: whether an output of other settings may be replaced, which is else a ValueError. Where there is
-            unfinished work of these settings it was said before, or the output is theirs and a kill kept it from being
-            summed up.
+    ValueError for an output of other settings without `overwrite`. Where there is unfinished work of these settings
+    `overwrite` was said before, or the output is theirs and a kill kept it from being summed up.
     """
     if not output.exists():
         return None
@@ -55,8 +52,8 @@ def found(
 
 
 def finish(output: Path, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """Write OUTPUT.json beside an output that is whole: `result`, the settings and versions, which are returned. Then
-    all unfinished work for it goes."""
+    """Write, and give, OUTPUT.json beside an output that is whole: `result`, the settings, versions. Then all
+    unfinished work for it goes."""
     result = {"output": str(output), **result, "settings": settings, "versions": versions()}
     write_json(beside(output, ".json"), result)
     shutil.rmtree(beside(output, ".parts"), ignore_errors=True)
@@ -91,15 +88,10 @@ def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
 def in_shards(
     folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str
 ) -> list[np.ndarray]:
-    """`make` of each run of `size` items, from `folder` where it was made before.
+    """`make` of each run of `size` items, from `folder`, named for what they are made from, where it was made before.
 
     Under torchrun each process makes its own share and waits for the others'. What a shard holds does not depend on how
     many processes there are, so that a rerun may have more or fewer of them.
-
-    Args:
-        folder: of nothing else; its name should say, by a digest, what the shards were made from.
-        size: items of a shard; SHARD, but for items that are many sentences each.
-        make: a slice of the items to an array; not called where nothing is missing.
     """
     return gathered(share(folder, items, size, make, name))
 

@@ -32,11 +32,8 @@ def _first_of(names: tuple[str, ...], otherwise: int) -> int:
 
 
 def in_first(work: Callable[[], T]) -> T:
-    """What `work` gives the first process, in every process; the others wait for it.
-
-    They must have joined a process group. Where the first fails, it raises its error, and the others leave with
-    SystemExit: what is to be said is said once.
-    """
+    """What `work` gives the first process, in every process of a group. Where the first fails, it raises its error, and
+    the others leave with SystemExit: what is to be said is said once."""
     rank, world = rank_and_world()
     if world == 1:
         return work()
@@ -72,11 +69,8 @@ def first_speaks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path, concluded: Callable[[], object]) -> Iterator[None]:
-    """One process at a time, by a lock file in `folder`, which goes with the process that holds it.
-
-    Where `concluded` gives something true in the end, the folder is removed with all that is in it; else it stays, if
-    anything but the lock is in it.
-    """
+    """One process at a time, by a lock file in `folder`, which goes with the process that holds it. In the end the
+    folder is removed if it is empty or `concluded` gives something true."""
     import fcntl  # Windows has none, and nothing else here needs it
 
     path = folder / LOCK

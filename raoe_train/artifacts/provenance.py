@@ -23,11 +23,8 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Of a model in a local folder: its files' names, sizes and times, so that one trained anew is not taken
-    for the old.
-
-    None for a model that is no folder here, which its name has to stand for.
-    """
+    """Of a model in a local folder: its files' names, sizes and times, so that one trained anew is not taken for the
+    old. None for a model that is no folder here, which its name has to stand for."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None

@@ -18,11 +18,8 @@ def partial(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its place when the block ends well and is removed when it
-    does not.
-
-    So a killed job leaves the old file or the new one, never half of one.
-    """
+    """A temporary path beside `path` that takes its place when the block ends well and is removed when it does not: a
+    killed job leaves the old file or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raoe_train.recipe import nearest
@@ -14,7 +14,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
     "neutral": ("neutral",),
 }
-"""Of triplets; sent0, sent1, hard_neg are SimCSE's, positive and negative also of queries, as MTEB calls them."""
+"""Of triplets; sent0, sent1, hard_neg are SimCSE's. Positive and negative are also of queries, as MTEB calls them."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
@@ -56,25 +56,21 @@ class RowProblem(Exception):
 class Columns:
     """Finds our columns among the columns of rows, by name or as mapped, see `columns` of read_pairs."""
 
-    def __init__(self, mapping: Mapping[str, str | int | None] | None = None) -> None:
-        self.mapping = {name: _column(column) for name, column in (mapping or {}).items()}
-        for name in self.mapping:
+    def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
+        for name in mapping or {}:
             if name not in NAMES:
                 near = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}{near}")
-        named = [column for column in self.mapping.values() if column is not None]
-        self.positions = bool(named) and all(isinstance(column, int) for column in named)
-        if not self.positions and any(isinstance(column, int) for column in named):
-            raise ValueError(f"columns must be all names or all positions (ints), got {self.mapping}")
-        self._taken = {str(column) for column in named}
+        self.mapping = {name: _column(column) for name, column in (mapping or {}).items()}
+        self._taken = set(self.mapping.values())
         self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by what is required, by fields
 
-    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Sequence[str] = ()) -> dict[str, str]:
-        """{our name: this row's column} of the columns that a reader takes; RowProblem if a required one is missing, or
-        one is there twice, or not as in earlier rows."""
+    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
+        """{our name: this row's column}; RowProblem if a required one is missing, or one is there twice, or not as in
+        earlier rows."""
         key, others = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in others:
-            columns = {name: self.column(fields, name, name in require) for name in (*require, *optional)}
+            columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
             found = {name: column for name, column in columns.items() if column is not None}
             first = next(iter(others.values()), found)
             if set(found) != set(first):
@@ -82,42 +78,52 @@ class Columns:
             others[key] = found
         return others[key]
 
-    def column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
-        """The column that holds `name`; None, or RowProblem where it is required, if there is none."""
+    def _column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
         mapped = self.mapping.get(name)
-        names = (str(mapped),) if mapped is not None else () if name in self.mapping or self.positions else NAMES[name]
-        there = [column for column in names if column in fields and (mapped is not None or column not in self._taken)]
+        if mapped is not None:
+            there = [mapped] if mapped in fields else []
+        elif name in self.mapping:
+            there = []
+        else:
+            there = [column for column in NAMES[name] if column in fields and column not in self._taken]
         if len(there) > 1 and name not in FIRST:
             raise RowProblem(f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=...")
         if there or (mapped is None and not required):
             return there[0] if there else None
-        if mapped is None or name in ROLES:
-            missing = f"for {name} (looked for {', '.join(names or NAMES[name])})"
-        else:
-            missing = f"{mapped!r} for {name}"
+        looked = mapped or ", ".join(NAMES[name])
         listed = ", ".join(map(repr, fields))
-        raise RowProblem(f"no column {missing}; there are: {listed}; say which: columns {name}=...")
+        raise RowProblem(
+            f"no column for {name} (looked for {looked}); there are: {listed}; say which: columns {name}=..."
+        )
 
 
-def _column(column: str | int | None) -> str | int | None:
+def _column(column: str | None) -> str | None:
     # recipes and command lines carry text
-    if isinstance(column, str):
-        return None if column.lower() in ("", "none", "null") else int(column) if column.isdecimal() else column
-    return column
+    return None if column is None or str(column).lower() in ("", "none", "null") else str(column)
 
 
-def parse_sentence(name: str, value: Any) -> str:
+def parse_sentence(column: str, value: Any) -> str:
     """A text with something in it."""
     try:
         value.encode()  # half of a surrogate pair, which JSON can say, no tokenizer and no table takes
     except (AttributeError, UnicodeEncodeError):
-        raise RowProblem(f"{name} is {value!r}, not a text") from None
+        raise RowProblem(f"{column} is {value!r}, not a text") from None
     if not value.strip():
-        raise RowProblem(f"{name} is empty", reason="empty sentence")
+        raise RowProblem(f"{column} is empty", reason="empty sentence")
     return value
 
 
-def parse_score(value: Any, scale: Sequence[float] | None, column: str = "score") -> float:
+def parse_word(column: str, value: Any) -> str:
+    """A class, or another name; 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
+    if isinstance(value, float):
+        value = None if math.isnan(value) else int(value) if value.is_integer() else value
+    word = "" if value is None else str(value).strip()
+    if not word:
+        raise RowProblem(f"{column} is {value!r}, which names nothing")
+    return word
+
+
+def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
     """A finite number, inside `scale` where one is declared."""
     try:
         if isinstance(value, bool):
@@ -127,7 +133,7 @@ def parse_score(value: Any, scale: Sequence[float] | None, column: str = "score"
         raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
-    if scale is not None and not scale[0] <= score <= scale[1]:
+    if scale and not scale[0] <= score <= scale[1]:
         outside = f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}"
         raise RowProblem(outside, reason="bad score")
     return score
@@ -137,8 +143,6 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     """The label map by lower-case word; ValueError if a class is no int of at least 0 and not None."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
-    if not labels:
-        raise ValueError("labels is an empty map; leave it out for the NLI labels")
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or label < 0):
             raise ValueError(
@@ -149,9 +153,12 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     return {str(word).lower(): label for word, label in labels.items()}
 
 
-def parse_label(value: Any, label_map: Mapping[str, int | None], column: str = "label") -> int:
+def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
     """The class of a label given as a word or an int; RowProblem for one that the map does not know, or leaves out."""
-    word = as_word(value)
+    try:
+        word = parse_word(column, value)
+    except RowProblem:
+        word = ""
     if not isinstance(value, bool) and word.lower() in label_map:
         found = label_map[word.lower()]
         if found is None:
@@ -165,10 +172,3 @@ def parse_label(value: Any, label_map: Mapping[str, int | None], column: str = "
         f"(if it is a score: columns score={column})",
         reason="unknown label",
     )
-
-
-def as_word(value: Any) -> str:
-    """A label as a word: 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
-    if isinstance(value, float):
-        value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    return "" if value is None else str(value).strip()

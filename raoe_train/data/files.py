@@ -1,4 +1,4 @@
-"""Tables in files: TSV, CSV, JSONL and parquet, each also as .gz, read row by row with the line each starts on.
+"""Tables in files: TSV, CSV and JSONL, each also as .gz, and parquet, read row by row with the line each starts on.
 
 TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are
 quoted.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -28,8 +29,9 @@ Row = tuple[int, dict[str, Any] | RowProblem]
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
     """The format by the name's suffix (before .gz, where there is one): a value of KINDS, or None."""
-    name = Path(path).name.lower().removesuffix(".gz")
-    return KINDS.get(Path(name).suffix)
+    name = Path(path).name.lower()
+    kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # which is compressed inside
 
 
 def compressed(path: Path) -> bool:
@@ -50,28 +52,20 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def known_kind(path: Path) -> str:
     """data_kind; ValueError where there is none."""
     if (kind := data_kind(path)) is None:
-        raise ValueError(f"{path}: the suffix names no format; known are {', '.join(KINDS)}, each also with .gz")
+        raise ValueError(
+            f"{path}: the suffix names no format; known are {', '.join(KINDS)}, each but parquet also with .gz"
+        )
     return kind
 
 
-def read_rows(path: str | os.PathLike[str], *, header: bool = True) -> Iterator[Row]:
+def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     """The rows of a data file in order.
 
     A row that cannot be read comes as (line, RowProblem), so that the caller decides whether it ends the job. A file
     broken as a whole (damaged .gz, no header) raises ValueError.
-
-    With header=False (TSV and CSV only) the keys are the fields' positions as text: "0", "1", ...
     """
     path = existing_file(path)
-    kind = data_kind(path)
-    if kind in ("jsonl", "parquet") and not header:
-        raise ValueError(f"{path}: positions of columns are for TSV and CSV files, not for {kind}")
-    if kind == "parquet":
-        yield from _parquet(path)
-    elif kind == "jsonl":
-        yield from _jsonl(path)
-    else:
-        yield from _table(path, _tsv_records(path) if kind == "tsv" else _csv_records(path), header)
+    return READERS[known_kind(path)](path)
 
 
 def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str | None]]:
@@ -97,9 +91,14 @@ def _open(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if compressed(path) else open(path, "rb")
 
 
-def _tsv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
-    for number, line in text_lines(path):
-        yield number, RowProblem("not UTF-8") if line is None else line.split("\t") if line else []
+def _tsv(path: Path) -> Iterator[Row]:
+    lines = text_lines(path)
+    records = ((n, RowProblem("not UTF-8") if line is None else line.split("\t") if line else []) for n, line in lines)
+    return _table(path, records)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    return _table(path, _csv_records(path))
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
@@ -120,17 +119,15 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
             yield start, RowProblem(str(error))
 
 
-def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]], header: bool) -> Iterator[Row]:
+def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[Row]:
     names: list[str] | None = None
     for number, record in records:
         if isinstance(record, RowProblem):
-            if header and names is None:
+            if names is None:
                 raise ValueError(f"{path}, line {number}: the header is {record}")
             yield number, record
         elif not record:
             yield number, RowProblem("blank line", reason="blank line")
-        elif not header:
-            yield number, {str(position): field for position, field in enumerate(record)}
         elif names is None:
             names = record
             if len(set(names)) != len(names):
@@ -162,13 +159,9 @@ def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
-    source: Any = path
-    if compressed(path):
-        with gzip.open(path, "rb") as file:
-            source = io.BytesIO(file.read())
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(source) as table:
+        with pyarrow.parquet.ParquetFile(path) as table:
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
@@ -177,32 +170,33 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
+READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
+
+
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as the format that the name's suffix says, in one step; ValueError if it cannot hold a value."""
     path = Path(path)
     kind = known_kind(path)
-    if kind == "parquet" and compressed(path):
-        raise ValueError(f"{path}: parquet is compressed inside; write .parquet")
+    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow
             import pyarrow.parquet
 
-            listed = list(rows)  # one table: a column's type comes from all of its values
-            table = pyarrow.table({name: [row.get(name) for row in listed] for name in columns})
+            listed = list(values)  # one table: a column's type comes from all of its values
+            table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary)
             return
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
-                for row in rows:
-                    file.write(json.dumps({name: row.get(name) for name in columns}, ensure_ascii=False) + "\n")
-            elif kind == "csv":
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(columns)
-                writer.writerows([cell(row.get(name), "csv") for name in columns] for row in rows)
+                for row in values:
+                    file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
             else:
-                file.write("\t".join(columns) + "\n")
-                file.writelines("\t".join(cell(row.get(name), "tsv") for name in columns) + "\n" for row in rows)
+                cells = ([cell(value, kind) for value in row] for row in itertools.chain([columns], values))
+                if kind == "csv":
+                    csv.writer(file, lineterminator="\n").writerows(cells)
+                else:
+                    file.writelines("\t".join(row) + "\n" for row in cells)
 
 
 @contextmanager

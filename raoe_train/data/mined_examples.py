@@ -24,16 +24,11 @@ Draw = Callable[[int], np.ndarray]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of n sentences those above a threshold, the nearest first.
+    """Of n sentences those above a threshold, the nearest first."""
 
-    Attributes:
-        own, others: [n, k] indices of sentences of the same class and of the other classes.
-        own_count, others_count: [n] how many of them there are.
-    """
-
-    own: np.ndarray
-    others: np.ndarray
-    own_count: np.ndarray
+    own: np.ndarray  # [n, k] indices of sentences of the same class
+    others: np.ndarray  # [n, k] and of the other classes
+    own_count: np.ndarray  # [n] how many of them there are
     others_count: np.ndarray
 
 
@@ -41,9 +36,8 @@ def thinned(drop: float, count: int | None, seed: int) -> Draw:
     """Leaves out a share `drop` of the examples, and keeps `count` of the rest at most, at random."""
 
     def draw(total: int) -> np.ndarray:
-        kept = total - round(drop * total)
-        if count is not None:
-            kept = min(kept, count)
+        left = total - round(drop * total)
+        kept = left if count is None else min(left, count)
         if kept == total:
             return np.arange(total)
         return np.sort(np.random.default_rng(seed).choice(total, kept, replace=False, shuffle=False))
@@ -52,8 +46,7 @@ def thinned(drop: float, count: int | None, seed: int) -> Draw:
 
 
 def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
-    """([m, 3] anchor, neighbour of its class, neighbour of another one; how many there are in all): of each sentence
-    all combinations, of which those that are not drawn are never made."""
+    """([m, 3] anchor, neighbour of its class, neighbour of another one; how many combinations there are in all)."""
     sizes = found.own_count * found.others_count
     ends = np.cumsum(sizes)
     total = int(ends[-1])
@@ -65,10 +58,8 @@ def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """([m, 3] sentence, its neighbour, 1 where they are of one class and 0 where not; how many there are in all).
-
-    Two sentences that are neighbours of each other are one pair. Without `others` all are of one class.
-    """
+    """([m, 3] sentence, its neighbour, 1 where they are of one class and 0 where not; how many there are in all). Two
+    that are neighbours of each other are one pair. Without `others` all are of one class."""
     sides = [_listed(found.own, found.own_count, 1)]
     if others:
         sides.append(_listed(found.others, found.others_count, 0))
@@ -83,11 +74,8 @@ def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, i
 
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """([m, 3] two sentences, 1 where they are of one class and 0 where not; how many there are in all): half of each
-    kind, no pair twice, whatever their similarity.
-
-    That is what SetFit's contrastive phase trains on (Tunstall et al., 2022; its default, oversampling, evens out the
-    kinds), here without repetition. Of `count` pairs there are fewer where a kind has not so many.
-    """
+    kind, no pair twice, fewer than `count` where a kind has not so many. That is what SetFit's contrastive phase trains
+    on (Tunstall et al., 2022; its default, oversampling, evens out the kinds), here without repetition."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same = [(place, place) for place in members]
     different = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]

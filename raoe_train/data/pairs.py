@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from raoe_train.data.columns import LabelMap, parse_label, parse_score, parse_sentence, resolve_label_map
-from raoe_train.data.rows import read_table
-from raoe_train.data.sources import Source, open_source
+from raoe_train.data.rows import Counts, Reader, by_column, read_table
+from raoe_train.data.sources import Source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ OPTIONAL = ("score", "label", "subset")
 def read_pairs(
     source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
     *,
-    columns: Mapping[str, str | int | None] | None = None,
+    columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
@@ -31,13 +32,12 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, also .gz); "builtin#train", "builtin#dev" or
-            "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
+        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train",
+            "builtin#dev" or "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
             hub:OWNER/NAME[:CONFIG][#split]; or a Source, which is used up. Several sources are read one after the
             other; they must have the same columns.
         columns: {our name: the source's column} where it is not found by its own name; None in place of a
-            column says to leave it unread. All columns as ints or digits: positions from 0 in a TSV or CSV
-            file without a header line.
+            column says to leave it unread.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
             themselves. A class of None leaves rows with such a label out, and counts them.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
@@ -65,31 +65,24 @@ def pair_table(
     source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
     names: Sequence[str] | None = None,
     *,
-    columns: Mapping[str, str | int | None] | None = None,
+    columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
     path: Path | None = None,
-) -> tuple[Dataset, dict[str, Any]]:
-    """(read_pairs, counts of the rows), of a source of any size; see read_table for counts and `path`. `names` are the
-    columns to keep, which must be there; None keeps all."""
+) -> tuple[Dataset, Counts]:
+    """(read_pairs, counts), of a source of any size; `path` as for to_table. `names` are the columns to keep, which
+    must be there; None keeps all."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
-    label_map, must = resolve_label_map(labels), (*TEXTS, *require, *(name for name in names or () if name in OPTIONAL))
-
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        found = source.columns.find(fields, must, OPTIONAL)
-        pair: dict[str, Any] = {name: parse_sentence(name, fields[found[name]]) for name in TEXTS}
-        if "score" in found:
-            pair["score"] = parse_score(fields[found["score"]], score_scale or None, found["score"])
-        if "label" in found:
-            pair["label"] = parse_label(fields[found["label"]], label_map, found["label"])
-        if "subset" in found:
-            pair["subset"] = str(fields[found["subset"]])
-        return pair
-
-    listed: Any = [source] if isinstance(source, (str, os.PathLike, Source)) else source
-    return read_table([open_source(each, columns) for each in listed], parse, "pair", on_error, path, names)
+    readers: dict[str, Reader] = {
+        **dict.fromkeys(TEXTS, parse_sentence),
+        "score": partial(parse_score, scale=score_scale),
+        "label": partial(parse_label, label_map=resolve_label_map(labels)),
+        "subset": lambda column, value: str(value),
+    }
+    parse = by_column(readers, (*TEXTS, *require, *(names or ())))
+    return read_table(source, parse, "pair", columns=columns, on_error=on_error, path=path, names=names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +45,8 @@ class PairsToScore:
 
         self.pairs = to_table(pairs())
         self.labels, self.columns = np.array(labels), list(columns)
-        self.left_out, self.digest = dict(tally.dropped), read.hexdigest()
-        if not labels:
-            raise ValueError(f"{data.input}: there are no rows to score")
+        self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
+        self.digest = read.hexdigest()
         if taken := [name for name in added if name in columns]:
             raise ValueError(f"{data.input} has {', '.join(taken)} already; rename or remove the column first")
 
@@ -59,20 +58,15 @@ class PairsToScore:
         return each_kept(open_source(str(self.data.input), self.data.columns), self._parse, tally)
 
     def _parse(self, fields: dict[str, Any], source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
-        found = source.columns.find(fields, TEXTS, (*OPTIONAL, "split"))
-        sentences = {name: parse_sentence(name, fields[found[name]]) for name in TEXTS}
-        label = _label(fields[found["label"]], self.label_map) if "label" in found else -1
-        if source.columns.positions:  # no header line, so the names are ours
-            names = {column: name for name, column in found.items()}
-            fields = {names.get(column, f"column_{column}"): value for column, value in fields.items()}
+        found = source.columns.find(fields, TEXTS, OPTIONAL)
+        sentences = {name: parse_sentence(found[name], fields[found[name]]) for name in TEXTS}
+        label = -1
+        if "label" in found:
+            try:
+                label = parse_label(found["label"], fields[found["label"]], self.label_map)
+            except RowProblem:
+                pass  # no part in the scores; reading them for training will say so
         if self.kind in ("tsv", "csv"):
             for value in fields.values():
                 cell(value, self.kind)
         return fields, sentences, label
-
-
-def _label(value: Any, label_map: Mapping[str, int | None]) -> int:
-    try:
-        return parse_label(value, label_map)
-    except RowProblem:
-        return -1  # no part in the scores; reading them for training will say so

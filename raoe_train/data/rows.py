@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raoe_train.data.columns import RowProblem
-from raoe_train.data.sources import Source
+from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
@@ -20,17 +21,21 @@ logger = logging.getLogger(__name__)
 Parsed = TypeVar("Parsed")
 Parse = Callable[[dict[str, Any], Source], Parsed]
 """(a row's fields, its source) -> what to keep of it; RowProblem for a row that cannot be used."""
+Reader = Callable[[str, Any], Any]
+"""(the source's column, its value) -> what to keep of it; RowProblem for one that cannot be used."""
+Counts = dict[str, Any]
+"""{"read": rows of the splits asked for, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
 
 
 class Tally:
-    """What is left out of sources' rows, and why: `dropped` rows by reason, and `examples`, the first of them."""
+    """What is left out of a source's rows, and why: `dropped` rows by reason, and the first of them for messages."""
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self.on_error = on_error
         self.dropped: Counter[str] = Counter()
-        self.examples: list[str] = []
+        self._first: list[str] = []
 
     def refuse(self, source: Source, problem: RowProblem) -> None:
         """Leave the source's row out; ValueError, with file and line, for a malformed one that is not to be skipped."""
@@ -38,32 +43,21 @@ class Tally:
         if problem.malformed and self.on_error == "raise":
             raise ValueError(where) from None
         self.dropped[problem.reason] += 1
-        if len(self.examples) < 3:
-            self.examples.append(where)
+        if len(self._first) < 3:
+            self._first.append(f"\n  {where}")
 
-    def why(self) -> str:
-        """What was left out, by reason."""
-        return ", ".join(f"{count} x {reason}" for reason, count in self.dropped.items()) or "there are no rows"
-
-    def listed(self) -> str:
-        """The examples, a line each."""
-        return "".join(f"\n  {example}" for example in self.examples)
-
-    def counts(self, source: Source, kept: int, noun: str) -> dict[str, Any]:
-        """Of a source that was read to its end, see read_table; ValueError where nothing was kept."""
-        out = self.dropped.total()
-        read = kept + out
+    def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
+        """Of the source `name`, which was read to its end; ValueError, with `advice`, where nothing was kept."""
+        dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
+        read = kept + self.dropped.total()
         if not kept:
-            raise ValueError(f"{source.name}: no {noun} left of {read} rows: {self.why()}{self.listed()}")
-        if out:
-            logger.warning("%s: %d of %d rows left out: %s", source.name, out, read, dict(self.dropped))
-        split = source.other_split
-        return {"read": read + split, "kept": kept, "other_split": split, "dropped": dict(self.dropped)}
+            why = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
+            raise ValueError(f"{name}: no {noun} left of {read} rows: {why}{advice}{''.join(self._first)}")
+        return {"read": read, "kept": kept, "dropped": dropped}
 
 
 def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Parsed]:
-    """What `parse` makes of each row of a source; those that cannot be used go to `tally`. A ValueError gets the row's
-    file and line."""
+    """What `parse` makes of each row of a source; those that cannot be used go to `tally`."""
     for line, row in source.rows:
         source.line = line
         try:
@@ -78,52 +72,58 @@ def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Pa
             yield parsed
 
 
+def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
+    """Of rows with our columns `require`, by default all of `readers`, and perhaps others of them: {ours: as read}."""
+    must = tuple(readers if require is None else require)
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        found = source.columns.find(fields, must, readers)
+        return {name: read(found[name], fields[found[name]]) for name, read in readers.items() if name in found}
+
+    return parse
+
+
 def read_table(
-    sources: Sequence[Source],
+    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
     parse: Parse[dict[str, Any]],
     noun: str,
-    on_error: str,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    on_error: str = "raise",
     path: Path | None = None,
     names: Sequence[str] | None = None,
-) -> tuple[Dataset, dict[str, Any]]:
+) -> tuple[Dataset, Counts]:
     """What `parse` makes of each row of sources, one after the other, as a table; and counts.
 
     Args:
-        parse: gives all rows of a source the same columns.
+        source, columns, on_error: see read_pairs.
+        parse: gives all rows the same columns.
         noun: what a row is, for messages.
-        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
         path, names: as for to_table; a path is for one source.
 
-    Returns:
-        (Dataset, {"read": rows read, "kept", "other_split": rows of splits not asked for, "dropped": {reason: rows}});
-        read = kept + other_split + all dropped.
-
     Raises:
-        ValueError: a malformed row (named by file and line), no row left, or sources with other columns, of which only
-            `subset` may be missing in some.
+        FileNotFoundError: no such file.
+        ValueError: a malformed row (named by file and line), no row left of a source, or sources with other columns.
     """
-    if not sources:
+    listed = [source] if isinstance(source, (str, os.PathLike, Source)) else list(source)
+    if not listed:
         raise ValueError("source names nothing to read")
-    parts = []
-    for source in sources:
+    tables, counts = [], []
+    for opened in [open_source(each, columns) for each in listed]:
         tally = Tally(on_error)
-        table = to_table(each_kept(source, parse, tally), path, names)
-        parts.append((table, tally.counts(source, len(table), noun)))
-    return parts[0] if len(parts) == 1 else _concatenated(parts, [source.name for source in sources])
-
-
-def _concatenated(parts: Sequence[tuple[Dataset, dict[str, Any]]], sources: Sequence[str]) -> tuple[Dataset, Any]:
+        table = to_table(each_kept(opened, parse, tally), path, names)
+        counts.append(tally.counts(opened.name, len(table), noun))
+        if out := tally.dropped.total():
+            logger.warning("%s: %d of %d rows left out: %s", opened.name, out, len(table) + out, counts[-1]["dropped"])
+        tables.append(table)
+        if table.column_names != tables[0].column_names:
+            raise ValueError(
+                f"{listed[0]} has columns {tables[0].column_names}, but {opened.name} has {table.column_names}"
+            )
+    if len(tables) == 1:
+        return tables[0], counts[0]
     from datasets import concatenate_datasets
 
-    tables, counts = zip(*parts, strict=True)
-    shared = [set(table.column_names) - {"subset"} for table in tables]
-    for name, columns in zip(sources, shared, strict=True):
-        if columns != shared[0]:
-            raise ValueError(f"{sources[0]} has columns {sorted(shared[0])}, but {name} has {sorted(columns)}")
-    everywhere = [name for name in tables[0].column_names if all(name in table.column_names for table in tables)]
-    dropped: Counter[str] = Counter()
-    for each in counts:
-        dropped.update(each["dropped"])
-    total = {key: sum(each[key] for each in counts) for key in ("read", "kept", "other_split")}
-    joined = concatenate_datasets([table.select_columns(everywhere) for table in tables])
-    return joined, {**total, "dropped": dict(dropped)}
+    dropped: Counter[str] = sum((Counter(each["dropped"]) for each in counts), Counter())
+    total = {key: sum(each[key] for each in counts) for key in ("read", "kept")}
+    return concatenate_datasets(tables), {**total, "dropped": dict(dropped)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raoe_train.data.columns import NAMES, RowProblem
+from raoe_train.data.columns import Columns, RowProblem
 from raoe_train.data.files import existing_file, text_lines
-from raoe_train.data.sources import is_file, open_source
+from raoe_train.data.sources import Source, is_file, open_source
 
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
@@ -25,23 +25,20 @@ def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> lis
 def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:
     """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row)."""
     if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
-        for number, line in text_lines(existing_file(source)):
-            yield f"{source}, line {number}", line or "", "not UTF-8" if line is None else None
-        return
-    opened = open_source(source, columns)
-    mapped = opened.columns.mapping.get("sentence")
-    column = None if mapped is None else str(mapped)
-    for number, fields in opened.rows:
-        where = f"{opened.name}, {opened.unit} {number}"
+        lines = text_lines(existing_file(source))
+        rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
+        opened = Source(source, "line", Columns(), rows)
+    else:
+        opened = open_source(source, columns)
+    for line, fields in opened.rows:
+        opened.line = line
         if isinstance(fields, RowProblem):
-            yield where, "", str(fields)
+            yield opened.place(), "", str(fields)
             continue
-        column = column or next((name for name in NAMES["sentence"] if name in fields), None)
-        if column not in fields:
-            raise ValueError(
-                f"{where}: no column {column or ' or '.join(NAMES['sentence'])!r}; "
-                f"there are: {', '.join(fields)}; say which: columns sentence=..."
-            )
+        try:
+            column = opened.columns.find(fields, ("sentence",))["sentence"]
+        except RowProblem as problem:
+            raise ValueError(f"{opened.place()}: {problem}") from None
         text = fields[column]
         good = isinstance(text, str)
-        yield where, text if good else "", None if good else f"{column} is {text!r}, not a text"
+        yield opened.place(), text if good else "", None if good else f"{column} is {text!r}, not a text"

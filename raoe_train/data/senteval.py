@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from raoe_train.data.columns import Columns, RowProblem
 from raoe_train.data.files import Row, text_lines
@@ -30,28 +31,23 @@ Rows = Callable[[Path], Iterator[Row]]
 
 def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
     """{split: its files' rows} of a set in SentEval's layout; {"": …} for sets without splits, None for a name that is
-    not in SETS or has no folder in any of ROOTS below `folder`.
-
-    Rows have sentence1, sentence2 and score (STS12 to 16 also subset), or label and text (MRPC: sentence1 and
-    sentence2), and split where there are splits.
-    """
+    not in SETS or has no folder in any of ROOTS below `folder`. Columns are those of SETS, and split."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
         return None
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
-    return {
-        split: [_source(base / file, rows, split) for file, rows in files.items()] for split, files in splits.items()
-    }
+
+    def source(file: str, rows: Rows, split: str) -> Source:
+        return Source(str(base / file), "line", Columns(), _of_split(rows(base / file), split))
+
+    return {split: [source(file, rows, split) for file, rows in files.items()] for split, files in splits.items()}
 
 
-def _source(path: Path, rows: Rows, split: str) -> Source:
-    def with_split() -> Iterator[Row]:
-        for line, fields in rows(path):
-            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
-
-    return Source(str(path), "line", Columns(), with_split())
+def _of_split(rows: Iterator[Row], split: str) -> Iterator[Row]:
+    for line, fields in rows:
+        yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
 
 
 def _tokens(text: str) -> str:
@@ -71,16 +67,17 @@ def _of_class(label: str) -> Rows:
 def _fields(header: bool = False, **places: int) -> Rows:
     """A tab-separated file: its columns by their places."""
 
+    least = max(places.values()) + 1
+
     def rows(path: Path) -> Iterator[Row]:
         for line, text in text_lines(path):
             parts = (text or "").split("\t")
-            if header and line == 1:
-                continue
-            if len(parts) <= max(places.values()):
-                least = max(places.values()) + 1
-                yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+            if len(parts) >= least:
+                fields: Any = {name: _tokens(parts[place]) for name, place in places.items()}
             else:
-                yield line, {name: _tokens(parts[place]) for name, place in places.items()}
+                fields = RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+            if line > header:
+                yield line, fields
 
     return rows
 

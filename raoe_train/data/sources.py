@@ -13,8 +13,8 @@ from typing import Any
 from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
-BUILTIN = ("builtin", "builtin-nli")
-"""Sources that are generated: scored pairs with labels, and premises with a hypothesis of each label."""
+BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
+"""The built-in corpus (tools/builtin_corpus.py): scored pairs with labels, and premises with a hypothesis of each."""
 
 
 @dataclass
@@ -25,7 +25,6 @@ class Source:
     unit: str  # what the numbers count: "line" or "row"
     columns: Columns  # finds our columns among its own
     rows: Iterator[Row]
-    other_split: int = 0  # rows of other splits passed over so far
     line: int = 0  # the number of the row that is being read
 
     def place(self) -> str:
@@ -43,26 +42,24 @@ def is_file(name: str | os.PathLike[str]) -> bool:
     return data_kind(name) is not None or any(mark in name for mark in separators)
 
 
-def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | int | None] | None = None) -> Source:
+def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | None] | None = None) -> Source:
     """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns. A split
     that is not there only shows while the rows are read."""
     if isinstance(name, Source):
         return name
-    columns = Columns(mapping)
+    base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = _file_and_split(name)
-        rows = read_rows(path, header=not columns.positions)
-        source = Source(str(path), "row" if data_kind(path) == "parquet" else "line", columns, rows)
-        if split:
-            source.rows = _only(source, rows, split)
-        return source
-    base, _, split = str(name).partition("#")
-    if base in BUILTIN:
-        from raoe_train.data.corpus import builtin_rows, nli_rows
-
-        made = builtin_rows(split) if base == BUILTIN[0] else nli_rows(split)
-        return Source(str(name), "row", Columns(), enumerate(made, 1))
-    return Source(str(name), "row", columns, enumerate(_hub_rows(base.removeprefix("hub:"), split), 1))
+        unit = "row" if data_kind(path) == "parquet" else "line"
+        source = Source(str(path), unit, Columns(mapping), read_rows(path))
+    elif base in BUILTIN:
+        source = Source(str(name), "row", Columns(), read_rows(BUILTIN[base]))
+    else:
+        rows = enumerate(_hub_rows(base.removeprefix("hub:"), split), 1)
+        return Source(str(name), "row", Columns(mapping), rows)
+    if split:
+        source.rows = _only(source, source.rows, split)
+    return source
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
@@ -75,8 +72,8 @@ def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    kind = {"kind": str(data_kind(path)), "compressed": str(compressed(path))}
-    return {"sha256": digest.hexdigest(), **kind, "split": split}
+    kind = f"{data_kind(path)}{' in gzip' if compressed(path) else ''}"
+    return {"sha256": digest.hexdigest(), "kind": kind, "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
@@ -87,7 +84,7 @@ def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
 
 
 def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
-    column = str(source.columns.mapping.get("split") or NAMES["split"][0])
+    column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
         if isinstance(fields, RowProblem):  # nobody can tell which split it is from, so it is the caller's to judge
@@ -101,8 +98,6 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
         splits[str(fields[column])] += 1
         if fields[column] == split:
             yield line, fields
-        else:
-            source.other_split += 1
     if split not in splits:
         there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
         raise ValueError(f"{source.name}: no split {split!r}; there are: {there}")

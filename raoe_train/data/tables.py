@@ -25,12 +25,10 @@ ROWS, COUNTS = "rows.arrow", "counts.json"
 def to_table(
     rows: Iterable[Mapping[str, Any]], path: Path | None = None, names: Sequence[str] | None = None
 ) -> Dataset:
-    """Rows as a table, of which never more than BATCH are Python objects at a time.
+    """Rows with the same columns as a table in memory, or in the file `path`, which is memory-mapped.
 
-    Args:
-        rows: with the same columns; they are used up. A column's type is that of its first BATCH values.
-        path: file to write, which is then memory-mapped; None keeps the table in memory.
-        names: the columns to keep; by default those of the first row.
+    Never more than BATCH rows are Python objects at a time; a column's type is that of its first BATCH values. `names`
+    are the columns to keep, by default all.
     """
     import pyarrow
     from datasets import Dataset
@@ -81,8 +79,7 @@ def kept(
 ) -> tuple[Any, dict[str, Any]]:
     """(dataset, counts) that `make` gives, from the directory `cache` where they were made from the same before.
 
-    `made_from` is all that the rows depend on, as plain values; None of what cannot be found again. `make` writes the
-    table to the path that it is given, see to_table.
+    `made_from` is all that the rows depend on, as plain values; None of what cannot be found again.
     """
     if cache is None or made_from is None:
         return make(None)
@@ -99,7 +96,7 @@ def kept(
 
 class Texts:
     """All sentences of datasets, to be iterated as often as one likes: by dataset, by column, row by row; of a column
-    of lists each list's, one after another. A column that is no text is passed over."""
+    of lists each list's, one after another."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)

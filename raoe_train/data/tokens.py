@@ -31,13 +31,10 @@ class TokenStore:
     """In the place of `model.preprocess`, for texts whose tokens are kept: the same features, bit for bit.
 
     Calls with another prompt, a task or other options, and batches with a text that is not kept, go to `preprocess`.
-    Other processes that unpickle one open the files anew.
 
-    Attributes:
-        folder: with arrays as they lie in memory: `ids` (int32), of one text after the other; of each text, in the
-            order of the first halves of the texts' 128-bit hashes, `first` and `second` (uint64), the halves, `starts`
-            (int64) and `lengths` (int32) in ids; and meta.json: fill, side, prompt, what features there are.
-        preprocess: the encoder's.
+    `folder` has arrays as they lie in memory: `ids` (int32), of one text after the other; of each text, in the order of
+    the first halves of the texts' 128-bit hashes, `first` and `second` (uint64), the halves, `starts` (int64) and
+    `lengths` (int32) in ids; and meta.json: fill, side, prompt, what features there are.
     """
 
     folder: Path
@@ -55,7 +52,6 @@ class TokenStore:
         return len(self.arrays["first"])
 
     def __call__(self, inputs: Sequence[Any], prompt: str | None = None, **options: Any) -> dict[str, Any]:
-        """Features of texts, as of `model.preprocess(inputs, prompt=prompt, **options)`."""
         if prompt == self.meta["prompt"] and all(option is None for option in options.values()):
             rows = self.rows(inputs)
             if rows is not None:
@@ -66,14 +62,14 @@ class TokenStore:
         """The ids of each text, int32; None where one of them is not kept, or is no text."""
         if not texts or not all(isinstance(text, str) for text in texts):
             return None
-        first, second = hashes(texts).T
-        places = np.minimum(np.searchsorted(self.arrays["first"], first), len(self) - 1)
-        if not (np.array_equal(self.arrays["first"][places], first)
-                and np.array_equal(self.arrays["second"][places], second)):  # fmt: skip
+        halves = hashes(texts)
+        places = np.minimum(np.searchsorted(self.arrays["first"], halves[:, 0]), len(self) - 1)
+        found = {name: array[places] for name, array in self.arrays.items() if name != "ids"}
+        if not np.array_equal(np.stack([found["first"], found["second"]], axis=1), halves):
             return None
-        starts, lengths = self.arrays["starts"][places], self.arrays["lengths"][places]
-        ids, ends = self.arrays["ids"], starts + lengths
-        return [ids[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        ends = found["starts"] + found["lengths"]
+        ids = self.arrays["ids"]
+        return [ids[start:end] for start, end in zip(found["starts"].tolist(), ends.tolist(), strict=True)]
 
 
 def with_tokens(model: Any, datasets: Mapping[str, Any], cache: str | None, prompt: str | None) -> Any:
@@ -81,10 +77,10 @@ def with_tokens(model: Any, datasets: Mapping[str, Any], cache: str | None, prom
     the first time. A line is printed that says which."""
     if cache is None:
         return model.preprocess
-    texts = Texts(datasets)
     state = _state(model)
     why = "its first module has no fast tokenizer"
     if state is not None:
+        texts = Texts(datasets)
         key = digest({"texts": _digest(texts), "prompt": prompt, **state})
         fixed = {"prompt": prompt, "fill": model.tokenizer.pad_token_id, "side": model.tokenizer.padding_side}
         folder = made_once(
@@ -109,8 +105,7 @@ def hashes(texts: Iterable[str]) -> np.ndarray:
 
 
 def features(rows: Sequence[np.ndarray], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch of rows of ids, padded: {name: int64 [rows, longest] tensors, or what all batches share}, by
-    meta["features"]."""
+    """A batch of rows of ids, padded: by meta["features"] int64 [rows, longest] tensors, or what all batches share."""
     import torch
 
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
@@ -127,7 +122,10 @@ def features(rows: Sequence[np.ndarray], meta: Mapping[str, Any]) -> dict[str, A
 def write_store(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixed: dict[str, Any]) -> None:
     """Fill the folder of a TokenStore; or, where features are not padded ids alone, meta.json with "why"."""
     halves = hashes(texts)
-    ordered, places = np.unique(halves, axis=0, return_index=True)  # of equal texts the place of the first
+    places = np.lexsort(halves.T[::-1])  # stable, so that of equal texts the first comes first
+    ordered = halves[places]
+    new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))
+    ordered, places = ordered[new], places[new]
     chosen = np.zeros(len(halves), dtype=bool)
     chosen[places] = True
     distinct = (text for text, wanted in zip(texts, chosen, strict=True) if wanted)
@@ -147,7 +145,7 @@ def write_store(folder: Path, texts: Texts, preprocess: Callable[..., Any], fixe
 
 
 class _NotKept(Exception):
-    """Features that cannot be made of kept ids; why."""
+    """Why features cannot be made of kept ids."""
 
 
 def _tokenise(
@@ -176,18 +174,14 @@ def _tokenise(
 
 def same(features: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether two batches' features are equal: names in order, types, values."""
-    import torch
+    return _plain(features) == _plain(others)
 
-    if list(features) != list(others):
-        return False
-    for one, other in zip(features.values(), others.values(), strict=True):
-        tensors = isinstance(one, torch.Tensor), isinstance(other, torch.Tensor)
-        if tensors == (True, True):
-            if one.dtype != other.dtype or not torch.equal(one, other):
-                return False
-        elif any(tensors) or one != other:
-            return False
-    return True
+
+def _plain(features: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [
+        (name, value.dtype, value.shape, value.numpy().tobytes()) if hasattr(value, "numpy") else (name, value)
+        for name, value in features.items()
+    ]
 
 
 def _state(model: Any) -> dict[str, Any] | None:
@@ -218,8 +212,6 @@ def _digest(texts: Texts) -> str:
 
     found = hashlib.sha256()
     for column in texts.columns():
-        table, stream = pyarrow.table({"": column}), pyarrow.BufferOutputStream()
-        with pyarrow.ipc.new_stream(stream, table.schema) as writer:
-            writer.write_table(table)
-        found.update(stream.getvalue())
+        for chunk in column.chunks:
+            found.update(pyarrow.record_batch([chunk], [""]).serialize())
     return found.hexdigest()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
-import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import NLI_LABELS, ROLES, LabelMap, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.rows import Tally, each_kept
+from raoe_train.data.rows import Counts, Parse, Tally, by_column, each_kept
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from datasets import Dataset
 
-logger = logging.getLogger(__name__)
-
 CLASSES = ("entailment", "contradiction", "neutral")
 """What a premise's hypotheses are to it, in the order of the roles positive, negative, neutral."""
 
@@ -30,43 +27,33 @@ PAIRINGS = ("one", "zip", "all")
 
 
 def triplet_table(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: str | os.PathLike[str],
     *,
-    columns: Mapping[str, str | int | None] | None = None,
+    columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
-    seed: int | None = None,
     path: Path | None = None,
-) -> tuple[Dataset, dict[str, Any]]:
+) -> tuple[Dataset, Counts]:
     """Read triplets, or make them of NLI pairs.
 
     A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral)
     holds triplets, which are taken as they are, repeated ones too. Any other holds pairs of a premise and a
-    hypothesis with a label; the pairs of all sources are grouped by the premise's exact text.
+    hypothesis with a label, which are grouped by the premise's exact text.
 
-    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by a contradicting hypothesis of the
-    same premise; footnote 7: "one premise can have multiple contradiction hypotheses. In our implementation,
-    we only sample one as the hard negative and we did not find a difference by using more". Entailed pairs
-    whose premise has no contradiction are left out (issue 238 of its repository: 275,601 triplets are left of
-    314k pairs). The code that made its file is not published, so neither its draw nor whether a premise with
-    several entailed hypotheses stands there once or several times is known. The default here is one triplet a
-    premise: a premise that stands in a batch twice would have its own positive among the negatives.
+    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the
+    same premise, drawn at random, and leaves premises without one out (issue 238 of its repository: 275,601 triplets
+    are left of 314k pairs); the code that made its file is not published. The default here is one triplet a premise:
+    a premise that stands in a batch twice would have its own positive among the negatives.
 
     Args:
-        source: as for `read_pairs`, one or several; all with pairs or all with triplets.
-        columns: {our name: the source's column}: sentence1, sentence2, label and split of pairs; anchor,
-            positive, negative, neutral and split of triplets. Positions as for `read_pairs`.
-        labels: {word or int: class} with classes 0 entailment, 1 neutral, 2 contradiction, where the default
-            words do not do. A class of None leaves rows with such a label out.
-        on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        neutral: also give each triplet a neutral hypothesis. A premise without one is then left out, since a
-            column has an entry for every triplet. (SimCSE found no gain in it, section 6.3.)
-        pairing: of pairs. "one": a premise's first entailed with its first contradicting hypothesis; "zip": its
-            i-th with its i-th, as many as it has of the fewer; "all": every combination.
-        seed: of pairs. Draws the hypotheses of "one" and "zip" at random, as SimCSE does; None: in file order.
-        path: as for to_table.
+        source, columns, on_error, path: as for pair_table.
+        labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
+        neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
+            in it, section 6.3.)
+        pairing: of pairs, in file order. "one": a premise's first entailed with its first contradicting hypothesis;
+            "zip": its i-th with its i-th, as many as it has of the fewer; "all": every combination.
 
     Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
     "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
@@ -74,16 +61,10 @@ def triplet_table(
     (hypotheses that the pairing leaves over).
 
     Returns:
-        (Dataset, counts). Columns anchor, positive, negative and, if asked for, neutral: strings; of NLI the premise,
-        an entailed, a contradicting and a neutral hypothesis. Losses of sentence-transformers go by this order: anchor,
-        positive, then every further one a negative. Counts {"read": rows read, "premises": distinct anchors among the
-        rows that could be parsed, "triplets", "used": rows that stand in a triplet, "other_split": rows of splits not
-        asked for, "dropped": {reason: rows}}; read = used + other_split + all dropped.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), a column that is missing or there twice (the
-            label of pairs too), sources with pairs and with triplets, or no triplet left.
+        (Dataset, counts, "kept" the rows that stand in a triplet). Columns anchor, positive, negative and, if asked
+        for, neutral: strings; of NLI the premise, an entailed, a contradicting and a neutral hypothesis. Losses of
+        sentence-transformers go by this order: anchor, positive, then every further one a negative. Errors are those of
+        read_pairs.
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
@@ -93,61 +74,38 @@ def triplet_table(
     mapped = bool(set(columns or {}) & set(ROLES))
     if mapped and (besides := sorted(set(columns or {}) - {*ROLES, "split"})):
         raise ValueError(f"columns maps {', '.join(ROLES)} and split of triplets; got {besides} besides")
-    names = [source] if isinstance(source, (str, os.PathLike)) else list(source)
-    if not names:
-        raise ValueError("source names nothing to read")
-    listed = ", ".join(map(str, names))
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
-    pairs: list[tuple[str, str, int]] = []
-    triplets: list[tuple[str, ...]] = []
+    as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
+    as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
+    chosen: list[Parse] = []  # what the first row is, all are
 
-    def parse(fields: dict[str, Any], source: Source) -> None:
-        if mapped or any(column in fields for column in ROLES["anchor"]):
-            found = source.columns.find(fields, roles)
-            triplets.append(tuple(parse_sentence(role, fields[found[role]]) for role in roles))
-        else:
-            found = source.columns.find(fields, (*TEXTS, "label"))
-            premise, hypothesis = (parse_sentence(name, fields[found[name]]) for name in TEXTS)
-            pairs.append((premise, hypothesis, parse_label(fields[found["label"]], label_map, found["label"])))
+    def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
+        if not chosen:
+            of_triplets = mapped or any(column in fields for column in ROLES["anchor"])
+            chosen.append(as_triplet if of_triplets else as_pair)
+        return tuple(chosen[0](fields, source).values())
 
-    tally = Tally(on_error)
-    sources = [open_source(name, columns) for name in names]
-    read = sum(1 for opened in sources for _ in each_kept(opened, parse, tally)) + tally.dropped.total()
-    if pairs and triplets:
-        raise ValueError(f"{listed}: {len(pairs)} rows are pairs and {len(triplets)} are triplets; read them apart")
-    premises = len({texts[0] for texts in pairs or triplets})
-    if pairs:
-        triplets = _combine(pairs, CLASSES[: len(roles) - 1], pairing, seed, tally.dropped)
+    opened, tally = open_source(source, columns), Tally(on_error)
+    rows = list(each_kept(opened, parse, tally))
+    left_out = tally.dropped.total()
+    advice = ""
+    if chosen == [as_pair]:
+        triplets, dropped = _combine(rows, CLASSES[: len(roles) - 1], pairing)
+        tally.dropped += dropped
+        advice = _advice({label for _, _, label in rows}) if rows else ""
     else:
-        apart = [texts for texts in triplets if len(set(texts[1:])) == len(roles) - 1]
-        tally.dropped["text in two roles"] += len(triplets) - len(apart)
-        triplets = apart
-    tally.dropped = +tally.dropped  # without reasons that no row had
-    if not triplets:
-        raise ValueError(f"{listed}: no triplet left of {read} rows: {tally.why()}{_advice(pairs)}{tally.listed()}")
-    out, other = tally.dropped.total(), sum(opened.other_split for opened in sources)
-    if out:
-        logger.info("%s: %d of %d rows left out: %s", listed, out, read, dict(tally.dropped))
-    counts = {
-        "read": read + other,
-        "premises": premises,
-        "triplets": len(triplets),
-        "used": read - out,
-        "other_split": other,
-        "dropped": dict(tally.dropped),
-    }
+        triplets = [texts for texts in rows if len(set(texts[1:])) == len(roles) - 1]
+        tally.dropped["text in two roles"] = len(rows) - len(triplets)
+    used = len(rows) + left_out - tally.dropped.total()
+    counts = tally.counts(opened.name, used, "triplet", advice)
     return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets), path), counts
 
 
 def _combine(
-    pairs: Iterable[tuple[str, str, int]],
-    classes: Sequence[str],
-    pairing: str,
-    seed: int | None,
-    dropped: Counter[str],
-) -> list[tuple[str, ...]]:
-    """Triplets of each premise, in file order of the premises; adds to `dropped` the rows that go into none."""
-    rng = None if seed is None else random.Random(seed)
+    pairs: Sequence[tuple[str, str, int]], classes: Sequence[str], pairing: str
+) -> tuple[list[tuple[str, ...]], Counter[str]]:
+    """(triplets of each premise, in file order of the premises; the rows that go into none, by reason)."""
+    dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
     for premise, hypothesis, label in pairs:
         premises.setdefault(premise, {}).setdefault(hypothesis, []).append(label)
@@ -165,24 +123,17 @@ def _combine(
         rows = sum(map(len, chosen.values()))
         if lacking := [name for name in classes if not chosen[NLI_LABELS[name]]]:
             dropped[f"premise without {lacking[0]}"] += rows
-            continue
-        if rng is not None:
-            for texts in chosen.values():
-                rng.shuffle(texts)
-        if pairing == "all":
-            combined = list(itertools.product(*chosen.values()))
+        elif pairing == "all":
+            triplets.extend((premise, *texts) for texts in itertools.product(*chosen.values()))
         else:  # zip ends with the shortest
-            combined = list(zip(*chosen.values(), strict=False))[: 1 if pairing == "one" else None]
-            dropped["surplus"] += rows - len(combined) * len(chosen)
-        triplets.extend((premise, *texts) for texts in combined)
-    return triplets
+            zipped = list(zip(*chosen.values(), strict=False))[: 1 if pairing == "one" else None]
+            dropped["surplus"] += rows - len(zipped) * len(chosen)
+            triplets.extend((premise, *texts) for texts in zipped)
+    return triplets, dropped
 
 
-def _advice(pairs: Sequence[tuple[str, str, int]]) -> str:
-    """What pairs lack that gave no triplet."""
-    if not pairs:
-        return ""
-    labels = {label for _, _, label in pairs}
+def _advice(labels: set[int]) -> str:
+    """What pairs with these labels lack that gave no triplet."""
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
     why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
     if absent:

@@ -39,11 +39,8 @@ def lora_config(settings: Mapping[str, Any]) -> Any:
 
 
 def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ()) -> None:
-    """Freeze `model`, a transformers model, and put a LoRA adapter in it; its weights are float32.
-
-    An adapter that is there already goes on being trained; ValueError where it is another one. Modules whose names
-    start with one of `leave` get no adapter and are trained themselves.
-    """
+    """Freeze `model`, a transformers model, and put a LoRA adapter in it, in float32. One that is there already goes on
+    being trained. Modules whose names start with one of `leave` get no adapter and are trained themselves."""
     import torch
     from peft import prepare_model_for_kbit_training
 

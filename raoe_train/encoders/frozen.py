@@ -16,10 +16,7 @@ from raoe_train.encoders.named import Encoder, identity
 
 
 def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Callable[[Sequence[str]], np.ndarray]:
-    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked, with load_encoder's errors.
-
-    `role` is what errors call it, such as "teacher"; ValueError where it gives NaN for a sentence, which is named.
-    """
+    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked. Errors call it its `role`."""
     prompt, asked = encoder.prompt, {"task": getattr(encoder, "task", None)}
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
         prompt, asked["prompt"] = None, prompt
@@ -43,7 +40,7 @@ def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Call
 def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, batch_size: int | None = None
 ) -> np.ndarray:
-    """[n, d] float32 embeddings of texts, errors as embedder's.
+    """[n, d] float32 embeddings of texts.
 
     What is in the directory `cache` (by default the encoder's own, if it has one), in a folder of this encoder and
     these texts, is not made again, and what is missing is put there, shard by shard.

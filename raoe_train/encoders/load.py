@@ -6,16 +6,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from raoe_train.encoders.named import Encoder, Model, as_model
+from raoe_train.encoders.named import SCRATCH, Dtype, Encoder, Model, as_model
 
 logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-SCRATCH = "scratch"
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = get_args(Dtype)
 ALL = "all"  # of bidirectional_layers
 CONDITIONAL = "conditional"  # the prompt that has a {condition}, among a model's prompts
 
@@ -38,9 +37,7 @@ def load_encoder(
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
         settings: fields of raoe_train.encoders.named.Model in place of the encoder's own.
 
-    Raises:
-        ValueError: a setting that cannot be, or no sentences for a model from scratch.
-        FileNotFoundError: a path that is not there.
+    ValueError for a setting that cannot be, FileNotFoundError for a path that is not there.
     """
     import torch
     from sentence_transformers.sentence_transformer.modules import Transformer
@@ -72,7 +69,9 @@ def load_encoder(
         raise ValueError(f"{chosen.name} brings its own {type(model[0]).__name__}, which is loaded as it is, unchanged")
     if chosen.max_seq_length is not None:
         model.max_seq_length = chosen.max_seq_length
-    _check_positions(model)
+    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
+    if limit is not None and model.max_seq_length is not None and model.max_seq_length > limit:
+        raise ValueError(f"model.max_seq_length is {model.max_seq_length}, but the encoder has only {limit} positions")
     if chosen.prompt is not None:
         _apply_prompt(model, chosen.prompt)
     return model
@@ -86,19 +85,8 @@ def check_path(name: str) -> None:
 
 
 def _check(chosen: Model, train: bool) -> None:
-    from raoe_train.encoders.bidirectional.configuration import MODES
-
     layers, mode = chosen.bidirectional_layers, chosen.bidirectional_mode
-    for key, value, known in (
-        ("pooling", chosen.pooling, POOLING),
-        ("dtype", chosen.dtype, DTYPES),
-        ("bidirectional_mode", mode, MODES),
-    ):
-        if value is not None and value not in known:
-            raise ValueError(f"model.{key} must be one of {', '.join(known)}, got {value!r}")
-    if layers not in (None, ALL) and (isinstance(layers, bool) or not isinstance(layers, int) or layers < 0):
-        raise ValueError(f"model.bidirectional_layers must be a whole number or {ALL!r}, got {layers!r}")
-    if mode != MODES[0] and layers in (None, 0):
+    if mode != "modify" and layers in (None, 0):
         raise ValueError(f"model.bidirectional_mode {mode} needs model.bidirectional_layers")
     if mode == "add" and layers == ALL:
         raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
@@ -193,6 +181,8 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
 
     Also without bidirectional layers it is what saves an adapter together with the name of its base.
     """
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     from raoe_train.encoders.adapters import four_bit
     from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
@@ -217,13 +207,19 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     else:
         decoder = inner.config.model_type in ARCHITECTURES
         if chosen.load_in_4bit and not decoder:
-            raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for "
-                             f"{inner.config.model_type!r}")  # fmt: skip
+            kind = inner.config.model_type
+            raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for {kind!r}")
         if layers is None and not (decoder and (chosen.load_in_4bit or (chosen.lora and train))):
             return
-        depth = inner.config.num_hidden_layers
-        model[0].model = BidirectionalModel.around(inner, depth if layers == ALL else layers or 0, mode, **base)
-    _warn_of_last_token(model)
+        count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
+        model[0].model = BidirectionalModel.around(inner, count, mode, **base)
+    config = model[0].model.config
+    last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
+    if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
+        logger.warning(
+            "one bidirectional layer and last-token pooling: embeddings are those of the causal model, since the last "
+            "token saw all others anyway; pool the mean, or make two or more layers bidirectional"
+        )
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
@@ -239,18 +235,6 @@ def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
         add_lora(inner.decoder, lora, leave=[f"layers.{number}." for number in added])
 
 
-def _warn_of_last_token(model: Any) -> None:
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    config = model[0].model.config
-    last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
-    if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
-        logger.warning(
-            "one bidirectional layer and last-token pooling: embeddings are those of the causal model, since the last "
-            "token saw all others anyway; pool the mean, or make two or more layers bidirectional"
-        )
-
-
 def _draw_weights(model: Any, seed: int) -> None:
     import torch
     from transformers import AutoModel
@@ -263,12 +247,6 @@ def _draw_weights(model: Any, seed: int) -> None:
     missing, _ = old.load_state_dict(new.state_dict(), strict=False)
     if missing:
         raise ValueError(f"model.random_weights cannot make weights for {', '.join(missing[:3])}")
-
-
-def _check_positions(model: Any) -> None:
-    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
-    if limit is not None and model.max_seq_length is not None and model.max_seq_length > limit:
-        raise ValueError(f"model.max_seq_length is {model.max_seq_length}, but the encoder has only {limit} positions")
 
 
 def _apply_prompt(model: Any, prompt: str) -> None:

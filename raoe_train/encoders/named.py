@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.recipe import Option, convert, parameters
@@ -11,13 +11,15 @@ from raoe_train.recipe import Option, convert, parameters
 # Of frozen encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first
 # token as it is, without BERT's own pooler.
 POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
+SCRATCH = "scratch"  # the name of a model that is made
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 @dataclass
 class Scratch:
     """A small model with random weights, and a tokenizer trained on the training sentences."""
 
-    architecture: Annotated[str, "bert, with WordPiece, or llama, with byte-level BPE"] = "bert"
+    architecture: Annotated[Literal["bert", "llama"], "bert, with WordPiece, or llama, with byte-level BPE"] = "bert"
     vocab_size: Annotated[int, "most entries of the vocabulary"] = 4000
     hidden_size: Annotated[int, "width"] = 128
     layers: Annotated[int, "transformer layers"] = 2
@@ -33,7 +35,8 @@ class Encoder:
 
     name: Annotated[str | None, "encoder or SentenceTransformer, by name or path"] = None
     pooling: Annotated[
-        str | None, "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]"
+        Literal["mean", "weighted_mean", "cls", "max", "last"] | None,
+        "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]",
     ] = None
     prompt: Annotated[str | None, "text around every {text}, saved with the model: 'query: {text}'"] = None
     max_seq_length: Annotated[int | None, "longer sentences are cut to this many tokens"] = None
@@ -59,13 +62,14 @@ class Model(Encoder):
     name: Annotated[str, "encoder or SentenceTransformer, by name or path; scratch makes one"] = "bert-base-uncased"
     random_weights: Annotated[bool, "keep architecture and tokenizer, draw new weights (training.seed)"] = False
     dropout: Annotated[float | None, "override the encoder's dropout probabilities"] = None
-    dtype: Annotated[str | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
+    dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
-    bidirectional_layers: Annotated[Any, "so many of a decoder's last layers look both ways, or 'all' [as saved]"] = (
-        None
-    )
+    bidirectional_layers: Annotated[
+        int | Literal["all"] | None, "so many of a decoder's last layers look both ways, or 'all' [as saved]"
+    ] = None
     bidirectional_mode: Annotated[
-        str, "modify lifts their mask, sum adds causal and bidirectional output, add puts new layers on top"
+        Literal["modify", "sum", "add"],
+        "modify lifts their mask, sum adds causal and bidirectional output, add puts new layers on top",
     ] = "modify"
     load_in_4bit: Annotated[bool, "a decoder's weights in 4 bits (QLoRA's NF4); needs a GPU to be fast"] = False
     lora: Annotated[dict[str, Any], "train a LoRA adapter: keys of peft.LoraConfig (target_modules: all-linear)"] = (
@@ -75,11 +79,8 @@ class Model(Encoder):
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """All that can be said of an encoder, from its name or a section that says less, with `changes` on top.
-
-    Raises:
-        ValueError: an unknown key, or a value of the wrong type.
-    """
+    """All that can be said of an encoder, from its name or a section that says less, with `changes` on top. ValueError
+    for an unknown key, or a value that cannot be."""
     said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
     if isinstance(encoder, FrozenEncoder):
         said["pooling"] = encoder.pooling or POOLING.get(str(encoder.name))
@@ -94,8 +95,8 @@ def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """What decides on what a model gives, equal for equal ones: its section of the recipe but for where and how fast it
-    runs, and its files' fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
+    """What decides on what a model gives: its section of the recipe but for where and how fast it runs, and its files'
+    fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
     task = {"task": model.task} if getattr(model, "task", None) is not None else {}
     return {**said, **task, "device": None, "files": fingerprint(said["name"])}

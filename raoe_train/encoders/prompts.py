@@ -8,7 +8,6 @@ saved model needs nothing of ours.
 
 from __future__ import annotations
 
-import copy
 import json
 import string
 import tempfile
@@ -22,28 +21,17 @@ _KEPT = ("model_max_length", "padding_side", "truncation_side", "model_input_nam
 
 
 def parse_template(template: str) -> tuple[str, str]:
-    """The text before and after {text}; a brace of the text itself is doubled: {{ or }}.
-
-    Raises:
-        ValueError: {text} is missing, is there twice or has a format; another {field}; a single brace.
-    """
-    parts, others = [""], []
+    """The text before and after {text}, the only field there may be; a brace of the text is doubled: {{ or }}."""
+    parts = [""]
     try:
-        pieces = list(string.Formatter().parse(template))
+        for literal, *field in string.Formatter().parse(template):
+            parts[-1] += literal
+            if field == ["text", "", None]:
+                parts.append("")
+            elif field[0] is not None:
+                raise ValueError(f"{{{field[0]}}} must be filled in beforehand, only a plain {{text}} is the sentence")
     except ValueError as error:
-        raise ValueError(f"prompt {template!r}: {error} (a brace of the text is doubled)") from error
-    for literal, field, format_spec, conversion in pieces:
-        parts[-1] += literal
-        if (field, format_spec, conversion) == ("text", "", None):
-            parts.append("")
-        elif field is not None:
-            mark = f"!{conversion}" if conversion else ""
-            others.append(f"{{{field}{mark}{':' if format_spec else ''}{format_spec}}}")
-    if others:
-        raise ValueError(
-            f"prompt {template!r}: {', '.join(others)} must be filled in beforehand; only {{text}} stands for the "
-            "sentence (a brace of the text is doubled)"
-        )
+        raise ValueError(f"prompt {template!r}: {error} (a brace of the text is doubled)") from None
     if len(parts) != 2:
         raise ValueError(
             f"prompt {template!r} must have {{text}} once, where the sentence goes; it has {len(parts) - 1}"
@@ -54,19 +42,16 @@ def parse_template(template: str) -> tuple[str, str]:
 def apply_template(model: Any, template: str) -> None:
     """Make a SentenceTransformer put every text into `template`, see parse_template; in place.
 
-    The prefix becomes the default prompt, and that of queries and documents where they have none. The suffix's
-    tokens come after the text's, in place of those of an earlier template, and before the special tokens at the
-    end ([SEP], EOS). Where the last token is pooled, those are left out: it is the suffix's last token that a
-    prompt like 'in one word:"' prepares. In a pair of texts only the second has the suffix, as only the first has
-    the prefix. For a text that ends in a word, the tokens are those of the filled-in template.
+    The prefix becomes the default prompt, and that of queries and documents where they have none. The suffix's tokens
+    come after the text's, in place of those of an earlier template, and before the special tokens at the end ([SEP],
+    EOS). Where the last token is pooled, those are left out: it is the suffix's last token that a prompt like 'in one
+    word:"' prepares. In a pair of texts only the second has the suffix, as only the first has the prefix. For a text
+    that ends in a word, the tokens are those of the filled-in template.
 
-    The model's tokenizer is replaced by a plain PreTrainedTokenizerFast, as some classes (BERT's) make their own
-    post-processor on loading. Texts are no longer put into the chat template of a tokenizer that has one. Set
-    max_seq_length and the pooling before. Encoding with another prompt changes only the prefix.
+    The tokenizer is replaced by a plain PreTrainedTokenizerFast, as some classes (BERT's) make their own post-processor
+    on loading. Texts are no longer put into its chat template. Set max_seq_length and the pooling before.
 
-    Raises:
-        ValueError: see parse_template; a model or tokenizer that cannot have the prefix or the suffix, or would not
-            have it after saving and loading. The model is then as before.
+    ValueError for a model that cannot have the template, or not after saving and loading; it is then as before.
     """
     from sentence_transformers.sentence_transformer.modules import Pooling
     from transformers import PreTrainedTokenizerFast
@@ -131,9 +116,7 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
     processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", there)
     settings: dict[str, Any] = {}
     if suffix:
-        ids = suffix_ids(backend, suffix)
-        added = {"id": _KEY, "ids": ids, "tokens": [backend.id_to_token(number) for number in ids]}
-        processor = _insert(original, added, last)
+        processor = _template(_backend(tokenizer, post_processor=original), suffix_ids(backend, suffix), last)
         settings[_KEY] = {"text": suffix, "post_processor": original}
     settings.update(tokenizer.special_tokens_map)
     settings.update((name, getattr(tokenizer, name)) for name in _KEPT)
@@ -156,50 +139,26 @@ def suffix_ids(backend: Any, suffix: str) -> list[int]:
     return list(found.pop())
 
 
-def _insert(processor: dict[str, Any] | None, added: dict[str, Any], last: bool) -> dict[str, Any]:
-    """The post-processor (as in tokenizer.json) with `added` after the text; nothing follows it if `last`.
+def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
+    """The post-processor (as in tokenizer.json) that adds what `backend` adds, whatever makes it do so, and the suffix
+    after the text, or the second text of a pair; nothing follows it if `last`."""
+    special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
-    A second TemplateProcessing behind the first would not do: it fails on three parts ([CLS] text [SEP]).
-    """
-    steps = [] if processor is None else copy.deepcopy(processor.get("processors", [processor]))
-    steps = [step for found in steps for step in as_template(found)]
-    templates = [step for step in steps if step["type"] == "TemplateProcessing"]
-    if not templates:
-        pieces = [{"Sequence": {"id": name, "type_id": number}} for number, name in enumerate("AB")]
-        templates = [{"type": "TemplateProcessing", "single": pieces[:1], "pair": pieces, "special_tokens": {}}]
-        steps += templates
-    if len(templates) > 1:
-        raise ValueError("the tokenizer adds special tokens in two steps; where a suffix goes is not known")
-    for name in ("single", "pair"):
-        pieces = templates[0][name]
-        end = 1 + max(place for place, piece in enumerate(pieces) if "Sequence" in piece)
-        suffix = {"SpecialToken": {"id": _KEY, "type_id": pieces[end - 1]["Sequence"]["type_id"]}}
-        templates[0][name] = [*pieces[:end], suffix, *([] if last else pieces[end:])]
-    templates[0]["special_tokens"][_KEY] = added
-    return {"type": "Sequence", "processors": steps}
+    def pieces(*texts: str) -> list[dict[str, Any]]:
+        made, found = backend.encode(*texts), []
+        for number, token, text, kind in zip(made.ids, made.tokens, made.sequence_ids, made.type_ids, strict=True):
+            sequence = {"Sequence": {"id": "AB"[text or 0], "type_id": kind}}
+            if text is None:
+                special[token] = {"id": token, "ids": [number], "tokens": [token]}
+                found.append({"SpecialToken": {"id": token, "type_id": kind}})
+            elif sequence not in found:
+                found.append(sequence)
+        end = max(place for place, piece in enumerate(found) if "Sequence" in piece)
+        behind = {"SpecialToken": {"id": _KEY, "type_id": found[end]["Sequence"]["type_id"]}}
+        return [*found[: end + 1], behind, *([] if last else found[end + 1 :])]
 
-
-def as_template(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """The post-processors of BERT and RoBERTa, which are fixed, as a TemplateProcessing; others as they are."""
-    from tokenizers import Tokenizer, models, processors
-
-    kind = step["type"]
-    if kind in ("TemplateProcessing", "ByteLevel"):
-        return [step]
-    if kind not in ("BertProcessing", "RobertaProcessing"):
-        raise ValueError(f"the tokenizer's post-processor {kind} is not known; where a suffix goes in it is not either")
-    (cls, first), (sep, second) = step["cls"], step["sep"]
-    pair = f"{cls} $A {sep} $B:1 {sep}:1" if kind == "BertProcessing" else f"{cls} $A {sep} {sep} $B {sep}"
-    made = Tokenizer(models.BPE())
-    made.post_processor = processors.TemplateProcessing(
-        single=f"{cls} $A {sep}", pair=pair, special_tokens=[(cls, first), (sep, second)]
-    )
-    template = json.loads(made.to_str())["post_processor"]
-    if kind == "BertProcessing":
-        return [template]
-    # RoBERTa's also trims offsets, as this does
-    trimming = {name: step[name] for name in ("trim_offsets", "add_prefix_space")}
-    return [{"type": "ByteLevel", "use_regex": True, **trimming}, template]
+    single, pair = pieces("a"), pieces("a", "a")
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
 
 
 def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:

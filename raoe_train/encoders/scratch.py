@@ -15,8 +15,6 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
     import torch
     from sentence_transformers.sentence_transformer.modules import Transformer
 
-    if chosen.architecture not in MAKERS:
-        raise ValueError(f"model.scratch.architecture must be one of {', '.join(MAKERS)}, got {chosen.architecture!r}")
     length = max_seq_length or 64
     sizes: dict[str, Any] = {
         "hidden_size": chosen.hidden_size,
@@ -28,7 +26,8 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
     with tempfile.TemporaryDirectory() as folder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen.seed)
-            model, tokenizer = MAKERS[chosen.architecture](chosen, sizes, sentences)
+            make = _bert if chosen.architecture == "bert" else _llama
+            model, tokenizer = make(chosen, sizes, sentences)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)
@@ -82,9 +81,6 @@ def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> 
         eos_token_id=2,
     )
     return LlamaModel(llama), tokenizer
-
-
-MAKERS = {"bert": _bert, "llama": _llama}
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:

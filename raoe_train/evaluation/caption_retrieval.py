@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.data.captions import read_captions
+from raoe_train.data.retrieval import read_captions
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.evaluation.finding import find_task
 from raoe_train.evaluation.outcomes import Outcomes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data.queries import read_candidates
+from raoe_train.data.retrieval import read_candidates
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
 from raoe_train.evaluation.mteb import read_mteb

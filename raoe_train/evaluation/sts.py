@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from raoe_train.data import read_pairs
-from raoe_train.data.conditional import is_conditional, read_scored
+from raoe_train.data.conditional import read_scored
 from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import find_source
 from raoe_train.evaluation.outcomes import Outcomes
@@ -54,14 +53,7 @@ class StsTask(EmbeddingTask):
 def read_sts(name: str, reading: Reading) -> StsTask:
     """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
     source = find_source(name, reading.data_dir, "sts")
-    if is_conditional(reading.prompt):
-        if not isinstance(source, str):
-            raise ValueError(f"task {name!r}: the prompt has a {{condition}}, and SentEval's sets have none")
-        pairs = read_scored(source, reading.prompt, columns=reading.columns, on_error=reading.on_error)
-    else:
-        # labels have no part in this: a set may hold any, or none
-        columns = {**(reading.columns or {}), "label": "none"}
-        pairs = read_pairs(source, columns=columns, on_error=reading.on_error, require=("score",))
+    pairs = read_scored(source, reading.prompt, columns=reading.columns, on_error=reading.on_error)
     if len(set(pairs["score"][:])) < 2:
         where = source if isinstance(source, str) else name
         raise ValueError(f"{where}: all scores are equal, so no correlation is defined")

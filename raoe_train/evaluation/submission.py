@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.conditional import conditional_table, split_conditional, with_conditions
+from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.encoders.load import CONDITIONAL
 from raoe_train.encoders.named import Model
@@ -31,24 +31,23 @@ def conditional_prompt(model: Any) -> str | None:
 
 
 def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
-    """The rows to predict. ValueError where there is no prompt to put their conditions in."""
+    """The rows to predict, as conditional_table has them."""
     if not source:
         raise ValueError("data.input is missing: the C-STS rows to predict")
-    if prompt is None or "{condition}" not in prompt:
+    if not is_conditional(prompt):
         raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
-    return conditional_table(source, columns=columns or None)[0]
+    return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
 
 
-def submit(model: Any, rows: Dataset, prompt: str, path: str, batch_size: int) -> int:
+def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; how many.
 
     The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test Results"):
     one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each row of csts_test.csv, for that repository's
     `python make_test_submission.py YOUR_EMAIL PATH`, which takes exactly 4732 predictions. Nothing is sent from here.
     """
-    before, _ = split_conditional(prompt)
-    first, second = with_conditions(rows, before + "{text}")
-    found = cosines(*np.split(encode_sentences(model, [*first, *second], batch_size), 2))
+    texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
+    found = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))
     write_json(path, {str(row): value for row, value in enumerate(found.tolist())})
     print(f"{len(rows)} predictions -> {path}")
     return len(rows)

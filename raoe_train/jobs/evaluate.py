@@ -99,7 +99,7 @@ def evaluate(
             made = {name: pkgutil.resolve_name(f"raoe_train.studies.analyses:{name}") for name in analyses}
             result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
         if rows is not None:
-            result["predictions"] = submit(encoder, rows, str(prompt), str(submission), batch_size)
+            result["predictions"] = submit(encoder, rows, str(submission), batch_size)
         made_by = model.name if named else None
         result.update(model=made_by, versions=versions(), commit=commit(), settings=settings)
         if path:

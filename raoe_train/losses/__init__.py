@@ -1,24 +1,16 @@
 """sentence-transformers loss modules over raoe_kernels' losses.
 
-Each is used with ``raoe_train.Trainer``, or as sentence-transformers' own with ``SentenceTransformerTrainer`` and the
-collator that it ``reads``. A batch can be encoded piece by piece (``mini_batch_size``) and compared over all processes
-(``gather_across_devices``) exactly: both give the gradient of the plain single-process batch. ``register`` makes a loss
-of your own one that recipes name, by its signature.
+For ``raoe_train.Trainer``, or ``SentenceTransformerTrainer`` with the collator that a loss ``reads``. A batch can be
+encoded piece by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``): both give the
+gradient of the plain single-process batch. ``register`` makes a loss of your own one that recipes name.
 
-``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look.
-Others are an error of the collective or worse (gloo ends the process that has fewer rows; with
-TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares shapes and says which differ). ``"uneven"`` is for a loop of your own with
-last batches that differ: the processes, each with a row at least, first exchange their sizes, and a GPU waits for them.
-Under FSDP, which gathers layers in every forward, processes must also have as many mini-batches as each other.
+``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look,
+and others are an error of the collective or worse (gloo ends the process that has fewer rows). With ``"uneven"`` the
+processes first exchange their sizes, each with a row at least, and a GPU waits for them. Under FSDP, which gathers
+layers in every forward, processes must also have as many mini-batches as each other.
 
-The losses of pairs see three numbers a pair: the cosine that the encoder gives it, its score and, for the angular part,
-its NLI label. Labels come as ``{"score": (B,), "label": (B,)}`` from ``raoe_train.ScoreLabelCollator``, as a (B, 2)
-tensor whose rows are ``[label, score]``, or, where no NLI label is needed, as a (B,) tensor of scores.
-
-InfoNCELoss and AnglEContrastiveLoss see columns of texts, anchor, positive and hard negatives, and no labels.
-ListMLELoss sees one column, the sentences of several lists, and how long each list is, from
-``raoe_train.ListCollator``. SimilarityDistillationLoss and RankDistillationLoss see two columns and their texts, which
-a teacher of theirs reads, from ``raoe_train.TextCollator``.
+Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
+``[label, score]`` or, where no NLI label is needed, (B,) scores. ``reads`` names what the others take.
 """
 
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss

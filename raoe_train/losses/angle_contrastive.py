@@ -21,11 +21,10 @@ class AnglEContrastiveLoss(InfoNCELoss):
     """InfoNCE plus ``angle_weight`` x AnglE's order of angles: the RAOE paper's adaptation of AnglE (its appendix,
     "Baseline Implementation for Ablations").
 
-    Columns are anchor, positive, negative and, perhaps, neutral. The contrastive part is InfoNCELoss with all of them,
-    so neutrals are hard negatives as contradictions are. The angular part is CoSENT over ``pairwise_angle_sim`` of the
-    batch's pairs (anchor, other column), Angle(positive) < Angle(neutral) < Angle(negative) of whichever anchors;
-    without neutrals it is AnglE's binary order. AnglE's third part, CoSENT of cosines, is not in it: the appendix
-    speaks of a contrastive and an angular part.
+    Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
+    angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
+    Angle(neutral) < Angle(negative) of whichever anchors. AnglE's third part, CoSENT of cosines, is not in it: the
+    appendix speaks of a contrastive and an angular part.
 
     Args:
         model, scale, contrastive: see InfoNCELoss; scale is tau of both parts.
@@ -45,14 +44,10 @@ class AnglEContrastiveLoss(InfoNCELoss):
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
     ) -> Tensor:
-        """The loss, (), of (B, D) embeddings of the columns; see InfoNCELoss.
-
-        ValueError for other than 3 or 4 columns.
-        """
+        """The loss, (), of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
         if len(embeddings) not in (3, 4):
             raise ValueError(
-                "AnglEContrastiveLoss takes columns anchor, positive, negative and perhaps neutral, "
-                f"got {len(embeddings)}"
+                f"AnglEContrastiveLoss takes anchor, positive, negative, perhaps neutral; got {len(embeddings)} columns"
             )
         contrast = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
         anchor, *others = embeddings

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,24 +10,18 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from raoe_train.data.columns import NLI_LABELS
 
 
-@dataclass
 class ScoreLabelCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
     together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two that are
     there.
 
-    Labels are whole numbers or the words of `label_names` (by default the NLI ones, larger = less related). A dataset
-    with neither or other label columns is collated as sentence-transformers does it.
+    Labels are whole numbers or the NLI words (larger = less related); any others, and a score that is no number, are
+    a ValueError. A dataset with neither or other label columns is collated as sentence-transformers does it.
 
     raoe_train.Trainer makes it. For another trainer pass it prompts as its own collator gets them::
 
         ScoreLabelCollator(preprocess_fn=model.preprocess, prompts=args.prompts, router_mapping=args.router_mapping)
-
-    Raises:
-        ValueError: a label that is no known word or whole number, or a score that is no number.
     """
-
-    label_names: Mapping[str, int] = field(default_factory=lambda: dict(NLI_LABELS))
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
         columns = features[0] if features else {}
@@ -37,28 +29,16 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
             return super().__call__(features)
         labels = {"score": torch.tensor([_score(row["score"]) for row in features])}
         if "label" in columns:
-            labels["label"] = torch.tensor([self._label(row["label"]) for row in features])
+            labels["label"] = torch.tensor([_label(row["label"]) for row in features])
         rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]
-        batch = super().__call__(rest)
-        batch["label"] = labels
-        return batch
-
-    def _label(self, value: Any) -> int:
-        if isinstance(value, str):
-            if value not in self.label_names:
-                raise ValueError(f"label {value!r} is none of {', '.join(self.label_names)}")
-            return self.label_names[value]
-        if value is None or int(value) != value:
-            raise ValueError(f"a label must be a whole number or one of {', '.join(self.label_names)}, got {value!r}")
-        return int(value)
+        return {**super().__call__(rest), "label": labels}
 
 
-@dataclass
 class TextCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator with the columns' texts beside the tokens, for losses whose teacher reads them:
     the batch's labels are {"texts": [B texts of the first column, …]}, without prompts.
 
-    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
+    Made as ScoreLabelCollator.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -67,7 +47,6 @@ class TextCollator(SentenceTransformerDataCollator):
         return {**batch, "label": {"texts": [[row[name] for row in features] for name in columns]}}
 
 
-@dataclass
 class ListCollator(SentenceTransformerDataCollator):
     """A collator for lists of sentences, what ListMLELoss takes.
 
@@ -75,10 +54,7 @@ class ListCollator(SentenceTransformerDataCollator):
     row, n * n numbers. The batch is one tokenised column, all sentences in order, with labels {"lengths": int64 (B,),
     "teacher": float32 (B, n, n), n the longest list's, 0 beyond a list's own}; no "teacher" where there is no `label`.
 
-    Pass it prompts as the trainer's own collator gets them, see ScoreLabelCollator.
-
-    Raises:
-        ValueError: no column `sentences`, an empty list, or a teacher of another size.
+    Made as ScoreLabelCollator. ValueError for no column `sentences`, an empty list, or a teacher of another size.
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
@@ -108,3 +84,10 @@ def _score(value: Any) -> float:
     if value is None or isinstance(value, str):
         raise ValueError(f"a score must be a number, got {value!r}")
     return float(value)
+
+
+def _label(value: Any) -> int:
+    number = NLI_LABELS.get(value) if isinstance(value, str) else value
+    if number is None or int(number) != number:
+        raise ValueError(f"a label must be a whole number or one of {', '.join(NLI_LABELS)}, got {value!r}")
+    return int(number)

@@ -18,18 +18,14 @@ Embed = Callable[[Sequence[str]], np.ndarray]
 
 
 class DistillationLoss(CachedLoss):
-    """What losses with a teacher on the fly share: the frozen encoder reads each batch's texts, as they are, anew.
-
-    A batch is two columns of B sentences, with labels {"texts": the two columns' texts, B strings each} from
-    raoe_train.TextCollator, since the teacher has a tokenizer and a prompt of its own.
+    """A loss whose frozen teacher reads each batch's texts: two columns of B sentences, with labels {"texts": the two
+    columns' texts, B strings each} from raoe_train.TextCollator, since it has a tokenizer and a prompt of its own.
 
     Args:
-        model, scale, cached: see CachedLoss; what scale does the subclass says.
-        embed: n sentences -> the teacher's embeddings, [n, D'] float32; D' need not be the student's dimension. It is
-            no part of this module, so nothing trains, moves or saves it; autocast around the loss is around it, too.
-            raoe_train.encoders.frozen.embedder makes one. Recipes say it in the section `teacher`.
-
-    ValueError: gather_across_devices; each process compares within its own batch.
+        model, scale, cached: see CachedLoss; gather_across_devices is a ValueError.
+        embed: n sentences -> the teacher's embeddings, [n, D'] float32, of any dimension D'. It is no part of this
+            module, so nothing trains, moves or saves it. raoe_train.encoders.frozen.embedder makes one, recipes by
+            their section `teacher`.
     """
 
     reads = PAIRS_WITH_TEXTS
@@ -44,7 +40,7 @@ class DistillationLoss(CachedLoss):
         self._embed = embed
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The loss, (), of two columns of (B, D) embeddings. ValueError for other columns, or texts that do not fit."""
+        """The loss, (), of two columns of (B, D) embeddings."""
         texts = labels.get("texts") if isinstance(labels, Mapping) else None
         if texts is None:
             raise ValueError(f"{type(self).__name__} needs the batch's texts: use raoe_train.TextCollator")
@@ -68,8 +64,8 @@ class DistillationLoss(CachedLoss):
 class SimilarityDistillationLoss(DistillationLoss):
     """Mean over the pairs of (cos(a_i, b_i) - the teacher's cos(a_i, b_i))².
 
-    MSE of the RAOE paper's Table 4, which "distills similarities from teacher-generated embeddings (on-the-fly)". With
-    the teacher's cosines as static scores it is loss mse, the table's MSE2. `scale` has no part in it.
+    MSE of the RAOE paper's Table 4; with the teacher's cosines as static scores it is loss mse, the table's MSE2.
+    `scale` has no part in it.
     """
 
     name = "similarity_distillation"
@@ -82,18 +78,13 @@ class RankDistillationLoss(DistillationLoss):
     """Each first sentence ranks all second sentences of the batch, and is to rank them as the teacher does: ListMLE.
 
     The student's B x B cosines times `scale` against the order of the teacher's, over ``list_mle_loss``: the rank
-    distillation of RankCSE (Liu et al. 2023, section 3.3, ListMLE). Of RankCSE this is that part alone: its InfoNCE and
-    its consistency of two dropout views are not in it, and the two columns of pairs take the place of the two views.
-    RankCSE leaves the diagonal out, a sentence with itself; here it is a pair like the others, and stays.
+    distillation of RankCSE (Liu et al. 2023, section 3.3), without its InfoNCE and its consistency of two dropout
+    views, in whose place are the two columns. RankCSE leaves out the diagonal, a sentence with itself; here it is a
+    pair like the others.
     """
 
     name = "rank_distillation"
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        student, teacher = _cosines(a, b), _cosines(teacher_a, teacher_b)
-        return list_mle_loss(student, teacher, tau=self.scale)
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """(B, D), (B, D) -> (B, B)."""
-    return nn.functional.normalize(a, dim=1) @ nn.functional.normalize(b, dim=1).T
+        a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
+        return list_mle_loss(a @ b.T, teacher_a @ teacher_b.T, tau=self.scale)

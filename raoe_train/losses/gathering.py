@@ -14,23 +14,25 @@ Gather = bool | Literal["uneven"]  # what gather_across_devices may be; see raoe
 def gather_pairs(
     similarity: Tensor, score: Tensor, label: Tensor | None, *, uneven: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """(B,) tensors of every process, concatenated in the order of ranks; the inputs themselves in a single
-    process.
+    """(B,) tensors of every process in the order of ranks; the inputs themselves in a single process.
 
-    Only `similarity` carries a gradient. Every process computes the same loss from what this returns, and
-    each takes the gradient of its own similarities times the number of processes: DistributedDataParallel,
-    which averages, then arrives at exactly the gradient of one process with the whole batch.
+    Only `similarity` carries a gradient. Every process computes the same loss of what this returns, and takes the
+    gradient of its own similarities times the number of processes: DistributedDataParallel, which averages, then
+    arrives at exactly the gradient of one process with the whole batch.
     """
-    sizes, _ = process_rows(similarity, uneven=uneven)
+    sizes, start = process_rows(similarity, uneven=uneven)
     if len(sizes) == 1:
         return similarity, score, label
-    gathered = _GatherOwnGradient.apply(similarity, sizes)
+    own, everyone = similarity.view_as(similarity), _all_gather(similarity, sizes)
+    if own.requires_grad:
+        own.register_hook(lambda gradient: gradient * len(sizes))
+    gathered = torch.cat([everyone[:start], own, everyone[start + len(own) :]])
     return gathered, _all_gather(score, sizes), None if label is None else _all_gather(label, sizes)
 
 
 def process_rows(own: Tensor, *, uneven: bool) -> tuple[list[int], int]:
-    """How many rows each process has, in the order of ranks, and where `own`'s begin among them: ([B], 0) in a
-    single process. As many as `own` has, unless `uneven`, where the processes tell each other."""
+    """How many rows each process has, in the order of ranks, and where `own`'s begin among them. As many as `own` has,
+    unless `uneven`, where the processes tell each other."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return [own.shape[0]], 0
     sizes = [own.shape[0]] * dist.get_world_size()
@@ -42,26 +44,13 @@ def process_rows(own: Tensor, *, uneven: bool) -> tuple[list[int], int]:
 
 
 def gather_rows(own: Tensor, sizes: list[int]) -> Tensor:
-    """(B, ...) -> (sum of sizes, ...): the rows of every process in the order of ranks; `own` itself in a single
-    process.
+    """(B, ...) -> (sum of sizes, ...): the rows of every process in the order of ranks.
 
     The gradient that all processes have for a row goes to the one that it came from. Where each computes a loss of
     its own, times the number of processes and over the whole batch's count, DistributedDataParallel's average is
     exactly the gradient of one process with the whole batch.
     """
     return own if len(sizes) == 1 else _GatherEveryGradient.apply(own, sizes)
-
-
-class _GatherOwnGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, sizes: list[int]) -> Tensor:
-        rank = dist.get_rank()
-        ctx.start, ctx.rows, ctx.world = sum(sizes[:rank]), sizes[rank], len(sizes)
-        return _all_gather(own, sizes)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.narrow(0, ctx.start, ctx.rows) * ctx.world, None
 
 
 class _GatherEveryGradient(torch.autograd.Function):

@@ -17,9 +17,9 @@ from raoe_train.losses.reads import TRIPLETS
 class InfoNCELoss(CachedLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
-    Columns are anchor, positive and any number of hard negatives. One hard negative is BeLLM's Eq. 6; the value is
-    that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim where no text occurs twice. Memory is that
-    of the embeddings: logits are never stored, and the loss takes its own chunks of rows, whatever `mini_batch_size`.
+    Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. One hard
+    negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim
+    where no text occurs twice. Logits are never stored: memory is that of the embeddings.
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
@@ -31,10 +31,7 @@ class InfoNCELoss(CachedLoss):
         mask_duplicates: leave false negatives out of the softmax. A column, positive or negative, is no negative of an
             anchor if its text is the anchor's, or is the positive of that anchor's text in any row of the batch; in
             the other direction, the same pairs. An anchor's own positive always counts. Texts are the same where the
-            encoder gets the same tokens (prompts included, after truncation).
-
-    A row is its own label: labels are ignored. ValueError where there are fewer than two columns, they have different
-    numbers of rows, or duplicates are to be masked and a column is not text.
+            encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
     """
 
     name = "infonce"
@@ -67,13 +64,8 @@ class InfoNCELoss(CachedLoss):
     ) -> Tensor:
         """The loss, (), of (B, D) embeddings of the columns.
 
-        Args:
-            embeddings: anchors, positives, negatives…
-            labels: ignored.
-            texts: (B, columns) integers, equal where texts are, across columns (and processes); without them no
-                duplicate is known, and none is masked.
-
-        ValueError where there are fewer than two columns or shapes disagree.
+        `texts` are (B, columns) integers, equal where texts are, across columns (and processes); without them no
+        duplicate is known, and none is masked.
         """
         _check_columns([len(column) for column in embeddings])
         own = embeddings[0]
@@ -101,10 +93,9 @@ class InfoNCELoss(CachedLoss):
         others = torch.cat(negatives) if negatives else None
         targets = torch.arange(start, start + len(rows), device=rows.device)
 
-        def loss(which: Tensor | slice, ignore: Tensor | tuple[Tensor, Tensor] | None) -> Tensor:
-            return info_nce_loss(
-                rows[which], partners, others, tau=self.scale, targets=targets[which], ignore=ignore
-            )  # fmt: skip
+        def loss(which: Any, ignore: Any) -> Tensor:
+            found = {"targets": targets[which], "ignore": ignore}
+            return info_nce_loss(rows[which], partners, others, tau=self.scale, **found)
 
         if same is None:
             return loss(slice(None), None)
@@ -206,13 +197,8 @@ def _mixed(tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def _check_columns(rows: list[int]) -> None:
-    if len(rows) < 2:
+    if len(rows) < 2 or len(set(rows)) > 1:
         raise ValueError(
-            f"InfoNCELoss needs columns anchor, positive and any number of negatives, got {len(rows)}: add the "
-            "positives (or the anchors again, as SimCSE does)"
-        )
-    if len(set(rows)) > 1:
-        raise ValueError(
-            f"InfoNCELoss needs a text in each row of each column, got columns of {', '.join(map(str, rows))} rows: "
-            "leave out incomplete rows, or make a data set of them with a loss of its own"
+            "InfoNCELoss needs columns anchor, positive (the anchors again, as SimCSE does) and any number of "
+            f"negatives, with a text in each row, got columns of {', '.join(map(str, rows))} rows"
         )

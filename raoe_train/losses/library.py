@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -15,22 +14,11 @@ Distance = Literal["cosine", "euclidean"]
 
 
 def of_recipes(reads: Reads, compares_batch: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function that returns a loss an entry of raoe_train.losses.registry, by its own name.
+    """Makes a function that returns a loss an entry of raoe_train.losses.registry, by its own name; see CachedLoss."""
 
-    Args:
-        reads: what the loss trains on.
-        compares_batch: see CachedLoss.
-    """
-
-    def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def made(*arguments: Any, **settings: Any) -> Any:
-            loss = function(*arguments, **settings)
-            loss.reads, loss.compares_batch = reads, compares_batch
-            return loss
-
-        made.name, made.reads = function.__name__, reads  # type: ignore[attr-defined]
-        return made
+    def entry(function: Any) -> Callable[..., Any]:
+        function.name, function.reads, function.compares_batch = function.__name__, reads, compares_batch
+        return function
 
     return entry
 

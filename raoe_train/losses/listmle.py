@@ -29,14 +29,13 @@ class ListMLELoss(CachedLoss):
     list's rows has it; for lists of one length it is the mean of the lists. No list is compared with another.
 
     A batch is one column, all sentences of all lists one after another, with labels {"lengths": (B,) sentences of each
-    list, "teacher": (B, n, n) with n the longest list, what is beyond a list's own corner unread}. ListCollator makes
-    it of a dataset with a column `sentences` of lists of texts, and `label`, if there, of each list's n x n teacher.
+    list, "teacher": (B, n, n) with n the longest list, what is beyond a list's own corner unread}, of ListCollator.
 
     Args:
         model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
             gather_across_devices processes weigh by their sentences, so that the mean over processes, of the loss and,
-            in DistributedDataParallel, of the gradient, is the whole batch's where their lists differ in length.
-            Nothing but that number is gathered, so True and "uneven" are the same.
+            in DistributedDataParallel, of the gradient, is the whole batch's. Nothing but that number is gathered, so
+            True and "uneven" are the same.
         ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
             shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
     """
@@ -58,22 +57,32 @@ class ListMLELoss(CachedLoss):
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The loss, (), of one column of (N, D) embeddings.
 
-        ValueError where there are more columns, or labels are missing, of another shape or NaN. (On a GPU, which would
-        have to wait, only the first batch's values are looked at.)
+        ValueError for labels that are missing, of another shape or NaN. (On a GPU, which would have to wait, only the
+        first batch's values are looked at.)
         """
-        if len(embeddings) != 1:
+        if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             raise ValueError(
-                f"ListMLELoss takes one column, the sentences of all lists one after another, got {len(embeddings)}: "
-                "use raoe_train.ListCollator with a column of lists"
+                "ListMLELoss takes one column, the sentences of all lists, and labels with their 'lengths', got "
+                f"{len(embeddings)} and {type(labels).__name__}: use raoe_train.ListCollator"
             )
         (own,) = embeddings
-        lengths, teacher = self._targets(labels, own)
+        lengths = labels["lengths"].to(own.device)
+        teacher = labels.get("teacher")
+        if teacher is None:
+            place = torch.arange(int(lengths.max()), device=own.device)
+            teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
+        teacher = teacher.detach().to(own.device)
+        # A look at the values makes a GPU wait.
+        if own.device.type == "cpu" or not self._checked_labels:
+            _check(lengths, teacher, len(own))
+            self._checked_labels = True
         longest = teacher.shape[1]
         place = torch.arange(longest, device=own.device)
         real = place < lengths[:, None]
         starts = (lengths.cumsum(0) - lengths)[:, None]
-        # Beyond a list stands another one's sentence, which the mask hides.
-        lists = _normalised(own)[(starts + place).clamp(max=len(own) - 1)]
+        # Unit rows, in float32 at least. Beyond a list stands another one's sentence, which the mask hides.
+        wide = own if own.dtype == torch.float64 else own.float()
+        lists = nn.functional.normalize(wide, dim=1)[(starts + place).clamp(max=len(own) - 1)]
         with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are no order
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
@@ -89,45 +98,13 @@ class ListMLELoss(CachedLoss):
         sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
 
-    def _targets(self, labels: Any, own: Tensor) -> tuple[Tensor, Tensor]:
-        """(lengths (B,), teacher (B, n, n)) of a batch, on the embeddings' device."""
-        if not isinstance(labels, Mapping) or "lengths" not in labels:
-            found = sorted(labels) if isinstance(labels, Mapping) else type(labels).__name__
-            raise ValueError(
-                f"ListMLELoss needs labels with the 'lengths' of the lists, got {found}: use raoe_train.ListCollator"
-            )
-        lengths = labels["lengths"].to(own.device)
-        if lengths.ndim != 1 or lengths.is_floating_point() or not len(lengths):
-            raise ValueError(f"lengths must be whole numbers, one a list, got {lengths.dtype} {tuple(lengths.shape)}")
-        teacher = labels.get("teacher")
-        if teacher is None:
-            place = torch.arange(int(lengths.max()), device=own.device)
-            teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
-        teacher = teacher.detach().to(own.device)
-        if teacher.ndim != 3 or teacher.shape[0] != len(lengths) or teacher.shape[1] != teacher.shape[2]:
-            raise ValueError(
-                f"teacher must have shape ({len(lengths)}, n, n), a square for each list, got {tuple(teacher.shape)}"
-            )
-        self._check(lengths, teacher, len(own))
-        return lengths, teacher
 
-    def _check(self, lengths: Tensor, teacher: Tensor, sentences: int) -> None:
-        # A look at the values makes a GPU wait, so there only the first batch is looked at.
-        if self._checked_labels and lengths.device.type != "cpu":
-            return
-        self._checked_labels = True
-        given = lengths.tolist()
-        if sum(given) != sentences or min(given) < 1 or max(given) > teacher.shape[1]:
-            raise ValueError(
-                f"lengths must be at least 1, at most teacher's {teacher.shape[1]} and add up to the {sentences} "
-                f"sentences, got {given}"
-            )
-        for number, length in enumerate(given):
-            if bool(teacher[number, :length, :length].isnan().any()):
-                raise ValueError(f"the teacher of list {number} of the batch has NaN: remove or complete such lists")
-
-
-def _normalised(embeddings: Tensor) -> Tensor:
-    """Unit rows, in float32 at least, and 0 where a row is 0."""
-    wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-    return nn.functional.normalize(wide, dim=1)
+def _check(lengths: Tensor, teacher: Tensor, sentences: int) -> None:
+    given = lengths.flatten().tolist()
+    if lengths.shape != (len(given),) or sum(given) != sentences or min(given) < 1:
+        raise ValueError(f"lengths must be (B,), at least 1 and add up to the {sentences} sentences, got {given}")
+    if teacher.shape != (len(given), teacher.shape[-1], teacher.shape[-1]) or max(given) > teacher.shape[-1]:
+        raise ValueError(f"teacher must have shape ({len(given)}, n, n), n >= {max(given)}, got {tuple(teacher.shape)}")
+    for number, length in enumerate(given):
+        if bool(teacher[number, :length, :length].isnan().any()):
+            raise ValueError(f"the teacher of list {number} of the batch has NaN: remove or complete such lists")

@@ -68,7 +68,7 @@ class PairLoss(CachedLoss):
         return torch.stack(list(loss.values())).sum()
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        """The loss of two (B, D) embeddings. ValueError where labels are missing, too many or NaN."""
+        """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, too many or NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
         if self.scale == AUTO:
@@ -90,37 +90,33 @@ class PairLoss(CachedLoss):
         """(score, label) of a batch in any of its forms, label None where no loss looks at it."""
         label: Tensor | None = None
         if isinstance(labels, Mapping):
-            if "score" not in labels:
-                raise ValueError(f"{type(self).__name__} needs a score for each pair, got columns {sorted(labels)}")
-            score, label = labels["score"], labels.get("label")
-        elif labels is None:
-            raise ValueError(f"{type(self).__name__} needs labels: a score for each pair")
-        elif labels.ndim == 2 and labels.shape[1] == 2:
+            score, label = labels.get("score"), labels.get("label")
+        elif labels is not None and labels.ndim == 2 and labels.shape[1] == 2:
             label, score = labels[:, 0], labels[:, 1]
         else:
-            score = labels.reshape(-1)
+            score = labels
+        if score is None or (self.needs_label and label is None):
+            wanted = "a score and an NLI label" if self.needs_label else "a score"
+            raise ValueError(
+                f"{type(self).__name__} needs {wanted} for each pair: use raoe_train.ScoreLabelCollator "
+                "with columns 'label' and 'score', or one column 'label' of [label, score]"
+            )
         for name, column in (("score", score), ("label", label)):
             if column is not None and column.numel() != rows:
                 raise ValueError(
                     f"{type(self).__name__} expects {rows} values of {name} (one per pair), "
                     f"got {column.numel()} with shape {tuple(column.shape)}"
                 )
-        if self.needs_label and label is None:
-            raise ValueError(
-                f"{type(self).__name__} needs an NLI label for each pair: use raoe_train.ScoreLabelCollator "
-                "with columns 'label' and 'score', or one column 'label' of [label, score]"
-            )
         score = score.reshape(-1).detach()
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if self.needs_label and label is not None else None
-        self._check(score, label)
+        # A look at the values makes a GPU wait, so there only the first batch is looked at.
+        if score.device.type == "cpu" or not self._checked_labels:
+            self._check(score, label)
+            self._checked_labels = True
         return score, label.long() if label is not None else None
 
     def _check(self, score: Tensor, label: Tensor | None) -> None:
-        # A look at the values makes a GPU wait, so there only the first batch is looked at.
-        if self._checked_labels and score.device.type != "cpu":
-            return
-        self._checked_labels = True
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a score that is NaN: remove or complete such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):

@@ -10,7 +10,7 @@ from typing import Any
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import resolve_label_map
-from raoe_train.data.conditional import is_conditional, prompted_table
+from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.settings import Data
@@ -26,17 +26,11 @@ SENTENCES = ["sentence1", "sentence2"]
 
 @dataclass(frozen=True)
 class Reads:
-    """What a loss trains on.
+    """What a loss trains on."""
 
-    Attributes:
-        name: in messages, such as "triplets".
-        read: (source, data, prompt, loss) -> Table. `data` is the section of the recipe, its labels and score_scale
-            those of this source; `prompt` is model.prompt; `loss` is the module, made without a model, for what its
-            keywords change.
-        collator: a class of data collators, made with preprocess_fn, prompts and router_mapping.
-    """
-
-    name: str
+    name: str  # in messages, such as "triplets"
+    # (source, data, prompt, loss): `data` is the section of the recipe, with the labels and score_scale of this source,
+    # `prompt` is model.prompt, `loss` is the module, made without a model.
     read: Callable[[str, Data, str | None, Any], Table]
     collator: type[SentenceTransformerDataCollator] = SentenceTransformerDataCollator
 
@@ -59,7 +53,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Tab
     if is_conditional(prompt):
         if needs_label:
             raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
-        return _kept(source, data, "scored pairs", prompted_table, prompt=prompt)
+        return _kept(source, data, "scored pairs", conditional_table, prompt=prompt)
     names = [*SENTENCES, "score", *(["label"] if needs_label else [])]
     asked = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
     return _kept(source, data, "scored pairs", pair_table, **asked)
@@ -67,21 +61,18 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Tab
 
 def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1."""
-    import pyarrow.compute
-
     dataset, counts = _scored_pairs(source, data, prompt, loss)
-    scores = dataset.data.column("score")
-    if not data.score_scale:
-        least, most = pyarrow.compute.min_max(scores).as_py().values()
-        if least < -1 or most > 1:
-            raise ValueError(
-                f"{source}: loss mse compares scores with cosines, and these run from {least} to {most}; "
-                "declare data.score_scale LOWEST HIGHEST"
-            )
-        return dataset, counts
-    lowest, highest = data.score_scale
-    unit = [(score - lowest) / (highest - lowest) for score in scores.to_pylist()]
-    return dataset.remove_columns("score").add_column("score", unit), counts
+    scores = dataset["score"][:]
+    if data.score_scale:
+        lowest, highest = data.score_scale
+        unit = [(score - lowest) / (highest - lowest) for score in scores]
+        return dataset.remove_columns("score").add_column("score", unit), counts
+    if min(scores) < -1 or max(scores) > 1:
+        raise ValueError(
+            f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to {max(scores)}; "
+            "declare data.score_scale LOWEST HIGHEST"
+        )
+    return dataset, counts
 
 
 def _triplets(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
@@ -118,12 +109,9 @@ def _sentences(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
 
 def _distinct(source: str, names: list[str], path: Path | None, **asked: Any) -> Table:
     """The different sentences of a source of pairs, column text."""
-    import pyarrow
-
     pairs, counts = pair_table(source, names, **asked)
-    chunks = [chunk for name in names for chunk in pairs.data.column(name).chunks]
-    texts = pyarrow.chunked_array(chunks).unique()
-    return to_table(({"text": text.as_py()} for text in texts), path), counts
+    texts = dict.fromkeys(text for name in names for text in pairs.unique(name))
+    return to_table(({"text": text} for text in texts), path), counts
 
 
 SCORED_PAIRS = Reads("scored pairs", _scored_pairs, ScoreLabelCollator)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
 from raoe_train.losses import library
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import AUTO, settings_of
@@ -18,23 +20,7 @@ from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
 from raoe_train.recipe import UNDER, convert, nearest
 
-LOSSES: dict[str, Callable[..., Any]] = {}
-DIMS = "matryoshka_dims"  # of every loss of an encoder: it is trained inside a MatryoshkaLoss
-
-
-def register(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Let recipes name a loss; usable as a decorator.
-
-    Args:
-        loss: a class whose constructor takes the model and keywords with annotations and defaults, the recipe's keys,
-            and whose errors (ValueError) begin with the keyword they are about. It has the class attributes `name` and
-            `reads` (see raoe_train.losses.reads). A subclass of CachedLoss or PairLoss has the rest.
-    """
-    LOSSES[loss.name] = loss  # type: ignore[attr-defined]
-    return loss
-
-
-for _loss in (
+OURS: tuple[Any, ...] = (
     RAOELoss,
     RankMarginLoss,
     GatedAngularLoss,
@@ -51,22 +37,29 @@ for _loss in (
     library.online_contrastive,
     library.multiple_negatives,
     library.CausalLM,
-):
-    register(_loss)
+)
+LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in OURS}
+DIMS = "matryoshka_dims"  # of every loss of an encoder: it is trained inside a MatryoshkaLoss
+
+
+def register(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Let recipes name a loss; usable as a decorator.
+
+    Args:
+        loss: a class whose constructor takes the model and keywords with annotations and defaults, the recipe's keys;
+            its errors (ValueError) begin with the keyword. It has the class attributes `name` and `reads` (see
+            raoe_train.losses.reads). A subclass of CachedLoss or PairLoss has the rest.
+    """
+    LOSSES[loss.name] = loss  # type: ignore[attr-defined]
+    return loss
 
 
 def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
-    """What a recipe says of its loss, each value of the type that the signature declares, with all defaults.
+    """What a recipe's section says of its loss: name (by default raoe), keywords of that loss and matryoshka_dims, each
+    value of the type that the signature declares, with all defaults. `key` is the section's, for messages.
 
     None means not given. What lies under recipe.UNDER was said of another loss: it holds as far as this one has it.
-
-    Args:
-        given: the section: name (by default raoe), keywords of that loss, matryoshka_dims. scale may be "auto" where
-            the loss reads scored pairs.
-        key: of the section, for messages.
-
-    Raises:
-        ValueError: no such loss, a key that no loss or not this one has, or a value that cannot be.
+    ValueError for no such loss, a key that no loss or not this one has, or a value that cannot be.
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"{key} must be a mapping of keys, got {given!r}")
@@ -100,30 +93,22 @@ def loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
     """(dotted key, default, help) of every key that some loss has, for the command line's help."""
     yield f"{where}name", RAOELoss.name, ", ".join(LOSSES)
     for key in _everything():
-        defaults = {loss: _hints(loss)[key][1] for loss in LOSSES if key in _hints(loss)}
-        groups: dict[str, list[str]] = {}
-        for loss, default in defaults.items():
-            groups.setdefault(str(default), []).append(loss)
+        by_default: dict[str, tuple[Any, list[str]]] = {}
+        for loss in LOSSES:
+            if key in _hints(loss):
+                default = _hints(loss)[key][1]
+                by_default.setdefault(str(default), (default, []))[1].append(loss)
         text = "also train the first so many dimensions" if key == DIMS else _said(key)
-        if len(groups) == 1:
-            yield where + key, next(iter(defaults.values())), f"{text} ({', '.join(defaults)})"
-        else:
-            by_loss = "; ".join(f"{', '.join(losses)} {default}" for default, losses in groups.items())
-            yield where + key, "of the loss", f"{text} ({by_loss})"
+        for default, losses in by_default.values():
+            yield where + key, default, f"{text} ({', '.join(losses)})"
 
 
 def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -> Any:
-    """The loss of such settings, inside a MatryoshkaLoss where they say so; on no model, one to ask what it is.
-
-    Args:
-        chosen: see loss_settings; what is not in them is by default.
-        model: the encoder.
-        embed: the teacher's, of a loss that asks one.
-    """
-    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
-
+    """The loss of such settings (see loss_settings; the rest is by default), inside a MatryoshkaLoss where they say so;
+    on no model, one to ask what it is. `embed` is the teacher's, of a loss that asks one."""
     made, own = LOSSES[chosen["name"]], {name: chosen[name] for name in chosen if name not in ("name", DIMS)}
     loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
+    loss.reads, loss.compares_batch = made.reads, getattr(made, "compares_batch", False)  # type: ignore[attr-defined]
     return MatryoshkaLoss(model, loss, chosen[DIMS]) if model is not None and chosen.get(DIMS) else loss
 
 

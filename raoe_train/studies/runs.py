@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from raoe_train.artifacts.provenance import digest
 from raoe_train.cli import load
 from raoe_train.recipe import merge, nest, to_dict
-from raoe_train.training.run_directory import flat
 
 # Keys of a variant that are not changes to the training recipe.
 SPECIAL = ("base", "seeds", "grid", "after")
@@ -65,10 +64,7 @@ def expand(
         changes = nest(wish or {})
         special = {key: changes.pop(key, None) for key in SPECIAL}
         changes = merge(shared, _filled(changes, words))
-        grid = dict(flat(special["grid"] or {}))
-        for key, values in grid.items():
-            if not (isinstance(values, list) and values):
-                raise ValueError(f"grid.{key} must be a list of values, got {values!r}")
+        grid = dict(_leaves(special["grid"] or {}))
         for values, seed in itertools.product(itertools.product(*grid.values()), special["seeds"] or seeds):
             point = dict(zip(grid, values, strict=True))
             variant = "-".join([family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())])
@@ -148,6 +144,17 @@ def _filled(values: Any, words: Mapping[str, str | None]) -> Any:
                     raise ValueError(f"--{word} is missing: {values!r} needs it")
                 values = values.replace("{" + word + "}", meaning)
     return values
+
+
+def _leaves(grid: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """(dotted key, values) of a grid."""
+    for key, value in grid.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{where}{key}.")
+        elif isinstance(value, list) and value:
+            yield where + key, value
+        else:
+            raise ValueError(f"grid.{where}{key} must be a list of values, got {value!r}")
 
 
 def _short(value: Any) -> str:

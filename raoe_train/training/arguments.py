@@ -36,13 +36,13 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
             f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
             "without it the last model is kept: --training.eval_strategy no"
         )
+    if "output_dir" in training:
+        raise ValueError("training.output_dir is output/checkpoints; set output")
     known = [field.name for field in fields(SentenceTransformerTrainingArguments) if field.init]
+    words = [f"training.{name}" for name in (*known, *NAMES.values(), *OWN)]
     for key in training:
-        if key not in (*known, *NAMES.values(), *OWN):
-            words = [f"training.{name}" for name in (*known, *NAMES.values(), *OWN)]
+        if f"training.{key}" not in words:
             raise ValueError(f"unknown key training.{key}{nearest(f'training.{key}', words)}")
-        if key == "output_dir":
-            raise ValueError("training.output_dir is output/checkpoints; set output")
 
 
 def trainer_settings(training: dict[str, Any], output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:

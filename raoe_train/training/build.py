@@ -15,7 +15,7 @@ from raoe_train.losses.reads import LISTS, SENTENCES_ALONE
 from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
 from raoe_train.training.arguments import check_training, for_all_processes
 from raoe_train.training.language_model import language_model_trainer
-from raoe_train.training.list_targets import Teacher, check_teacher
+from raoe_train.training.list_targets import Teacher
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import check_sizes
 
@@ -25,13 +25,14 @@ def checked_loss(data: Data, teacher: Teacher, loss: dict[str, Any], training: d
     if not data.train:
         raise ValueError("--data.train is missing: the pairs to train on")
     blank = make_loss(loss)
-    if blank.reads is LISTS:
-        check_teacher(teacher)
-    elif asks_teacher(LOSSES[loss["name"]]):
-        if teacher.name is None:
-            raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from")
-    elif teacher.name is not None or data.shuffle_lists:
-        print(f"loss {loss['name']} has no teacher and no lists: teacher and data.shuffle_lists ignored")
+    lists, asks = blank.reads is LISTS, asks_teacher(LOSSES[loss["name"]])
+    if teacher.name is None and (asks or (lists and teacher.information != "ranking")):
+        alone = " (--teacher.information ranking takes the order of the lists alone)" if lists else ""
+        raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from{alone}")
+    if teacher.name is not None and not (asks or lists):
+        raise ValueError(f"loss {loss['name']} asks no teacher: leave --teacher.name out")
+    if data.shuffle_lists and not lists:
+        raise ValueError(f"loss {loss['name']} reads no lists: leave --data.shuffle_lists out")
     check_training(training, bool(data.dev))
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
@@ -50,8 +51,7 @@ def build_trainer(
     patience: int | None,
     cache_dir: str | None,
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """(the trainer of the encoder, or of the decoder inside it where the loss reads single sentences; what metrics.json
-    says of it). `settings` are those of trainer_settings."""
+    """(the trainer of the encoder, or of the decoder inside it for single sentences; what metrics.json says of it)."""
     if make_loss(loss).reads is SENTENCES_ALONE:
         return language_model_trainer(encoder, datasets, settings)
     args = SentenceTransformerTrainingArguments(**for_all_processes(settings))

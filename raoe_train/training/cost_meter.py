@@ -15,9 +15,6 @@ class CostMeter(TrainerCallback):
 
     Its seconds are those of reading and tokenising batches, of steps and of a teacher that is asked in them, without
     evaluation and without writing checkpoints. Its memory is the peak of all that the loop does, evaluation included.
-
-    Args:
-        device: that the encoder trains on.
     """
 
     def __init__(self, device: Any) -> None:
@@ -31,26 +28,21 @@ class CostMeter(TrainerCallback):
         self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pause()
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pause()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._since = time.perf_counter()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._since = time.perf_counter()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.last_step = state.global_step
-        self.peak = peak_mb(self.cuda)
-
-    def _pause(self) -> None:
         # Evaluating and saving come right after a step's or an epoch's end, and move the mark when they are done.
         now = time.perf_counter()
         self.seconds += now - self._since
         self._since = now
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._since = time.perf_counter()
+
+    on_save = on_evaluate
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.last_step = state.global_step
+        self.peak = peak_mb(self.cuda)
 
     def costs(self) -> dict[str, Any]:
         """{"train_seconds", "train_steps": the steps that they were for, "peak_memory_mb"}."""

@@ -22,18 +22,15 @@ class LanguageModelTrainer(StopsAtNaN, Trainer):
 def language_model_trainer(
     model: Any, datasets: Mapping[str, Any], settings: dict[str, Any]
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
-    """(transformers' Trainer, which makes the decoder inside `model` predict each next token; the result's measures).
+    """(transformers' Trainer, which makes the decoder inside `model` predict each next token; what measures it).
+
+    The measures are {"perplexity": of held-out sentences' tokens, "tokens": trained on in an epoch}.
 
     Args:
         model: a SentenceTransformer that starts with a plain decoder, tied to its head, which is trained in place.
         datasets: each with a column text. A sentence is cut to the model's max_seq_length, and ends with the
             tokenizer's end-of-sequence token.
         settings: of transformers.TrainingArguments.
-
-    The measures are {"perplexity": of held-out sentences' tokens, "tokens": trained on in an epoch}.
-
-    Raises:
-        ValueError: a model that is no such decoder.
     """
     decoder, tokenizer = model[0].model, model.tokenizer
     # With a head of its own, that would be trained, too, and then thrown away.

@@ -1,18 +1,16 @@
 """The teacher of ranking sentences: an encoder's similarities within each list, moved towards the list's order.
 
-They are made once, before training, and kept in shards that appear in one step each: a pass over the lists costs what
-the student's forward pass does, again in every epoch, and its result is 4 n^2 bytes a list (4 kB for 33 sentences).
-What is kept is the raw cosines, so that omega, the ablations and seeds share it.
+They are made once, before training: a pass over the lists costs what the student's forward pass does, and its result is
+4 n^2 bytes a list (4 kB for 33 sentences). What is kept is the raw cosines, which omega, the ablations and seeds share.
 """
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -23,8 +21,7 @@ from raoe_train.artifacts.writing import write_json
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.named import FrozenEncoder, identity
-
-INFORMATION = ("both", "ranking", "semantic")
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -35,22 +32,11 @@ class Teacher(FrozenEncoder):
         None
     )
     information: Annotated[
-        str, "what a list teaches: both, ranking (its order alone) or semantic (similarities alone)"
+        Literal["both", "ranking", "semantic"], "what a list teaches: both, its order alone or similarities alone"
     ] = "both"
-    omega: Annotated[float, "how far similarities are moved towards the list's order (information both)"] = 0.5
-
-
-def check_teacher(teacher: Teacher) -> None:
-    """ValueError where post-training cannot have such a teacher."""
-    if teacher.information not in INFORMATION:
-        raise ValueError(f"teacher.information must be one of {', '.join(INFORMATION)}, got {teacher.information!r}")
-    if not 0 <= teacher.omega < math.inf:
-        raise ValueError(f"teacher.omega must be a number from 0, got {teacher.omega!r}")
-    if teacher.name is None and teacher.information != "ranking":
-        raise ValueError(
-            "--teacher.name is missing: the encoder whose similarities are learned "
-            "(--teacher.information ranking takes the order of the lists alone)"
-        )
+    omega: Annotated[
+        float, Option("how far similarities are moved towards the list's order (information both)", least=0)
+    ] = 0.5
 
 
 def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
@@ -60,11 +46,11 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
     "ranking", no column and no teacher, so that the lists' own order is all there is. Where `shuffled` is a seed each
     list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the
     ranking-sentences paper: (d) is "ranking", (e) "semantic", (c) shuffled.)
-
-    Raises:
-        ValueError: the teacher gives NaN for a sentence, which is named.
     """
+    import torch
     from datasets import Dataset
+
+    from raoe_kernels import refine_similarity
 
     lists = [list(sentences) for sentences in dataset["sentences"]]
     orders = [list(range(len(sentences))) for sentences in lists]
@@ -72,31 +58,19 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
         rng = random.Random(shuffled)
         for order in orders:
             rng.shuffle(order)
-    columns: dict[str, Any] = {
-        "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
-    }
-    if teacher.information != "ranking":
-        # Of the lists as they were: the cosines of a shuffled list are the same, elsewhere.
-        found = similarities(lists, teacher, cache)
-        omega = teacher.omega if teacher.information == "both" else 0.0
-        columns["label"] = [
-            refined(phi[np.ix_(order, order)], omega).ravel() for phi, order in zip(found, orders, strict=True)
-        ]
-    return Dataset.from_dict(columns)
-
-
-def refined(phi: np.ndarray, omega: float) -> np.ndarray:
-    """raoe_kernels.refine_similarity of one list's [n, n] cosines, float32; omega 0 leaves them as they are."""
-    import torch
-
-    from raoe_kernels import refine_similarity
-
-    return refine_similarity(torch.from_numpy(phi), omega).numpy()
+    moved = [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
+    if teacher.information == "ranking":
+        return Dataset.from_dict({"sentences": moved})
+    omega = teacher.omega if teacher.information == "both" else 0.0
+    values = []
+    # Of the lists as they were: the cosines of a shuffled list are the same, elsewhere.
+    for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True):
+        values.append(refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel())
+    return Dataset.from_dict({"sentences": moved, "label": values})
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
-    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero. Each teacher and
-    each set of lists has a folder of its own in `cache`."""
+    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero."""
     size = max(1, once.SHARD // 16)  # lists, of some 16 sentences each
     made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     folder = cache / digest(made_from)[:16]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, evaluate_encoder, main_score
 
 
@@ -25,8 +25,6 @@ class Evaluation:
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     """polarity, its reference the encoder that training starts from where the recipe names none."""
-    from raoe_train.encoders.load import SCRATCH
-
     if polarity.reference.name or model.random_weights or model.name == SCRATCH:
         return polarity
     return replace(polarity, reference=replace(polarity.reference, name=model.name))

@@ -11,7 +11,7 @@ import numpy as np
 from raoe_train.artifacts import figures
 
 # Keys of a training log entry that are no parts of the loss.
-NOT_PARTS = frozenset({"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"})
+NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
@@ -29,22 +29,18 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None
     for key in losses:
         axes.plot(*_series(log_history, key), color=next(colours), label=key)
     axes.set(xlabel="step", ylabel="training loss")
-    handles, names = axes.get_legend_handles_labels()
     if correlations:
         right = axes.twinx()
         right.set_ylabel("Spearman x100")
         for key in correlations:
-            steps, values = _series(log_history, key)
             name = key.removeprefix("eval_").removesuffix("_spearman_cosine")
+            steps, values = _series(log_history, key)
             right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
-        more = right.get_legend_handles_labels()
-        handles, names = handles + more[0], names + more[1]
-    axes.legend(handles, names, frameon=False)
+    made.legend(loc="outside upper center", ncols=5, frameon=False)
     figures.save(made, path)
 
 
-def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that have a key, and its values there."""
+def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """The steps that have a key, and its values there, [2, n]."""
     points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry and "step" in entry]
-    steps, values = np.array(points, dtype=float).reshape(-1, 2).T
-    return steps, values
+    return np.array(points, dtype=float).reshape(-1, 2).T

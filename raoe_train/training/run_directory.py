@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from raoe_train.artifacts.processes import in_first
-from raoe_train.artifacts.writing import partial, write_text
+from raoe_train.artifacts.writing import partial, read_json, write_text
 from raoe_train.encoders.named import Model
 from raoe_train.recipe import to_dict
 
@@ -22,14 +22,9 @@ NO_MATTER = ("output", "overwrite", "device", "cache", "cache_dir")  # keys that
 
 
 def finished_metrics(arguments: SimpleNamespace) -> dict[str, Any] | None:
-    """What metrics.json holds if `arguments.output` has this very run, finished.
-
-    Args:
-        arguments: all of the job `train`, as raoe_train.cli.load("train", …) gives them.
-    """
+    """What metrics.json holds if `arguments.output` has this very run, finished. They are all of the job `train`."""
     output = Path(arguments.output or "")
-    same = _recorded(output) == _identity(to_dict(arguments))
-    return _metrics(output) if same else None
+    return _metrics(output) if _recorded(output) == _identity(to_dict(arguments)) else None
 
 
 def claim(output: Path, recipe: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
@@ -39,8 +34,7 @@ def claim(output: Path, recipe: dict[str, Any], overwrite: bool) -> dict[str, An
     """
     file, ours, theirs = output / "recipe.yaml", _identity(recipe), _recorded(output)
     if theirs == ours:
-        finished = _metrics(output)
-        if finished is not None:
+        if finished := _metrics(output):
             clear_unfinished(output)
         return finished
     if theirs is not None and not overwrite:
@@ -88,14 +82,8 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end (its state comes last)."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
-    for path in found:
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        return path
-    return None
+    whole = [path for path in folder.glob("checkpoint-*") if read_json(path / "trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def log_writer(path: Path) -> Any:
@@ -126,18 +114,15 @@ def _recorded(output: Path) -> dict[str, Any] | None:
 
 
 def _metrics(output: Path) -> dict[str, Any] | None:
-    done = output / "metrics.json"
-    return json.loads(done.read_text(encoding="utf-8")) if done.is_file() else None
+    return read_json(output / "metrics.json") or None
 
 
-def _identity(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flat(recipe) if key.rpartition(".")[2] not in NO_MATTER}
-
-
-def flat(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of nested mappings."""
+def _identity(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Dotted keys and their values, without those that change no result."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{where}{key}.")
-        else:
-            yield where + str(key), value
+            found |= _identity(value, f"{where}{key}.")
+        elif key not in NO_MATTER:
+            found[f"{where}{key}"] = value
+    return found

@@ -7,7 +7,7 @@ weights that are NaN. Its look at each loss is what this costs, in place of that
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from transformers import TrainerCallback
 
 from raoe_train.training.run_directory import newest_checkpoint
 
-SHOWN = 3  # rows of a batch with their texts
+SHOWN = 16  # rows of a batch
 LEFT = "its gradient left weights that are not finite"
-CHUNK = 1024  # rows of a dataset, tokenised together when a batch's are looked for
 
 
 class StopsAtNaN:
@@ -54,22 +53,18 @@ class StopsAtNaN:
         return FloatingPointError("\n".join([f"step {step}: {found}", *self._rows(batch), *self._to_try()]))
 
     def _rows(self: Any, batch: Mapping[str, Any]) -> Iterator[str]:
-        of = self.accelerator.process_index
-        where = f" of process {of}" if self.accelerator.num_processes > 1 else ""
-        name = batch.get("dataset_name")
-        dataset = self.train_dataset
-        if isinstance(dataset, Mapping):
-            name = name or next(iter(dataset))
-            dataset = dataset[name]
-        rows = rows_of(batch, dataset, self.data_collator)
-        if not rows:
-            yield f"rows of the batch{where}: not found in the data"
-            return
-        listed = ", ".join("?" if row is None else str(row) for row in rows[:32])
-        more = f" and {len(rows) - 32} more" if len(rows) > 32 else ""
-        yield f"rows of the batch{where}, of {name or 'the data'} as it was read, from 0: {listed}{more}"
-        for row in [row for row in rows if row is not None][:SHOWN]:
-            yield f"  {row}: {_shown(dataset[row])}"
+        tokenizer = getattr(self.data_collator, "tokenizer", None) or self.model.tokenizer
+        of, name = self.accelerator, batch.get("dataset_name")
+        where = f" of process {of.process_index}" if of.num_processes > 1 else ""
+        yield f"the batch{where}{f', of {name}' if name else ''}, as the encoder reads its first rows:"
+        columns = []
+        for key, ids in batch.items():
+            real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
+            if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
+                rows = zip(ids[:SHOWN], real[:SHOWN].bool(), strict=True)
+                columns.append([tokenizer.decode(row[keep].tolist()) for row, keep in rows])
+        for texts in zip(*columns, strict=True):
+            yield "  " + " | ".join(text[:80] for text in texts)
 
     def _to_try(self: Any) -> Iterator[str]:
         rate = f"training.learning_rate (now {self.args.learning_rate:g})"
@@ -103,51 +98,3 @@ class _BeforeSaving(TrainerCallback):
 def finite_weights(model: Any) -> bool:
     """Whether all numbers of all parameters that are trained are finite."""
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
-
-
-def rows_of(batch: Mapping[str, Any], dataset: Any, collate: Callable[[list[Any]], Any]) -> list[int | None]:
-    """The numbers of a collated batch's rows in the dataset, found by their tokens; [] where a batch has none.
-
-    A row that is in the dataset more than once has its first place's number, one that is not found None. It reads the
-    dataset up to the last of them, tokenised anew.
-    """
-    wanted = _token_rows(batch)
-    places: dict[Any, int] = {}
-    missing = set(wanted)
-    for start in range(0, len(dataset), CHUNK):
-        if not missing:
-            break
-        rows = [dataset[number] for number in range(start, min(start + CHUNK, len(dataset)))]
-        for number, tokens in enumerate(_token_rows(collate(rows)), start):
-            if tokens in missing:
-                missing.discard(tokens)
-                places[tokens] = number
-    return [places.get(tokens) for tokens in wanted]
-
-
-def _token_rows(batch: Mapping[str, Any]) -> list[Any]:
-    """What each row of a batch is, as tokens without padding: a tuple for each column, or for each of its sentences."""
-    columns = []
-    for name, ids in batch.items():
-        if name == "input_ids" or name.endswith("_input_ids"):
-            mask = batch.get(name.removesuffix("input_ids") + "attention_mask")
-            if getattr(ids, "ndim", 0) != 2 or mask is None:
-                return []
-            columns.append([tuple(row[keep.bool()].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)])
-    label = batch.get("label")
-    if isinstance(label, Mapping) and "lengths" in label and len(columns) == 1:  # lists of sentences, one after another
-        sentences = iter(columns[0])
-        return [tuple(next(sentences) for _ in range(length)) for length in label["lengths"].tolist()]
-    return list(zip(*columns, strict=True)) if columns else []
-
-
-def _shown(row: Mapping[str, Any]) -> str:
-    parts = []
-    for name, value in row.items():
-        if isinstance(value, str):
-            parts.append(repr(value[:80]))
-        elif isinstance(value, list) and value and isinstance(value[0], str):
-            parts.append(f"{value[0][:80]!r} and {len(value) - 1} more")
-        elif isinstance(value, (int, float)):
-            parts.append(f"{name} {value:g}")
-    return " | ".join(parts)

@@ -18,19 +18,9 @@ def read_training_data(
 ) -> tuple[Any, Texts]:
     """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
 
-    The columns are those that the loss reads. They are Arrow tables in memory; with data.cache_dir those of files are
-    memory-mapped, and made once.
-
-    Args:
-        data: the section of the recipe.
-        loss: what make_loss gives, on no model.
-        seed: of data.max_rows and data.shuffle_lists.
-        prompt: the encoder's; one with a {condition} makes sources of scored pairs C-STS files.
-        teacher, cache: what lists are to be ranked by, see with_targets; without a teacher their own order.
-
-    Raises:
-        ValueError, FileNotFoundError: as the readers in raoe_train.data; or scores that loss mse cannot compare.
-        OSError: data.cache_dir cannot be written.
+    The columns are those that the loss, as make_loss gives it on no model, reads. They are Arrow tables in memory; with
+    data.cache_dir those of files are memory-mapped, and made once. `seed` is that of data.max_rows and
+    data.shuffle_lists, `prompt` the encoder's. For `teacher` and `cache` see with_targets.
     """
     from datasets import DatasetDict
 

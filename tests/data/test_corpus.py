@@ -1,18 +1,21 @@
 """The built-in corpus: the same everywhere, its targets right, its splits apart."""
 
+import gzip
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from raoe_train.data import corpus as made
-from raoe_train.data import corpus_sentences, generate_corpus, read_pairs
-from raoe_train.data.corpus import Filler, Scene, compare, write
+from raoe_train.data import read_pairs
+from tools import builtin_corpus as made
+from tools.builtin_corpus import Filler, Scene, compare, write
 
+ROOT = Path(__file__).parents[2]
 MAN = Filler("man|gentleman", "man")
 SCENE = Scene(
     agent=MAN,
@@ -103,7 +106,8 @@ def test_corpus(splits):
         for label in (0, 1, 2)
     ]
     assert mean[0] > mean[1] > mean[2]  # the order of NLI data scored by teachers
-    words = {word for text in corpus_sentences() for word in re.findall(r"\w+", text.lower())}
+    texts = [text for name in ("sentence1", "sentence2") for text in splits["train"][name]]
+    words = {word for text in texts for word in re.findall(r"\w+", text.lower())}
     assert 150 < len(words) < 500
 
 
@@ -119,33 +123,21 @@ def test_splits_share_no_premise_and_no_pair(splits):
         assert not set(splits[one]["sentence1"][:]) & set(splits[other]["sentence2"][:])
         assert not set(splits[one]["sentence2"][:]) & set(splits[other]["sentence1"][:])
     # nor does another seed carry a split's scenes elsewhere
-    assert not set(generate_corpus(2000, seed=7)["sentence1"][:]) & set(splits["test"]["sentence1"][:])
+    other = made.pair_rows(2000, 7, "train")
+    assert not {row["sentence1"] for row in other} & set(splits["test"]["sentence1"][:])
 
 
 def test_the_whole_corpus_by_name(splits):
     assert len(read_pairs("builtin")) == 8000
-    with pytest.raises(ValueError, match="no split 'valid'; there are: train, dev, test"):
+    with pytest.raises(ValueError, match=r"no split 'valid'; there are: train \(6000\), dev \(1000\), test \(1000\)"):
         read_pairs("builtin#valid")
 
 
-def test_same_in_another_process():
-    code = "from raoe_train.data import *; d = generate_corpus(300, 3); print(d.to_dict())"
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(printed) == 1
-    assert generate_corpus(300, 3)["sentence1"][:] != generate_corpus(300, 4)["sentence1"][:]
-
-
-def test_arguments():
-    for wrong in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match="n_pairs"):
-            generate_corpus(wrong)
-    with pytest.raises(ValueError, match="split must be one of train, dev, test, got 'all'"):
-        generate_corpus(10, split="all")
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_the_files_are_what_the_generator_writes(tmp_path, seed):
+    """In a process of any hash seed; compressed they may differ, by the zlib."""
+    code = f"import pathlib; from tools.builtin_corpus import main; main(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT, check=True)
+    for path in tmp_path.iterdir():
+        assert gzip.decompress(path.read_bytes()) == gzip.decompress((made.DATA / path.name).read_bytes())
+    assert len(list(tmp_path.iterdir())) == 2

@@ -49,7 +49,7 @@ def rows_of(data):
 
 
 def accounted(counts):
-    return counts["used"] + counts["other_split"] + sum(counts["dropped"].values())
+    return counts["kept"] + sum(counts["dropped"].values())
 
 
 def test_one_triplet_a_premise(tmp_path):
@@ -58,10 +58,7 @@ def test_one_triplet_a_premise(tmp_path):
     assert data.column_names == ["anchor", "positive", "negative"]
     assert counts == {
         "read": 16,
-        "premises": 5,
-        "triplets": 2,
-        "used": 4,
-        "other_split": 0,
+        "kept": 4,
         "dropped": {
             **ALWAYS,
             "neutral": 4,
@@ -81,13 +78,13 @@ def test_other_pairings(tmp_path):
         ("p", "p entail 2", "p contra 2"),
         ("q", "q entail", "q contra"),
     ]
-    assert (zipped_counts["used"], zipped_counts["dropped"]["surplus"]) == (6, 1)
+    assert (zipped_counts["kept"], zipped_counts["dropped"]["surplus"]) == (6, 1)
     every, counts = triplet_table(path, pairing="all")
     assert rows_of(every) == [
         *[("p", f"p entail {i}", f"p contra {j}") for i in (1, 2) for j in (1, 2, 3)],
         ("q", "q entail", "q contra"),
     ]
-    assert counts["used"] == 7  # p's five and q's two, however often each stands in a triplet
+    assert counts["kept"] == 7  # p's five and q's two, however often each stands in a triplet
     assert "surplus" not in counts["dropped"]
     assert accounted(zipped_counts) == accounted(counts) == 16
 
@@ -99,7 +96,7 @@ def test_neutral_as_a_further_negative(tmp_path):
         ("p", "p entail 1", "p contra 1", "p neutral 1"),
         ("q", "q entail", "q contra", "q neutral"),
     ]
-    assert counts["used"] == 6
+    assert counts["kept"] == 6
     assert counts["dropped"] == {
         **ALWAYS,
         "surplus": 4,  # p entail 2, p contra 2 and 3, p neutral 2
@@ -110,20 +107,6 @@ def test_neutral_as_a_further_negative(tmp_path):
     assert accounted(counts) == counts["read"] == 18
 
 
-def test_a_seed_draws(tmp_path):
-    lines = [
-        f"p{i}\t{label} {j}\t{label}\n" for i in range(20) for label in ("entailment", "contradiction") for j in "abc"
-    ]
-    path = write(tmp_path / "a.tsv", HEADER + "".join(lines))
-    first, again, other = (rows_of(read_triplets(path, seed=seed)) for seed in (1, 1, 2))
-    assert first == again != other
-    assert [row[0] for row in first] == [f"p{i}" for i in range(20)]
-    for column, label in ((1, "entailment"), (2, "contradiction")):
-        assert {row[column] for row in first} == {f"{label} {j}" for j in "abc"}
-    zipped, counts = triplet_table(path, seed=1, pairing="zip")
-    assert len(set(rows_of(zipped))) == counts["used"] / 2 == 60
-
-
 def test_a_text_is_never_both_positive_and_negative(tmp_path):
     text = HEADER + "p\tx\tentailment\np\tx\tcontradiction\np\ty\tentailment\np\tz\tcontradiction\np\ty\tneutral\n"
     data, counts = triplet_table(write(tmp_path / "a.tsv", text), pairing="all")
@@ -132,15 +115,6 @@ def test_a_text_is_never_both_positive_and_negative(tmp_path):
     given = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\np\tx\tx\np\ty\tz\n")
     assert rows_of(read_triplets(given)) == [("p", "y", "z")]
     assert triplet_table(given)[1]["dropped"] == {"text in two roles": 1}
-
-
-def test_premises_are_grouped_over_all_sources_and_splits_are_kept_apart(tmp_path):
-    header = "split\t" + HEADER
-    first = write(tmp_path / "a.tsv", header + "x\tp\te\tentailment\ny\tp\tc of y\tcontradiction\n")
-    second = write(tmp_path / "b.tsv", header + "x\tp\tc\tcontradiction\n")
-    data, counts = triplet_table([first + "#x", second])
-    assert rows_of(data) == [("p", "e", "c")]
-    assert (counts["read"], counts["used"], counts["other_split"]) == (3, 2, 1)
 
 
 def test_the_order_of_the_columns(tmp_path):
@@ -167,17 +141,15 @@ def test_files_of_triplets(tmp_path, header, columns):
     write_rows(tmp_path / "a.csv", list(header), [dict(zip(header, row, strict=True)) for row in texts])
     data, counts = triplet_table(tmp_path / "a.csv", columns=columns)
     assert rows_of(data) == texts
-    assert counts == {"read": 3, "premises": 2, "triplets": 3, "used": 3, "other_split": 0, "dropped": {}}
+    assert counts == {"read": 3, "kept": 3, "dropped": {}}
 
 
-def test_files_of_triplets_with_more_or_without_a_header(tmp_path):
+def test_files_of_triplets_with_more_columns(tmp_path):
     four = write(tmp_path / "a.tsv", "fold\tanchor\tpositive\tnegative\tneutral\nx\ta\tb\tc\td\ny\te\tf\tg\th\n")
     assert rows_of(read_triplets(four + "#y", columns={"split": "fold"})) == [("e", "f", "g")]
     assert rows_of(read_triplets(four, neutral=True)) == [("a", "b", "c", "d"), ("e", "f", "g", "h")]
-    bare = write(tmp_path / "b.tsv", "1\ta\tb\tc\n")
-    assert rows_of(read_triplets(bare, columns={"anchor": 1, "positive": 2, "negative": "3"})) == [("a", "b", "c")]
-    with pytest.raises(ValueError, match=r"b\.tsv, line 1: no column for negative \(looked for 4\)"):
-        read_triplets(bare, columns={"anchor": 1, "positive": 2, "negative": 4})
+    with pytest.raises(ValueError, match=r"a\.tsv, line 2: no column for negative \(looked for worse\)"):
+        read_triplets(four, columns={"anchor": "anchor", "negative": "worse"})
 
 
 def test_pairs_mapped_and_with_other_labels(tmp_path):
@@ -202,7 +174,7 @@ def test_pairs_mapped_and_with_other_labels(tmp_path):
         ("premise\thypothesis\np\te\n", "line 2: no column for label"),
         ("hypothesis\tlabel\ne\tentailment\n", "line 2: no column for sentence1"),
         (HEADER + "p\te\tentailment\np\tc\n", "a.tsv, line 3: 2 fields where the header names 3"),
-        (HEADER + "p\t \tentailment\n", "a.tsv, line 2: sentence2 is empty"),
+        (HEADER + "p\t \tentailment\n", "a.tsv, line 2: hypothesis is empty"),
         ("anchor\tother\tlabel\na\tb\t1\n", "line 2: no column for positive .*'anchor', 'other', 'label'"),
         ("anchor\tpositive\tnegative\na\tb\t\n", "line 2: negative is empty"),
         ("anchor\tsent0\tpositive\tnegative\na\tb\tc\td\n", "columns anchor and sent0 could both be anchor; say which"),
@@ -229,8 +201,6 @@ def test_malformed_rows_are_skipped_and_counted(tmp_path):
 def test_arguments_are_checked(tmp_path):
     pairs = write(tmp_path / "a.tsv", PAIRS)
     triplets = write(tmp_path / "b.tsv", "anchor\tpositive\tnegative\na\tb\tc\n")
-    with pytest.raises(ValueError, match="14 rows are pairs and 1 are triplets; read them apart"):
-        read_triplets([pairs, triplets])
     for wrong in ({"pairing": "some"}, {"on_error": "ignore"}, {"labels": {}}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             read_triplets(pairs, **wrong)
@@ -238,8 +208,6 @@ def test_arguments_are_checked(tmp_path):
         read_triplets(triplets, columns={"anchor": "anchor", "sentence2": "positive"})
     with pytest.raises(ValueError, match="no column for neutral"):
         read_triplets(triplets, neutral=True)
-    with pytest.raises(ValueError, match="nothing to read"):
-        read_triplets([])
     with pytest.raises(FileNotFoundError):
         read_triplets(tmp_path / "nope.tsv")
 
@@ -247,7 +215,7 @@ def test_arguments_are_checked(tmp_path):
 def test_json_lines_that_change_their_kind(tmp_path):
     lines = [{"premise": "p", "hypothesis": "h", "label": 0}, {"anchor": "a", "positive": "b", "negative": "c"}]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(ValueError, match="1 rows are pairs and 1 are triplets"):
+    with pytest.raises(ValueError, match=r"line 2: no column for sentence1 .*'anchor', 'positive', 'negative'"):
         read_triplets(path)
 
 
@@ -265,7 +233,7 @@ def test_json_lines_that_change_their_kind(tmp_path):
 def test_real_files(source, one, zipped, every):
     for pairing, triplets in (("one", one), ("zip", zipped), ("all", every)):
         data, counts = triplet_table(f"{REAL}/nli/{source}", pairing=pairing)
-        assert len(data) == counts["triplets"] == triplets
+        assert len(data) == triplets
         assert accounted(counts) == counts["read"]
         if pairing != "all":
-            assert counts["used"] == 2 * triplets
+            assert counts["kept"] == 2 * triplets

@@ -308,7 +308,7 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
     [
         ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"bidirectional_layers": "some"}, "whole number or 'all', got 'some'"),
+        ({"bidirectional_layers": "some"}, "bidirectional_layers must be an integer, got 'some'"),
         ({"bidirectional_mode": "sub"}, "one of modify, sum, add, got 'sub'"),
         ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
         ({"bidirectional_mode": "sum"}, "sum needs model.bidirectional_layers"),

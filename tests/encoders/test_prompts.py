@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from raoe_train.encoders.prompts import apply_template, as_template, parse_template, suffix_ids, suffix_of
+from raoe_train.encoders.prompts import apply_template, parse_template, suffix_ids, suffix_of
 from tests.tiny import SENTENCES, tiny_encoder
 
 WORD = 'Summarize sentence {text} in one word:"'
@@ -195,9 +195,9 @@ def test_a_template_is_what_goes_before_and_after_the_text(template, expected):
         ("", r"has 0"),
         ("{text} and {text}", r"has 2"),
         ("{{text}}", r"has 0"),
-        ("Given {condition}, {text} in {}", r"\{condition\}, \{\} must be filled in"),
-        ("{text!r}", r"\{text!r\} must"),
-        ("{text:>9}", r"\{text:>9\} must"),
+        ("Given {condition}, {text} in {}", r"\{condition\} must be filled in"),
+        ("{text!r}", r"\{text\} must"),
+        ("{text:>9}", r"\{text\} must"),
         ("a } {text}", r"brace of the text is doubled"),
         ("{text", r"brace of the text is doubled"),
     ],
@@ -230,16 +230,6 @@ def test_a_pair_has_the_suffix_once_at_its_end(hand, processor):
     kind = before["token_type_ids"][-1]
     assert after["token_type_ids"] == [*before["token_type_ids"][:-1], kind, kind, kind]
     assert after["offset_mapping"] == [*before["offset_mapping"][:-1], (0, 0), (0, 0), (0, 0)]
-
-
-@pytest.mark.parametrize("trim", [True, False])
-def test_offsets_are_as_before(trim, tmp_path):
-    processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=trim)
-    model = encoder((fast(byte_level(), processor), transformers.RobertaConfig), tmp_path)
-    before = model.tokenizer("two  dogs", return_offsets_mapping=True)["offset_mapping"]
-    apply_template(model, "{text}:")
-    after = model.tokenizer("two  dogs", return_offsets_mapping=True)["offset_mapping"]
-    assert after == [*before[:-1], (0, 0), (0, 0)]
 
 
 def test_where_the_last_token_is_pooled_it_is_the_suffixs_last(hand):
@@ -467,12 +457,6 @@ def test_a_model_without_a_tokenizer_of_text_is_refused(hand):
     model = hand()
     model[0].processor = object()
     refused(model, "say {text}", "needs a model that starts with a fast tokenizer.*object")
-
-
-def test_an_unknown_post_processor_is_refused(hand):
-    refused(hand(processors.Sequence([ENDS["bert"], ENDS["bert"]])), "{text} is", "in two steps")
-    with pytest.raises(ValueError, match="Later is not known"):
-        as_template({"type": "Later"})
 
 
 def test_a_tokenizer_that_loses_the_suffix_on_loading_is_refused(hand, monkeypatch):

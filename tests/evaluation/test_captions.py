@@ -73,7 +73,7 @@ def test_what_cannot_be(tmp_path):
     with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields where the header names 2"):
         read_tasks([f"captions:{path}"])
     path.write_text("image\tcaption\n\tx\n")
-    with pytest.raises(ValueError, match="line 2: image is '', no image"):
+    with pytest.raises(ValueError, match="line 2: image is '', which names nothing"):
         read_tasks([f"captions:{path}"])
     path.write_text("picture\tcaption\na\tx\n")
     with pytest.raises(ValueError, match=r"line 2: no column for image .*say which: columns image="):

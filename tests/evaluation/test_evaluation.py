@@ -261,7 +261,7 @@ def test_encode_job(saved, model, tmp_path):
     np.testing.assert_allclose(encoded("b.tsv", table), model.encode([SENTENCES[2]]), atol=1e-6)
     by_column = encoded("c.tsv", table, **{"data.columns": {"sentence": "q"}})
     np.testing.assert_allclose(by_column, model.encode([SENTENCES[4]]), atol=1e-6)
-    with pytest.raises(ValueError, match="no column 'sentence or text'"):
+    with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
         encoded("d.tsv", "premise\na\n")
     with pytest.raises(ValueError, match="there are no sentences"):
         encoded("e.txt", "")

@@ -189,7 +189,7 @@ def test_bytes_and_rows_that_are_no_text(tmp_path):
     assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
     path = tmp_path / "in.tsv"
     path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
-    with pytest.raises(ValueError, match="no column 'sentence or text'"):
+    with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
         read_starts(Data(input=str(path), on_error="skip"), lambda _: None)
     kept, _ = read_starts(Data(input=str(path), columns={"sentence": "premise"}), lambda _: None)
     assert kept == [(1, "a man"), (2, "dogs")]

@@ -265,14 +265,14 @@ def test_distinct_texts(tmp_path):
     assert (each["text"], each["label"]) == (["a", "b", "f"], ["x", "y", "-1"])
     assert classes(each) == {"-1": 1, "x": 1, "y": 1}
     dropped = {"blank line": 1, "two labels": 2, "duplicate": 1}
-    assert counts == {"read": 7, "kept": 3, "other_split": 0, "dropped": dropped}
+    assert counts == {"read": 7, "kept": 3, "dropped": dropped}
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
-        (["a\tx", "b\t", "c\ty"], "line 3: label is '', no class"),
+        (["a\tx", "b\t", "c\ty"], "line 3: label is '', which names nothing"),
         (["a\tx", "b"], "line 3: 1 fields where the header names 2"),
         ([""], "no example left of 1 rows: 1 x blank line"),
         (["a\tx", "b\tx"], "all 2 texts are of one class, 'x'"),

@@ -268,19 +268,18 @@ def test_bad_input():
     with pytest.raises(ValueError, match="ties must be one of ordinal, random, got 'average'"):
         ListMLELoss(None, ties="average")
     loss, column, squares = ListMLELoss(None), embeddings(), teachers()
-    with pytest.raises(ValueError, match=r"takes one column, .* got 2: use raoe_train.ListCollator"):
+    with pytest.raises(ValueError, match=r"takes one column, .* got 2 and dict: use raoe_train.ListCollator"):
         loss.compute_loss_from_embeddings([column, column], labels())
     for given in (None, torch.ones(4), {"score": torch.ones(4)}):
-        with pytest.raises(ValueError, match=r"needs labels with the 'lengths' of the lists, got .*: use raoe_train"):
+        with pytest.raises(ValueError, match=r"and labels with their 'lengths', got 1 and .*: use raoe_train"):
             loss.compute_loss_from_embeddings([column], given)
-    for lengths in (torch.tensor([[4]]), torch.tensor([4.0, 3.0]), torch.tensor([], dtype=torch.long)):
-        with pytest.raises(ValueError, match="lengths must be whole numbers, one a list, got "):
-            loss.compute_loss_from_embeddings([column], {"lengths": lengths})
-    for lengths in ([4, 3, 7, 4], [4, 3, 12, 0], [3, 3, 8, 5]):
-        with pytest.raises(ValueError, match=r"at most teacher's 7 and add up to the 19 sentences, got \["):
+    for lengths in ([4, 3, 7, 4], [4, 3, 12, 0], [[4, 3, 7, 5]]):
+        with pytest.raises(ValueError, match=r"at least 1 and add up to the 19 sentences, got \["):
             loss.compute_loss_from_embeddings([column], labels(squares, lengths))
+    with pytest.raises(ValueError, match=r"shape \(4, n, n\), n >= 8, got \(4, 7, 7\)"):
+        loss.compute_loss_from_embeddings([column], labels(squares, [3, 3, 8, 5]))
     for teacher in (padded(squares)[:3], padded(squares)[:, :6], padded(squares)[0]):
-        with pytest.raises(ValueError, match=r"teacher must have shape \(4, n, n\), a square for each list, got "):
+        with pytest.raises(ValueError, match=r"teacher must have shape \(4, n, n\), n >= 7, got "):
             loss.compute_loss_from_embeddings([column], {**labels(), "teacher": teacher})
     squares[2][1, 4] = float("nan")
     with pytest.raises(ValueError, match="the teacher of list 2 of the batch has NaN"):

@@ -68,7 +68,7 @@ def test_angles_are_compared_across_anchors():
 
 
 def test_contrastive_angle_errors_and_card():
-    with pytest.raises(ValueError, match="takes columns anchor, positive, negative and perhaps neutral, got 2"):
+    with pytest.raises(ValueError, match="takes anchor, positive, negative, perhaps neutral; got 2"):
         AnglEContrastiveLoss(None).compute_loss_from_embeddings([at(0), at(1)])
     with pytest.raises(ValueError, match="angle_weight must be a number from 0, got -1"):
         AnglEContrastiveLoss(None, angle_weight=-1)

@@ -20,11 +20,11 @@ LEVELS = {
     "artifacts": 1,
     "data": 2,
     "encoders": 3,
-    "evaluation": 1090,
+    "evaluation": 4,
     "generation": 4,
     "losses": 5,
     "training": 6,
-    "jobs": 1230,
+    "jobs": 7,
     "cli": 8,
     "studies": 9,
     "__main__": 10,
@@ -33,15 +33,15 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 670,
-    "data": 2475,
-    "encoders": 1465,
+    "artifacts": 630,
+    "data": 1910,
+    "encoders": 1365,
     "evaluation": 1090,
-    "generation": 1315,
+    "generation": 1087,
     "jobs": 1230,
-    "losses": 1765,
-    "studies": 1835,
-    "training": 1045,
+    "losses": 1620,
+    "studies": 1539,
+    "training": 925,
     "the root": 515,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

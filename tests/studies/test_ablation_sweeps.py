@@ -10,8 +10,8 @@ import pytest
 from raoe_train import run
 from raoe_train.artifacts.memory import CLEAR, peak_mb, reset_peak
 from raoe_train.cli import load
-from raoe_train.data.corpus import builtin_rows, nli_rows
 from raoe_train.data.files import write_rows
+from raoe_train.data.sources import open_source
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.studies.sweep import own_process
@@ -106,8 +106,8 @@ def made(tmp_path_factory):
     load_encoder(config, sentences=SENTENCES).save(str(encoder))
     words = ("entailment", "neutral", "contradiction")  # as the real files have them
     pairs, nli = (
-        [{**row, "label": words[row["label"]]} for row in itertools.islice(rows, count)]
-        for rows, count in ((builtin_rows("train"), 40), (nli_rows("train"), 96))
+        [{**row, "label": words[row["label"]]} for _, row in itertools.islice(open_source(source).rows, count)]
+        for source, count in (("builtin#train", 40), ("builtin-nli#train", 96))
     )
     sts = [{**row, "split": split} for split in ("train", "dev", "test") for row in pairs]
     for name in ("sick", "stsb", "sts12", "sts14", "sts15"):

@@ -98,8 +98,8 @@ def test_submission(trained):
     ("changes", "message"),
     [
         ({"loss.name": "raoe"}, "no NLI labels: use loss rank_margin or cosent, or loss.gate score"),
-        ({"model.prompt": "{text} given {condition}"}, "{condition} must come before {text}"),
-        ({"data.train": ["hidden.csv"]}, "labels are hidden"),
+        ({"model.prompt": "{text} given {condition}"}, "must have {condition} and then {text}"),
+        ({"data.train": ["hidden.csv"]}, "label -1 is a hidden label"),
     ],
 )
 def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):

@@ -14,7 +14,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
-from raoe_train.training.stop_at_nan import rows_of
+from raoe_train.training.stop_at_nan import StopsAtNaN
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.test_training import settings
 
@@ -80,10 +80,12 @@ def test_the_run_stops_at_the_step_and_names_the_rows(pairs, tmp_path, monkeypat
     step = next(n for n, scores in enumerate(batches, 1) if n >= 4 and ROWS[PAIR] in scores)
     text = str(caught.value)
     assert text.startswith(f"step {step}: {said}")
-    listed = ", ".join(str(int(score * 8)) for score in batches[step - 1])
-    assert f"rows of the batch, of pairs as it was read, from 0: {listed}\n" in text
-    first = int(batches[step - 1][0] * 8)
-    assert f"  {first}: '{SENTENCES[first % 11]} {first}' | '{SENTENCES[(3 * first + 1) % 11]}' | score" in text
+    shown = text.partition("as the encoder reads its first rows:\n")[2].splitlines()
+    assert [" | " in line for line in shown[:9]] == [True] * 8 + [False]
+    for line, score in zip(shown, batches[step - 1], strict=False):
+        first, second = line.split(" | ")
+        row = int(score * 8)
+        assert first.startswith(f"  [CLS] {SENTENCES[row % 11]}") and second.startswith("[CLS] ")
     assert "learning_rate (now 0.001)" in text and "loss.scale (now 20)" in text
     # What was saved before is whole, and the same command goes on from there.
     last = tmp_path / "out" / "checkpoints" / f"checkpoint-{(step - 1) // every * every}"
@@ -112,33 +114,31 @@ def test_a_learning_rate_that_is_too_large(tmp_path, capsys, monkeypatch):
     assert log == []
 
 
-@pytest.mark.parametrize("kind", ["pairs", "triplets", "lists", "tokens"])
-def test_rows_are_found_by_their_tokens(kind):
-    from datasets import Dataset
-    from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
+@pytest.mark.parametrize("kind", ["pairs", "lists", "tokens"])
+def test_the_rows_of_every_kind_of_batch_are_shown(kind):
+    from types import SimpleNamespace
+
     from transformers import DataCollatorForLanguageModeling
 
     from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 
     model = tiny_encoder(double=False)
-    texts = [f"{SENTENCES[n % 11]} {SENTENCES[n % 7]} {SENTENCES[n % 3]}"[: 12 + n % 30] for n in range(60)]
-    columns = {
-        "pairs": {"sentence1": texts, "sentence2": texts[::-1], "score": [0.5] * 60, "label": [1] * 60},
-        "triplets": {"anchor": texts, "positive": texts[::-1], "negative": texts[1:] + texts[:1]},
-        "lists": {"sentences": [[*texts[n % 7 : n % 7 + 3 + n % 4], texts[n]] for n in range(60)]},
-        "tokens": {"input_ids": [ids for ids in model.tokenizer(texts)["input_ids"]]},
-    }
-    made = {"pairs": ScoreLabelCollator, "triplets": SentenceTransformerDataCollator, "lists": ListCollator}
+    rows = {
+        "pairs": [{"sentence1": SENTENCES[n], "sentence2": SENTENCES[n + 1], "score": 0.5} for n in range(9)],
+        "lists": [{"sentences": SENTENCES[n : n + 3]} for n in range(8)],
+        "tokens": [{"input_ids": model.tokenizer(text)["input_ids"]} for text in SENTENCES],
+    }[kind]
+    made = {"pairs": ScoreLabelCollator, "lists": ListCollator}
     collate = (
         DataCollatorForLanguageModeling(model.tokenizer, mlm=False)
         if kind == "tokens"
         else made[kind](preprocess_fn=model.preprocess)
     )
-    dataset = Dataset.from_dict(columns[kind])
-    chosen = [41, 3, 17, 59]
-    found = rows_of(collate([dataset[n] for n in chosen]), dataset, collate)
-    assert [dataset[n] == dataset[m] for n, m in zip(found, chosen, strict=True)] == [True] * 4
-    assert found == [min(n for n in range(60) if dataset[n] == dataset[m]) for m in chosen]
-    other = dataset.select(range(10))
-    assert rows_of(collate([dataset[41], dataset[2]]), other, collate)[1] is not None
-    assert rows_of({"label": torch.zeros(2)}, dataset, collate) == []
+    one_process = SimpleNamespace(num_processes=1, process_index=0)
+    trainer = SimpleNamespace(data_collator=collate, model=model, accelerator=one_process, _to_try=lambda: [])
+    trainer._rows = StopsAtNaN._rows.__get__(trainer)
+    head, *shown = str(StopsAtNaN.not_finite(trainer, 4, "the loss is nan", collate(rows))).splitlines()[1:]
+    assert head == "the batch, as the encoder reads its first rows:"
+    assert len(shown) == {"pairs": 9, "lists": 16, "tokens": len(SENTENCES)}[kind]
+    read = model.tokenizer.decode(model.tokenizer(SENTENCES[1])["input_ids"])
+    assert shown[1].split(" | ")[0].strip() == read[:80]

@@ -27,10 +27,6 @@ class BidirectionalConfig(PreTrainedConfig):
         base_model: name of the decoder that an adapter belongs to; None where the weights are all here.
         base_revision: its revision on the hub.
         base_quantization: how it was quantised, as keys of transformers.BitsAndBytesConfig.
-
-    Raises:
-        ValueError: an architecture that is none of ARCHITECTURES, a mode that is none of MODES, or a number of layers
-            that the decoder does not have.
     """
 
     model_type = "raoe_bidirectional"

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import and_masks, create_block_mask
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -25,7 +24,7 @@ from transformers import (
 )
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import create_bidirectional_mask, padding_mask_function, sdpa_mask
+from transformers.masking_utils import create_bidirectional_mask, sdpa_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration import BidirectionalConfig, windows
@@ -39,18 +38,13 @@ ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the co
 ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
 DUAL = "raoe_dual"  # SDPA, but where a layer runs both ways: both from one pass
 HUB = ("cache_dir", "token", "local_files_only")
-ATTENTION = ("eager", "sdpa", "flex_attention", DUAL)
+ATTENTION = ("eager", "sdpa", "flex_attention")
 
 
 class BidirectionalModel(PreTrainedModel):
-    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it.
-
-    Padding may be on either side. There is no key-value cache: a token's state depends on those after it.
-
-    Args:
-        config: see BidirectionalConfig.
-        decoder: the decoder; by default one with new weights.
-    """
+    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it; its weights are new where
+    no `decoder` is given. Padding may be on either side. There is no key-value cache: a token's state depends on those
+    after it."""
 
     config: BidirectionalConfig
     config_class = BidirectionalConfig
@@ -79,10 +73,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def around(cls, decoder: PreTrainedModel, layers: int, mode: str = "modify", **base: Any) -> BidirectionalModel:
-        """The model that has `decoder` as its decoder; `base` as in BidirectionalConfig.
-
-        In mode "add" the decoder has its new layers already.
-        """
+        """The model of a decoder, which in mode "add" has its new layers already; `base` as in BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, mode, **base), decoder)
 
     def forward(
@@ -99,18 +90,17 @@ class BidirectionalModel(PreTrainedModel):
 
         Args:
             input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
-            attention_mask: [batch, length], 1 or True where a token is real; all are, by default.
+            attention_mask: [batch, length], 1 or True where a token is real; all are, by default. Sequences side by
+                side in one row are an error.
             position_ids: [batch or 1, length], the decoder's by default.
-
-        Raises:
-            ValueError: a cache, a mask of another shape, sequences without padding in one row, or an attention
-                implementation that is none of ATTENTION.
         """
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
         used = self.decoder.config._attn_implementation
-        if used not in ATTENTION:
-            raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION[:3])}, got {used!r}")
+        # in mode "sum" rows differ in their mask, of which inductor makes C++ that no compiler takes
+        known = ATTENTION[:2] if self.config.bidirectional_mode == "sum" else ATTENTION
+        if used not in (*known, DUAL):
+            raise ValueError(f"attn_implementation must be one of {', '.join(known)}, got {used!r}")
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None:
             raise ValueError("input_ids is missing")
@@ -139,13 +129,10 @@ class BidirectionalModel(PreTrainedModel):
         return super().train(mode)
 
     def _unpack(self) -> None:
-        """Bring 4-bit weights on a CPU back to the layout they are trained and saved in.
-
-        On a CPU with AVX512-BF16, bitsandbytes 0.50 packs them anew in a forward in evaluation, and its product with
-        such weights has no gradient: training after an evaluation would go on with wrong ones. state_dict() unpacks.
-        """
+        # On a CPU with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights anew in a forward in evaluation, and its
+        # product with such weights has no gradient: training after an evaluation would go on with wrong ones.
         if self.is_quantised and self.decoder.device.type == "cpu":
-            self.decoder.state_dict()
+            self.decoder.state_dict()  # unpacks them
 
     @property
     def is_quantised(self) -> bool:
@@ -220,11 +207,7 @@ class BidirectionalModel(PreTrainedModel):
     def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         self, save_directory: str | os.PathLike[str], **kwargs: Any
     ) -> None:
-        """transformers' save_pretrained; with an adapter, only that, the added layers and the configuration.
-
-        Raises:
-            ValueError: a quantised model without an adapter, which could not be told from its base.
-        """
+        """transformers' save_pretrained; with an adapter, only that, the added layers and the configuration."""
         if not self.has_adapter:
             if self.is_quantised:
                 raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
@@ -271,14 +254,6 @@ class BidirectionalModel(PreTrainedModel):
         if padding is not None and both:
             padding = torch.cat([padding, padding])
         allowed = {window: _allowed(window, batch if both else None) for window in wanted}
-        if both and used == "flex_attention":
-            # transformers would compile the making of this mask, and for one that differs between rows torch 2.13's
-            # inductor writes C++ that no compiler takes
-            unpadded = [] if padding is None else [padding_mask_function(padding.bool())]
-            return {
-                window: create_block_mask(and_masks(sees, *unpadded), 2 * batch, None, length, length, given.device)
-                for window, sees in allowed.items()
-            }
         return {
             window: create_bidirectional_mask(decoder, like, padding, and_mask_function=sees)
             for window, sees in allowed.items()

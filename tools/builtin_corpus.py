@@ -1,5 +1,6 @@
-"""The built-in corpus: English sentence pairs about small scenes, written by a seeded generator, so that a
-run needs no data.
+"""What wrote raoe_train's built-in corpus: English sentence pairs about small scenes, from a seeded generator.
+
+    python -m tools.builtin_corpus      writes raoe_train/data/builtin.jsonl.gz and builtin-nli.jsonl.gz, row for row
 
 A scene has an agent, an action and, where they apply, an object, a place and modifiers of agent and object. A
 pair is a scene and an edited copy: other words for the same thing, a more general word, a modifier or place
@@ -25,17 +26,15 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from raoe_train.data.columns import NLI_LABELS
-from raoe_train.data.tables import to_table
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from raoe_train.data.files import write_rows
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = NLI_LABELS.values()
+DATA = Path(__file__).parent.parent / "raoe_train" / "data"
 
 WEIGHTS = {
     "action": 0.30,
@@ -264,27 +263,8 @@ class _Generator:
                 return premise, hypothesis, similarity, label
 
 
-def generate_corpus(n_pairs: int, seed: int = 0, *, split: str = "train") -> Dataset:
-    """`n_pairs` different pairs of one split, a third of each NLI label, in random order; the same for the
-    same arguments.
-
-    Args:
-        n_pairs: how many, at least 1.
-        seed: of the generator; the split a scene belongs to does not depend on it.
-        split: "train", "dev" or "test".
-
-    Returns:
-        As of read_pairs: sentence1, sentence2, score in [0, 1] and label 0 entailment, 1 neutral, 2 contradiction (see
-        the top of the file).
-    """
-    return to_table(_pairs(n_pairs, seed, split))
-
-
-def _pairs(n_pairs: int, seed: int, split: str) -> list[dict[str, Any]]:
-    if isinstance(n_pairs, bool) or not isinstance(n_pairs, int) or n_pairs < 1:
-        raise ValueError(f"n_pairs must be an int of at least 1, got {n_pairs!r}")
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+def pair_rows(n_pairs: int, seed: int, split: str) -> list[dict[str, Any]]:
+    """`n_pairs` different pairs of one split, a third of each NLI label, in random order."""
     rng = random.Random(f"{seed} {split}")
     generator = _Generator(split, rng)
     written: dict[tuple[str, str], tuple[float, int]] = {}
@@ -294,43 +274,36 @@ def _pairs(n_pairs: int, seed: int, split: str) -> list[dict[str, Any]]:
     pairs = list(written.items())
     rng.shuffle(pairs)
     return [
-        {"sentence1": first, "sentence2": second, "score": similarity, "label": label}
+        {"sentence1": first, "sentence2": second, "score": similarity, "label": label, "split": split}
         for (first, second), (similarity, label) in pairs
     ]
 
 
-def nli_rows(split: str = "") -> Iterator[dict[str, Any]]:
-    """The rows behind "builtin-nli#split": as SNLI has them, each premise with an entailed, a neutral and a
-    contradicting hypothesis. A third as many premises as "builtin" has pairs."""
-    for name in _splits(split, "builtin-nli"):
-        generator = _Generator(name, random.Random(f"nli {name}"))
-        seen: set[str] = set()
-        while len(seen) < SPLITS[name] // 3:
-            scene = generator.scene()
-            premise = write(scene, "plain")
-            if premise in seen:
-                continue
-            seen.add(premise)
-            for label in (ENTAILMENT, NEUTRAL, CONTRADICTION):
-                hypothesis = premise
-                while hypothesis == premise:
-                    _, hypothesis, _, _ = generator.pair(label, scene)
-                yield {"premise": premise, "hypothesis": hypothesis, "label": label, "split": name}
+def nli_rows(split: str) -> Iterator[dict[str, Any]]:
+    """As SNLI has them: each premise with an entailed, a neutral and a contradicting hypothesis. A third as many
+    premises as there are pairs."""
+    generator = _Generator(split, random.Random(f"nli {split}"))
+    seen: set[str] = set()
+    while len(seen) < SPLITS[split] // 3:
+        scene = generator.scene()
+        premise = write(scene, "plain")
+        if premise in seen:
+            continue
+        seen.add(premise)
+        for label in (ENTAILMENT, NEUTRAL, CONTRADICTION):
+            hypothesis = premise
+            while hypothesis == premise:
+                _, hypothesis, _, _ = generator.pair(label, scene)
+            yield {"premise": premise, "hypothesis": hypothesis, "label": label, "split": split}
 
 
-def _splits(split: str, name: str) -> list[str]:
-    if split and split not in SPLITS:
-        raise ValueError(f"{name}: no split {split!r}; there are: {', '.join(SPLITS)}")
-    return [split] if split else list(SPLITS)
+def main(folder: Path = DATA) -> None:
+    """Write both files."""
+    pairs = [row for split, count in SPLITS.items() for row in pair_rows(count, 0, split)]
+    nli = [row for split in SPLITS for row in nli_rows(split)]
+    for name, rows in (("builtin", pairs), ("builtin-nli", nli)):
+        write_rows(folder / f"{name}.jsonl.gz", list(rows[0]), rows)
 
 
-def corpus_sentences() -> list[str]:
-    """The different sentences of the training split, in order of appearance: enough to train a tokenizer on."""
-    pairs = _pairs(SPLITS["train"], 0, "train")
-    return list(dict.fromkeys(pair[name] for pair in pairs for name in ("sentence1", "sentence2")))
-
-
-def builtin_rows(split: str = "") -> Iterator[dict[str, Any]]:
-    """The rows behind the source "builtin#split", or of all splits behind "builtin"."""
-    for name in _splits(split, "builtin"):
-        yield from ({**pair, "split": name} for pair in _pairs(SPLITS[name], 0, name))
+if __name__ == "__main__":
+    main()
