@@ -83,7 +83,8 @@ class Chain:
         far = self.instructions(self.sentences[-2]) if guidance != 1 else None
         new = wish.max_new_tokens * (wish.steps if single else 1)
         if limit is not None and max(len(near), len(far or ())) + new > limit:
-            self._fail(f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions")
+            self.reason = f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions"
+            self.finished = True
             return None
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
@@ -114,10 +115,7 @@ class Chain:
 
     def _judge(self, reason: str | None) -> None:
         if reason is not None and self.generation.verify:
-            self._fail(reason)
-
-    def _fail(self, reason: str) -> None:
-        self.reason, self.finished = reason, True
+            self.reason, self.finished = reason, True
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:

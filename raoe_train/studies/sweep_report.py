@@ -75,7 +75,7 @@ class SweepReport:
             cells = [number(metric(found, name)) for name in names]
             rows.append([f"before: {Path(model).name}", "", *cells, *[""] * (2 + len(costs))])
         for variant, of in runs.groupby("variant", sort=False):
-            steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['minutes'].mean():.1f}"
+            steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['seconds'].mean() / 60:.1f}"
             cells, paid = ([mean(of[name]) for name in some] for some in (names, costs))
             rows.append([variant, str(len(of)), *cells, steps, minutes, *paid])
         return table(["variant", "seeds", *names, "steps", "minutes", *costs], rows)
@@ -162,15 +162,15 @@ def metric(result: Mapping[str, Any], column: str) -> float | None:
 
 
 def frame(results: Results, names: Sequence[str]) -> pd.DataFrame:
-    """A row a run: variant, family, seed, point, steps, minutes, and in each of the columns `names` what metric says
+    """A row a run: variant, family, seed, point, steps, seconds, and in each of the columns `names` what metric says
     of it after training, or what it cost; NaN where it has none."""
-    said = ["variant", "family", "seed", "point", "steps"]
+    said = ["variant", "family", "seed", "point", "steps", "seconds"]
     rows = [
-        [*(row[name] for name in said), row["seconds"] / 60]
+        [row[name] for name in said]
         + [COSTS[name](row) if name in COSTS else metric(row["after"], name) for name in names]
         for row in results
     ]
-    return pd.DataFrame(rows, columns=[*said, "minutes", *names]).astype(dict.fromkeys(names, float))
+    return pd.DataFrame(rows, columns=[*said, *names]).astype(dict.fromkeys(names, float))
 
 
 def mean(values: pd.Series) -> str:
@@ -191,8 +191,9 @@ def curves(runs: pd.DataFrame, key: str, metrics: pd.DataFrame) -> dict[str, lis
     of = runs[[is_number(point.get(key)) for point in runs["point"]]]
     names = pd.Series([line(run) for run in of.itertuples()], of.index, dtype=object)
     x = pd.Series([point[key] for point in of["point"]], of.index, dtype=float)
-    means = metrics.loc[of.index].dropna().groupby([names, x]).mean()
-    lines = {name: list(its.droplevel(0).itertuples(name=None)) for name, its in means.groupby(level=0)}
+    found = metrics.loc[of.index].dropna()
+    means = found.groupby([names, x]).mean()
+    lines = {name: list(means.loc[name].itertuples(name=None)) for name in names[found.index].unique()}
     return {name: points for name, points in lines.items() if len(points) > 1}
 
 

@@ -40,7 +40,7 @@ BUDGETS = {
     "generation": 1087,
     "jobs": 1230,
     "losses": 1620,
-    "studies": 1539,
+    "studies": 1540,
     "training": 925,
     "the root": 515,
 }
