@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import pkgutil
 import re
 import types
 import typing
@@ -35,16 +36,15 @@ class Option:
     least: float | None = None  # of a number
     below: float | None = None  # what a number has to be
     word: str | None = None  # of a section, the key that a bare word in its place stands for
-    convert: Callable[[Any, str], Any] | None = None  # (value, key) -> argument, in place of bringing it to the type
-    keys: Callable[[str], Iterator[tuple[str, Any, str]]] | None = None  # what the function keys lists in its place
+    # functions as MODULE:NAME, imported when asked for
+    convert: str | None = None  # (value, key) -> argument, in place of bringing it to the type
+    keys: str | None = None  # (where) -> what the function keys lists in its place
     live: bool = False  # whether an object that is no mapping is taken as it is
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
+class Parameter(typing.NamedTuple):
     """A parameter of a job, or a field of a section."""
 
-    name: str
     type: Any
     default: Any
     option: Option
@@ -63,7 +63,7 @@ def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
         if typing.get_origin(kind) is typing.Annotated:
             kind, said = typing.get_args(kind)[:2]
             option = Option(said) if isinstance(said, str) else said
-        found[name] = Parameter(name, kind, default, option)
+        found[name] = Parameter(kind, default, option)
     return found
 
 
@@ -75,9 +75,7 @@ def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNames
 def load(job: Callable[..., Any], recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
     """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
 
-    Raises:
-        ValueError: an unknown key or recipe, or a value of the wrong type.
-        FileNotFoundError: a recipe given as a path that is not there.
+    ValueError for an unknown key or recipe, or a value of the wrong type, FileNotFoundError for a path without a file.
     """
     values = read_recipe(recipe, job.__name__) if recipe is not None else {}
     return arguments(job, merge(values, nest(overrides or {})))
@@ -94,7 +92,7 @@ def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, 
     """(dotted key, default, help) of every key of a job's recipe."""
     for name, parameter in parameters(of).items():
         if parameter.option.keys is not None:
-            yield from parameter.option.keys(f"{where}{name}.")
+            yield from pkgutil.resolve_name(parameter.option.keys)(f"{where}{name}.")
         elif dataclasses.is_dataclass(parameter.type):
             yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
         else:
@@ -131,9 +129,9 @@ def recipe_path(recipe: str | Path, job: str, beside: Path | None = None) -> Pat
     if name in known:
         return known[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
-        for path in (Path(name), *([beside / name] if beside else [])):
-            if path.is_file():
-                return path.resolve()
+        for folder in (Path(), beside or Path()):
+            if (folder / name).is_file():
+                return (folder / name).resolve()
         raise FileNotFoundError(f"no such file: {name}")
     raise ValueError(f"no recipe is called {name!r}{nearest(name, known)}; shipped: {', '.join(known)}")
 
@@ -270,7 +268,7 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     if isinstance(value, Mapping) and BARE in value:
         value = _later(value, option.word)
     if option.convert is not None:
-        return option.convert(value, key)
+        return pkgutil.resolve_name(option.convert)(value, key)
     if dataclasses.is_dataclass(kind):
         if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
             return value

@@ -3,63 +3,56 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from raoe_train.evaluation.tasks import Reading, Task
 
 
-@dataclass(frozen=True)
-class MtebTask(Task):
-    """A task object of mteb."""
-
-    kind = "mteb"
-    main = "main_score"
-    task: Any
-    cache: Path | None = None  # where results are kept
-
-    def content(self) -> Any:
-        from importlib.metadata import version
-
-        metadata = self.task.metadata
-        return [metadata.name, metadata.dataset.get("revision"), version("mteb")]
-
-    def run(self, model: Any, batch_size: int) -> dict[str, Any]:
-        """{"main_score": mean over splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and
-        of reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated again."""
-        import mteb
-
-        watched = sys.stderr.isatty()
-        training = model.training
-        found = mteb.evaluate(
-            model,
-            self.task,
-            cache=None if self.cache is None else mteb.ResultCache(self.cache),
-            encode_kwargs={"batch_size": batch_size, "show_progress_bar": watched},
-            show_progress_bar=watched,
-            co2_tracker=False,
-        ).task_results[0]
-        model.train(training)
-        result = {
-            "main_score": 100 * float(found.get_score()),
-            "metric": str(self.task.metadata.main_score),
-            "scores": {
-                split: {part["hf_subset"]: 100 * float(part["main_score"]) for part in parts}
-                for split, parts in found.scores.items()
-            },
-        }
-        if self.task.metadata.type == "Reranking":
-            for name in ("map", "mrr"):
-                result[name] = 100 * float(found.get_score(getter=lambda scores, name=name: scores[f"{name}_at_1000"]))
-        return result
-
-
-def read_mteb(name: str, reading: Reading) -> MtebTask:
+def read_mteb(name: str, reading: Reading) -> Task:
     """A task by its name in mteb. Its data is loaded when it is run."""
     import mteb
 
     try:
-        return MtebTask(mteb.get_task(name), reading.cache)
+        return of_task(mteb.get_task(name), reading.cache)
     except KeyError as error:  # which suggests the nearest
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
+
+
+def of_task(task: Any, cache: Path | None = None) -> Task:
+    """An mteb task, whose results are kept in `cache`."""
+    metadata = task.metadata
+    content = [metadata.name, metadata.dataset.get("revision"), version("mteb")]
+    return Task("mteb", "main_score", content, run=partial(run, task, cache))
+
+
+def run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
+    """{"main_score": mean over splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and of
+    reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated again."""
+    import mteb
+
+    watched = sys.stderr.isatty()
+    training = model.training
+    found = mteb.evaluate(
+        model,
+        task,
+        cache=None if cache is None else mteb.ResultCache(cache),
+        encode_kwargs={"batch_size": batch_size, "show_progress_bar": watched},
+        show_progress_bar=watched,
+        co2_tracker=False,
+    ).task_results[0]
+    model.train(training)
+    result = {
+        "main_score": 100 * float(found.get_score()),
+        "metric": str(task.metadata.main_score),
+        "scores": {
+            split: {part["hf_subset"]: 100 * float(part["main_score"]) for part in parts}
+            for split, parts in found.scores.items()
+        },
+    }
+    if task.metadata.type == "Reranking":
+        for name in ("map", "mrr"):
+            result[name] = 100 * float(found.get_score(getter=lambda scores, name=name: scores[f"{name}_at_1000"]))
+    return result

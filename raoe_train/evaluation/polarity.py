@@ -4,9 +4,9 @@ sentence's class, and whether it is still about the same thing (the margins pape
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from functools import cache
+from typing import Any
 
 import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
@@ -20,10 +20,7 @@ from raoe_train.encoders.named import settings_said
 from raoe_train.encoders.neighbours import nearest
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import EmbeddingTask, Polarity, Reading
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from raoe_train.evaluation.tasks import Reading, Task
 
 DISCOUNTS = ("linear", "none")
 
@@ -48,10 +45,8 @@ class PolarityEvaluator(SentenceEvaluator):
     (population) standard deviation over the sentences.
 
     Args:
-        sentences: n texts.
-        labels: their classes, any number of them, compared by ==.
-        source_sentences: m texts to retrieve from, k at least.
-        source_labels: their classes.
+        sentences, labels: n texts and their classes, any number of them, compared by ==.
+        source_sentences, source_labels: m texts to retrieve from, k at least, and their classes.
         reference: [n + m, d] embeddings by the reference of the sentences and then the source sentences, or a
             SentenceTransformer that makes them, once.
         k: how many are retrieved.
@@ -60,8 +55,7 @@ class PolarityEvaluator(SentenceEvaluator):
         name: before the names of the scores.
 
     Raises:
-        ValueError: texts without labels, fewer than k source sentences, a class of the sentences that no source
-            sentence has, or embeddings that are not finite.
+        ValueError: texts without labels, too few source sentences, or none of a class, or embeddings not finite.
     """
 
     def __init__(
@@ -168,41 +162,7 @@ def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True)
-class PolarityTask(EmbeddingTask):
-    """Labelled sentences that are scored, and `sources` to retrieve from."""
-
-    kind = "polarity"
-    main = "polarity"
-    test: Dataset
-    sources: Dataset
-    options: Polarity
-
-    def content(self) -> Any:
-        # what is said beyond the name stands beside it, so that a bare name's results stay those they were
-        said = settings_said(self.options.reference)
-        name = said.pop("name")
-        options = {**asdict(self.options), "cache": None, "reference": name, "files": fingerprint(name), **said}
-        return [self.sentences(), self.test["label"][:], self.sources["label"][:], options]
-
-    def sentences(self) -> list[str]:
-        return [*self.test["text"][:], *self.sources["text"][:]]
-
-    @cached_property
-    def evaluator(self) -> PolarityEvaluator:
-        """What scores encoders. Making it asks the reference: once, when the first encoder is scored."""
-        options = self.options
-        reference = frozen.embeddings(options.reference, self.sentences(), "reference", options.cache)
-        (test, labels), (sources, theirs) = ((data["text"][:], data["label"][:]) for data in (self.test, self.sources))
-        return PolarityEvaluator(test, labels, sources, theirs, reference, options.k, options.discount)
-
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """PolarityEvaluator.report, with the P of each sentence."""
-        result, polarity = self.evaluator.report(embeddings, self.options.curve)
-        return result, Outcomes(100 * polarity)
-
-
-def read_polarity(name: str, reading: Reading) -> PolarityTask:
+def read_polarity(name: str, reading: Reading) -> Task:
     """The labelled texts of a task: of test all, or options.max_sentences, are scored, and options.sources times as
     many of train, drawn, are retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
@@ -224,4 +184,20 @@ def read_polarity(name: str, reading: Reading) -> PolarityTask:
             f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    return PolarityTask(test, drawn(train, wanted, options.seed), options)
+    sources = drawn(train, wanted, options.seed)
+    (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
+
+    @cache
+    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored, as it asks the reference
+        reference = frozen.embeddings(options.reference, [*texts, *others], "reference", options.cache)
+        return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
+
+    def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
+        result, polarity = evaluator().report(embeddings, options.curve)
+        return result, Outcomes(100 * polarity)
+
+    # what is said beyond the name stands beside it, so that a bare name's results stay those they were
+    said = settings_said(options.reference)
+    reference = said.pop("name")
+    made_by = {**asdict(options), "cache": None, "reference": reference, "files": fingerprint(reference), **said}
+    return Task("polarity", "polarity", [[*texts, *others], labels, theirs, made_by], [*texts, *others], score)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,41 +12,7 @@ from raoe_train.encoders.embed import cosines
 from raoe_train.evaluation.finding import NoSuchTask, find_task
 from raoe_train.evaluation.mteb import read_mteb
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import SUITES, EmbeddingTask, Reading, Task
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-
-@dataclass(frozen=True)
-class RerankTask(EmbeddingTask):
-    """Queries with positive and negative candidates."""
-
-    kind = "rerank"
-    main = "map"
-    queries: Dataset
-
-    def content(self) -> Any:
-        return list(self.queries)
-
-    def sentences(self) -> list[str]:
-        return [text for query in self.queries for text in (query["query"], *query["positive"], *query["negative"])]
-
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many; with each query's precision."""
-        precisions, ranks = [], []
-        ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in self.queries])
-        for query, texts in zip(self.queries, np.split(embeddings, ends[:-1]), strict=True):
-            candidates = texts[1:]
-            similarity = cosines(np.broadcast_to(texts[0], candidates.shape), candidates)
-            relevant = np.arange(len(candidates)) < len(query["positive"])
-            # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
-            ranked = relevant[np.lexsort((relevant, -similarity))]
-            places = np.flatnonzero(ranked) + 1
-            precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
-            ranks.append(1 / places[0])
-        found = {"map": 100 * float(np.mean(precisions)), "mrr": 100 * float(np.mean(ranks))}
-        return {**found, "queries": len(self.queries)}, Outcomes(100 * np.array(precisions))
+from raoe_train.evaluation.tasks import SUITES, Reading, Task
 
 
 def read_rerank(name: str, reading: Reading) -> Task:
@@ -57,4 +23,23 @@ def read_rerank(name: str, reading: Reading) -> Task:
         if name not in SUITES["rerank"]:
             raise
         return read_mteb(name, reading)
-    return RerankTask(read_candidates(source, columns=reading.columns, on_error=reading.on_error))
+    queries = list(read_candidates(source, columns=reading.columns, on_error=reading.on_error))
+    texts = [text for query in queries for text in (query["query"], *query["positive"], *query["negative"])]
+    return Task("rerank", "map", queries, texts, partial(precision, queries=queries))
+
+
+def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
+    """{"map", "mrr"} x100 over all candidates of a query, and "queries", how many; with each query's precision."""
+    precisions, ranks = [], []
+    ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
+    for query, texts in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
+        candidates = texts[1:]
+        similarity = cosines(np.broadcast_to(texts[0], candidates.shape), candidates)
+        relevant = np.arange(len(candidates)) < len(query["positive"])
+        # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
+        ranked = relevant[np.lexsort((relevant, -similarity))]
+        places = np.flatnonzero(ranked) + 1
+        precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
+        ranks.append(1 / places[0])
+    found = {"map": 100 * float(np.mean(precisions)), "mrr": 100 * float(np.mean(ranks))}
+    return {**found, "queries": len(queries)}, Outcomes(100 * np.array(precisions))

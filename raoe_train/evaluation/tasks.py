@@ -6,11 +6,10 @@ A new kind is a file with a function that reads a Task, and a line in KINDS.
 from __future__ import annotations
 
 import pkgutil
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -69,31 +68,17 @@ class Reading:
     polarity: Polarity = field(default_factory=Polarity)
 
 
-class Task(ABC):
-    """A set of data with a measure."""
+@dataclass(frozen=True)
+class Task:
+    """A set of data with a measure, which is of embeddings of its sentences, or one that encodes by itself."""
 
-    kind: ClassVar[str]  # its name in KINDS
-    main: ClassVar[str]  # the main one of its metrics, x100 and the higher the better, which averages are taken of
-
-    @abstractmethod
-    def content(self) -> Any:
-        """What a result depends on, as plain values: the data itself, or its name and version."""
-
-    def run(self, model: Any, batch_size: int) -> dict[str, Any]:
-        """{metric: value} of a SentenceTransformer, where the task encodes by itself."""
-        raise NotImplementedError
-
-
-class EmbeddingTask(Task):
-    """A task that scores embeddings of its sentences."""
-
-    @abstractmethod
-    def sentences(self) -> list[str]:
-        """The n texts to encode, in the order that score wants; repeated ones are encoded once."""
-
-    @abstractmethod
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """({metric: value}, what the main one is made of) of [n, d] float32 embeddings; None for what is undefined."""
+    kind: str  # its name in KINDS
+    main: str  # the main one of its metrics, x100 and the higher the better, which averages are taken of
+    content: Any  # what a result depends on, as plain values: the data itself, or its name and version
+    sentences: list[str] = field(default_factory=list)  # the n texts to encode; repeated ones are encoded once
+    # [n, d] float32 embeddings -> ({metric: value, None where it is undefined}, what the main one is made of)
+    score: Callable[[np.ndarray], tuple[dict[str, Any], Outcomes]] | None = None
+    run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
@@ -162,27 +147,25 @@ def evaluate_encoder(
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """Scores of tasks; texts that they share are encoded once.
+    """{"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and "averages",
+    {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
 
-    `outcomes`, where given, is filled with those of each task that has them.
-
-    Returns:
-        {"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and
-        "averages", {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
+    Texts that tasks share are encoded once. `outcomes`, where given, is filled with those of each task that has them.
     """
-    own = [task.sentences() for task in tasks.values() if isinstance(task, EmbeddingTask)]
-    texts = [text for its in own for text in its]
+    scored = [task for task in tasks.values() if task.score]
+    texts = [text for task in scored for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
-    parts = iter(np.split(embeddings, np.cumsum([len(its) for its in own])))
+    parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in scored])))
     results: dict[str, dict[str, Any]] = {}
     for word, task in tasks.items():
-        if isinstance(task, EmbeddingTask):
-            scores, made_of = task.score(next(parts))
+        results[word] = {"kind": task.kind, "main": task.main}
+        if task.score:
+            metrics, made_of = task.score(next(parts))
+            results[word] |= metrics
             if outcomes is not None:
                 outcomes[word] = made_of
-        else:
-            scores = task.run(model, batch_size)
-        results[word] = {"kind": task.kind, "main": task.main, **scores}
+        if task.run:
+            results[word] |= task.run(model, batch_size)
 
     def average(*kinds: str) -> float | None:
         return mean_of_all([main_score(result) for result in results.values() if result["kind"] in kinds])

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -18,10 +18,7 @@ from tqdm import tqdm
 from raoe_train.data.labelled import labelled_table
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import EmbeddingTask, Reading
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from raoe_train.evaluation.tasks import Reading, Task
 
 SEED = 1111
 FOLDS = 10
@@ -31,93 +28,79 @@ GRID = [2.0**power for power in range(-2, 4)]
 TRAIN_TEST_GRID = [2.0**power for power in range(-1, 6)]
 
 
-@dataclass(frozen=True)
-class TransferTask(EmbeddingTask):
-    """Labelled sentences or pairs."""
-
-    kind = "transfer"
-    main = "accuracy"
-    data: Dataset
-
-    def content(self) -> Any:
-        columns = ("text", "second", "label", "split")
-        return [self.data[name][:] if name in self.data.column_names else None for name in columns]
-
-    def sentences(self) -> list[str]:
-        first, second, *_ = self.content()
-        return [*first, *(second or [])]
-
-    def score(self, embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
-        """Accuracy, x100, of the classifier.
-
-        - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
-        - Splits train and test: C is the best in 10-fold cross-validation of train.
-        - No splits, or one: mean accuracy of 10 folds, C of each the best in 10 folds of what it trains on.
-
-        Of equally good C the smallest is taken; good is the accuracy in per cent, rounded to two digits.
-
-        Returns:
-            {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1
-            where examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example
-            that is right, 0 for others, in an order that is the same for all encoders.
-        """
-        texts, second, labels, split = self.content()
-        # SentEval's order, by the number of tokens, then by class: the folds depend on it
-        tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
-        order = sorted(range(len(labels)), key=lambda row: (tokens[0][row], tokens[1][row], labels[row]))
-        labels, split = np.asarray(labels)[order], np.asarray(split)[order]
-        features = embeddings.astype(np.float64)
-        if second is not None:
-            first, other = np.split(features, 2)
-            features = np.concatenate([np.abs(first - other), first * other], axis=1)
-        features = features[order]
-        train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
-        given = bool(len(train) and len(test))
-        folded = not (given and len(dev))
-        outer = [(train, test)] if given else tqdm(_folds(labels), desc="folds", disable=None)
-        right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
-        for train, test in outer:
-            inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])] if folded else [(train, dev)]
-            chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and folded else GRID)
-            found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
-            right[test] = 100.0 * (found == labels[test])
-            accuracies.append(right[test].mean())
-            chosen_by.append(best)
-        tested = right[~np.isnan(right)]
-        result = {
-            "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
-            "dev_accuracy": float(np.mean(chosen_by)),
-            "examples": len(tested),
-        }
-        if given and second is not None and set(labels.tolist()) == {"0", "1"}:
-            from sklearn.metrics import f1_score
-
-            result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
-        return result, Outcomes(tested)
-
-
-def read_transfer(name: str, reading: Reading) -> TransferTask:
-    """The labelled sentences of a task, with all their splits."""
+def read_transfer(name: str, reading: Reading) -> Task:
+    """The labelled sentences or pairs of a task, with all their splits."""
     source = find_source(name, reading.data_dir, "transfer", whole=True)
     data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
-    _check(data, source if isinstance(source, str) else f"task {name!r}")
-    return TransferTask(data)
+    there = data.to_dict()
+    columns = [there.get(name) for name in ("text", "second", "label", "split")]
+    first, second, labels, split = columns
+    _check(labels, split, source if isinstance(source, str) else f"task {name!r}")
+    return Task("transfer", "accuracy", columns, [*first, *(second or [])], partial(classify, data=columns))
 
 
-def _check(data: Dataset, where: str) -> None:
+def classify(embeddings: np.ndarray, data: Sequence[Any]) -> tuple[dict[str, Any], Outcomes]:
+    """Accuracy, x100, of the classifier.
+
+    - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
+    - Splits train and test: C is the best in 10-fold cross-validation of train.
+    - No splits, or one: mean accuracy of 10 folds, C of each the best in 10 folds of what it trains on.
+
+    Of equally good C the smallest is taken; good is the accuracy in per cent, rounded to two digits.
+
+    Returns:
+        {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1 where
+        examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example that is right,
+        0 for others, in an order that is the same for all encoders.
+    """
+    texts, second, labels, split = data
+    # SentEval's order, by the number of tokens, then by class: the folds depend on it
+    tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
+    order = sorted(range(len(labels)), key=lambda row: (tokens[0][row], tokens[1][row], labels[row]))
+    labels, split = np.asarray(labels)[order], np.asarray(split)[order]
+    features = embeddings.astype(np.float64)
+    if second is not None:
+        first, other = np.split(features, 2)
+        features = np.concatenate([np.abs(first - other), first * other], axis=1)
+    features = features[order]
+    train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
+    given = bool(len(train) and len(test))
+    folded = not (given and len(dev))
+    outer = [(train, test)] if given else tqdm(_folds(labels), desc="folds", disable=None)
+    right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
+    for train, test in outer:
+        inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])] if folded else [(train, dev)]
+        chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and folded else GRID)
+        found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
+        right[test] = 100.0 * (found == labels[test])
+        accuracies.append(right[test].mean())
+        chosen_by.append(best)
+    tested = right[~np.isnan(right)]
+    result = {
+        "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
+        "dev_accuracy": float(np.mean(chosen_by)),
+        "examples": len(tested),
+    }
+    if given and second is not None and set(labels.tolist()) == {"0", "1"}:
+        from sklearn.metrics import f1_score
+
+        result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
+    return result, Outcomes(tested)
+
+
+def _check(labels: list[str], split: list[str], where: str) -> None:
     """ValueError for splits that the protocol does not know, and classes that cannot be learnt."""
-    splits = set(data["split"][:])
+    splits = set(split)
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
         raise ValueError(
             f"{where} has splits {', '.join(sorted(splits))}; known are {TRAIN}, {' or '.join(DEV)}, and {TEST}, "
             f"or one split for {FOLDS} folds of it: FILE#SPLIT"
         )
-    pairs = list(zip(data["label"][:], data["split"][:], strict=True))
-    counts = Counter(label for label, split in pairs if split == TRAIN or not given)
+    counts = Counter(label for label, its in zip(labels, split, strict=True) if its == TRAIN or not given)
     if len(counts) < 2:
         raise ValueError(f"{where}: all examples to train on are of class {next(iter(counts))!r}; there must be two")
-    if unknown := sorted({label for label, _ in pairs} - set(counts)):
+    if unknown := sorted(set(labels) - set(counts)):
         raise ValueError(f"{where}: class {unknown[0]!r} has no example to train on")
     label, fewest = min(counts.items(), key=lambda item: item[1])
     # an outer fold takes the most, a tenth rounded up, from what the inner folds divide

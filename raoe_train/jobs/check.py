@@ -36,16 +36,11 @@ def check(
 ) -> dict[str, Any]:
     """Padding and batch-size invariance of a saved encoder.
 
-    And which way its layers look.
-
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
         "model", "versions"}, also written to `output` if that is given. A difference is the largest one between
         normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state depends on
-        later tokens; it fails where the model says otherwise.
-
-    Raises:
-        ValueError, FileNotFoundError: as load_encoder.
+        later tokens; it fails where the model says otherwise. Errors are those of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 

@@ -32,10 +32,8 @@ def encode(
     sentence a line, or a column of a data file: `sentence` or `text`, or the one that data.columns maps `sentence` to.
 
     Returns:
-        {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
-
-    Raises:
-        ValueError: no input or output, a sentence that is no text, or the output of other settings in the way.
+        {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json. ValueError
+        for no input or output, a sentence that is no text, or the output of other settings in the way.
     """
     if not data.input:
         raise ValueError("data.input is missing: the file to encode")

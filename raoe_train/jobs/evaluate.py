@@ -81,7 +81,7 @@ def evaluate(
         )
     settings = {
         "model": model_settings,
-        "tasks": {word: digest(task.content()) for word, task in read.items()},
+        "tasks": {word: digest(task.content) for word, task in read.items()},
         "analyses": analyses,
     }
     result = None

@@ -25,11 +25,8 @@ def export(
     over 4-bit weights is merged into the base model's own.
 
     Returns:
-        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model"}.
-
-    Raises:
-        ValueError: no output, an output that is not empty and not to be overwritten, or an adapter without --merge.
-        FileNotFoundError: no such model.
+        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model"}. ValueError for an output
+        that is not empty and not to be overwritten, or an adapter without --merge; FileNotFoundError for no model.
     """
     from sentence_transformers import SentenceTransformer
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 from tqdm import tqdm
@@ -19,7 +18,7 @@ from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.seeds import Seeds, select_seeds
-from raoe_train.generation.starts import Sentences, acceptable, read_starts
+from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.shared import file_to_write, job
 from raoe_train.recipe import Option
 
@@ -76,8 +75,11 @@ def generate(
             print(f"{ledger.output} is there already, from the same model and sentences")
             return found
         if found is None:
-            # what the clusters chose is kept: another number of threads may choose otherwise
-            found = {"settings": settings, "selected": _selected(sentences, seeds)}
+            found = {"settings": settings, "selected": None}  # all
+            if seeds.encoder.name:
+                # what the clusters chose is kept: another number of threads may choose otherwise
+                chosen = select_seeds([sentence for _, sentence in sentences], seeds)
+                found["selected"] = [sentences[place][0] for place in chosen]
             ledger.begin(found)
     if found["selected"] is not None:
         kept = set(found["selected"])
@@ -123,7 +125,7 @@ def generate(
             "settings": settings,
         }
         ledger.conclude(result)
-    _print(result, len(bad))
+    _print(result)
     return result
 
 
@@ -143,20 +145,11 @@ def _write(grown: Any, ledger: Ledger, line: dict[str, Any], ours: int, waiting:
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
-def _selected(sentences: Sentences, seeds: Seeds) -> list[int] | None:
-    """The ids of the sentences to begin with; None for all."""
-    if not seeds.encoder.name:
-        return None
-    chosen = select_seeds([sentence for _, sentence in sentences], seeds)
-    return [sentences[place][0] for place in chosen]
-
-
-def _print(result: dict[str, Any], failed: int) -> None:
-    print(f"{result['chains']} chains of {result['sentences']} sentences -> {result['output']}")
-    if failed:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in result["failed_chains"].items())
-        print(f"{failed} failed ({reasons}): in {Path(result['output']).name}.failed.jsonl with their reasons")
-    if result["skipped"]:
-        print("skipped rows: " + ", ".join(f"{count} {reason}" for reason, count in result["skipped"].items()))
-    if result["run"]:
-        print(f"{result['run']['tokens']} tokens, {result['run']['tokens_per_second']:.0f} a second")
+def _print(result: dict[str, Any]) -> None:
+    output, run = result["output"], result["run"]
+    print(f"{result['chains']} chains of {result['sentences']} sentences -> {output}")
+    for what, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
+        if result[counts]:
+            print(what, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
+    if run:
+        print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} a second")

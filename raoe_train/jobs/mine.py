@@ -77,7 +77,10 @@ def mine(
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
     sentences, labels, sizes = texts["text"][:], texts["label"][:], classes_of(texts)
-    _check_classes(sizes, str(data.input), mining.k)
+    if len(sizes) < 2:
+        raise ValueError(
+            f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; it takes two or more"
+        )
     columns = COLUMNS[loss]
     settings = {
         "model": None if loss == "mse" else identity(model),
@@ -146,17 +149,6 @@ def neighbours(
             f"a class and {others:.3f} between classes"
         )
     return Neighbours(table["index"][:, 0], table["index"][:, 1], counts[:, 0], counts[:, 1])
-
-
-def _check_classes(classes: dict[str, int], source: str, k: int) -> None:
-    if len(classes) < 2:
-        label, size = next(iter(classes.items()))
-        raise ValueError(f"{source}: all {size} texts are of one class, {label!r}; it takes two or more")
-    for label, size in classes.items():
-        if size == 1:
-            print(f"class {label!r} has a single sentence, which has no neighbour of its class")
-        elif size <= k:
-            print(f"class {label!r} has {size} sentences, so each has {size - 1} neighbours in it at most, not {k}")
 
 
 def _print(result: dict[str, Any], count: int | None) -> None:

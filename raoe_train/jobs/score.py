@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -85,7 +84,7 @@ def score(
     write_rows(path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
     if by_label:
-        _plot(by_label, once.beside(path, ".png"))
+        figures.pictures(lambda: _plot(by_label, once.beside(path, ".png")))
     result = {
         "rows": len(mean),
         "left_out": table.left_out,
@@ -140,13 +139,9 @@ def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
     return {names.get(label, str(label)): scores[labels == label] for label in there}
 
 
-def _plot(groups: dict[str, np.ndarray], path: Path) -> None:
+def _plot(groups: dict[str, np.ndarray], path: Path) -> list[Path]:
     """The distribution of the score by label; each label's area is 1, so that those of different size compare."""
-    try:
-        made, axes = figures.figure()
-    except ModuleNotFoundError as error:
-        print(f"no {path}: {error}", file=sys.stderr)
-        return
+    made, axes = figures.figure()
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=60)
     for (label, scores), colour in zip(groups.items(), figures.colours(len(groups)), strict=True):
         name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
@@ -155,3 +150,4 @@ def _plot(groups: dict[str, np.ndarray], path: Path) -> None:
     axes.set(xlabel="similarity score S", ylabel="density")
     axes.legend(frameon=False)
     figures.save(made, path)
+    return [path]

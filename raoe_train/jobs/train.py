@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
 
+from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
@@ -17,7 +16,7 @@ from raoe_train.encoders.named import Model
 from raoe_train.evaluation.tasks import Polarity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict
-from raoe_train.training.arguments import join, trainer_settings, training_settings
+from raoe_train.training.arguments import join, trainer_settings
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
 from raoe_train.training.run_directory import (
@@ -31,19 +30,7 @@ from raoe_train.training.run_directory import (
     starting_encoder,
 )
 
-logger = logging.getLogger(__name__)
-
-
-def _loss(given: Any, key: str) -> dict[str, Any]:
-    from raoe_train.losses.registry import loss_settings
-
-    return loss_settings(given, key)
-
-
-def _loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
-    from raoe_train.losses.registry import loss_keys
-
-    return loss_keys(where)
+LOSS = Option(convert="raoe_train.losses.registry:loss_settings", keys="raoe_train.losses.registry:loss_keys")
 
 
 @job(together=True)
@@ -52,12 +39,12 @@ def train(
     model: Annotated[Model, Option(word="name")] = Model(),
     data: Annotated[Data, Option()] = Data(),
     teacher: Annotated[Teacher, Option(word="name")] = Teacher(),
-    loss: Annotated[dict[str, Any], Option(convert=_loss, keys=_loss_keys)] = {},
+    loss: Annotated[dict[str, Any], LOSS] = {},
     training: Annotated[
         dict[str, Any],
         Option(
             "batch_size, epochs, seed, patience, or any field of SentenceTransformerTrainingArguments",
-            convert=training_settings,
+            convert="raoe_train.training.arguments:training_settings",
         ),
     ] = {},
     evaluation: Annotated[Evaluation, Option()] = Evaluation(),
@@ -151,7 +138,7 @@ def train(
 
     def save() -> dict[str, Any]:
         encoder.save_pretrained(str(folder))
-        _plot(trainer.state.log_history, folder / "run.png")
+        pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
         print(f"{summary(metrics)}\nsaved to {folder}")
@@ -168,10 +155,8 @@ def _backends(device: Any) -> list[str]:
     return [name for name in ("native", "triton", "scan", "reference") if have.get(name) is True]
 
 
-def _plot(log_history: list[dict[str, Any]], path: Path) -> None:
-    try:
-        from raoe_train.training.plot import plot_run
+def _plot(log_history: list[dict[str, Any]], path: Path) -> list[Path]:
+    from raoe_train.training.plot import plot_run
 
-        plot_run(log_history, path)
-    except ImportError as error:
-        logger.warning("no %s: %s", path.name, error)
+    plot_run(log_history, path)
+    return [path]

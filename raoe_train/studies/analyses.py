@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.evaluation.tasks import EmbeddingTask, Task, evaluate_tasks, main_score
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
 # Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT.
 LISTS = ("layers", "encoder.layer", "transformer.layer")
@@ -140,8 +140,7 @@ def is_decoder(model: Any) -> bool:
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
     """The different sentences of tasks; those of mteb are not known here."""
-    embedded = [task for task in tasks.values() if isinstance(task, EmbeddingTask)]
-    return list(dict.fromkeys(text for task in embedded for text in task.sentences()))
+    return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
 
 
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:

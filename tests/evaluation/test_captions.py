@@ -24,9 +24,9 @@ def write(folder, images, name="flickr.tsv"):
 def score(word, images):
     (task,) = read_tasks([word]).values()
     angles = {f"{image} {n}": angle for image, all_ in images.items() for n, angle in enumerate(all_)}
-    radians = np.radians([angles[text] for text in task.sentences()])
+    radians = np.radians([angles[text] for text in task.sentences])
     # lengths have no part in cosines; by products the others' captions would be nearer to "one" than its own
-    lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences()])
+    lengths = np.array([[1 if text.startswith("one") else 10] for text in task.sentences])
     found, examples = task.score((lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32))
     assert examples.values.mean() == found["accuracy"] and len(examples.values) == found["images"]
     return found

@@ -56,11 +56,11 @@ def sts(mteb):
 
 
 def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
-    from raoe_train.evaluation.mteb import MtebTask
+    from raoe_train.evaluation.mteb import of_task
 
     encoder = sts.encoder = tiny_encoder(double=False)
     encoder.train()
-    found = evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "cache")}, batch_size=2)
+    found = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")}, batch_size=2)
     assert found["tasks"]["tiny"] == {
         "kind": "mteb", "main": "main_score", "main_score": pytest.approx(100), "metric": "cosine_spearman",
         "scores": {"test": {"default": pytest.approx(100)}},
@@ -68,28 +68,28 @@ def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
     assert found["average"] == pytest.approx(100) and encoder.training
     # what is in the cache is not evaluated again
     monkeypatch.setattr(type(sts), "evaluate", None)
-    again = evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "cache")})
+    again = evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "cache")})
     assert again["average"] == pytest.approx(100)
     with pytest.raises(TypeError):
-        evaluate_tasks(encoder, {"tiny": MtebTask(sts, tmp_path / "other")})
+        evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "other")})
 
 
 def test_the_encoder_keeps_its_prompt(mteb, sts):
-    from raoe_train.evaluation.mteb import MtebTask
+    from raoe_train.evaluation.mteb import of_task
 
     encoder = sts.encoder = tiny_encoder(double=False, prompt="people: {text}")
     sts.prompt = "people: "
     first, second = SENTENCES[:5], SENTENCES[5:10]
     assert order(encoder, first, second, "") != order(encoder, first, second, sts.prompt)
-    assert evaluate_tasks(encoder, {"tiny": MtebTask(sts)})["average"] == pytest.approx(100)
+    assert evaluate_tasks(encoder, {"tiny": of_task(sts)})["average"] == pytest.approx(100)
 
 
 def test_reranking_has_map_and_mrr(mteb):
     from mteb.mocks.mock_tasks import MockRerankingTask
 
-    from raoe_train.evaluation.mteb import MtebTask
+    from raoe_train.evaluation.mteb import of_task
 
-    found = evaluate_tasks(tiny_encoder(double=False), {"mock": MtebTask(MockRerankingTask())})["tasks"]["mock"]
+    found = evaluate_tasks(tiny_encoder(double=False), {"mock": of_task(MockRerankingTask())})["tasks"]["mock"]
     # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
     assert found["map"] == found["mrr"] == found["main_score"] and found["map"] in (50, 75, 100)
 
@@ -97,7 +97,7 @@ def test_reranking_has_map_and_mrr(mteb):
 def test_names(mteb, tmp_path):
     tasks = read_tasks(["mteb:STS12", "SciDocsRR"], tmp_path)
     assert [task.kind for task in tasks.values()] == ["mteb", "mteb"]
-    assert [task.task.metadata.name for task in tasks.values()] == ["STS12", "SciDocsRR"]
+    assert [task.content[0] for task in tasks.values()] == ["STS12", "SciDocsRR"]
     (task,) = read_tasks(["AskUbuntuDupQuestions"]).values()  # no data.dir, so nothing to look for there
     assert task.kind == "mteb"
     with pytest.raises(ValueError, match=r"mteb has no task 'STS12x'.*Did you mean: 'STS12'"):

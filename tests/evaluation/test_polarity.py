@@ -156,20 +156,21 @@ def test_as_a_task(folder):
     model = tiny_encoder(double=False).eval()
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
-    test, sources = task.test, task.sources
-    assert test["text"][:] == SENTENCES[:3] and len(sources) == 15 == found["sources"]
+    _, labels, classes, _ = task.content
+    test, sources = task.sentences[:3], task.sentences[3:]
+    assert test == SENTENCES[:3] and len(sources) == 15 == found["sources"]
     from sentence_transformers import SentenceTransformer
 
     reference = SentenceTransformer(str(folder / "reference"), device="cpu")
-    made = PolarityEvaluator(test["text"][:], test["label"][:], sources["text"][:], sources["label"][:], reference, 3)
+    made = PolarityEvaluator(test, labels, sources, classes, reference, 3)
     expected = made(model)
     assert found["polarity"] == pytest.approx(expected["polarity"])
     assert found["similarity"] == pytest.approx(expected["similarity"], abs=1e-3)
     assert len(list((folder / "cache").glob("*/*.npy"))) == 1
     cached = next((folder / "cache").glob("*/*.npy"))
-    scores, _ = task.score(encode_sentences(model, task.sentences()))
+    scores, _ = task.score(encode_sentences(model, task.sentences))
     cached.unlink()
-    assert task.score(encode_sentences(model, task.sentences()))[0] == scores  # the reference was asked once
+    assert task.score(encode_sentences(model, task.sentences))[0] == scores  # the reference was asked once
     assert not cached.exists()
     itself = Polarity(FrozenEncoder(str(folder / "model")), k=3)
     assert evaluate_encoder(model, ["polarity:set"], folder, polarity=itself)["tasks"]["polarity:set"] != found
@@ -181,7 +182,7 @@ def test_what_a_result_depends_on(folder):
 
     def content(**reference):
         options = Polarity(FrozenEncoder(str(folder / "reference"), **reference))
-        return read_polarity("set", Reading(folder, polarity=options)).content()
+        return read_polarity("set", Reading(folder, polarity=options)).content
 
     bare = content()
     assert bare[-1] == {
@@ -198,7 +199,8 @@ def test_what_a_result_depends_on(folder):
 def test_what_is_drawn(folder):
     def drawn(**options):
         task = read_polarity("set", Reading(folder, polarity=Polarity(FrozenEncoder("x"), **options)))
-        return task.test["text"][:], task.sources["text"][:]
+        count = len(task.content[1])
+        return task.sentences[:count], task.sentences[count:]
 
     assert drawn() == drawn() != drawn(seed=1)
     test, sources = drawn(max_sentences=2, sources=3)

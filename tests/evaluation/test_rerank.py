@@ -24,7 +24,7 @@ def at(degrees):
 
 
 def score(task, angles):
-    embeddings = [[1, 0] if t.startswith("q") else at(angles[t]) for t in task.sentences()]
+    embeddings = [[1, 0] if t.startswith("q") else at(angles[t]) for t in task.sentences]
     found, examples = task.score(np.array(embeddings, np.float32))
     assert examples.values.mean() == pytest.approx(found["map"]) and len(examples.values) == found["queries"]
     return found
@@ -55,7 +55,7 @@ def test_splits_and_names(tmp_path):
     (tmp_path / "rerank").mkdir()
     write(tmp_path / "rerank", rows, "SciDocsRR.jsonl")
     tasks = read_tasks(["SciDocsRR", "rerank:SciDocsRR#dev", "rerank:SciDocsRR-all"], tmp_path)
-    assert [len(task.queries) for task in tasks.values()] == [2, 1, 3]
+    assert [len(task.content) for task in tasks.values()] == [2, 1, 3]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_malformed_rows(tmp_path, row, message):
     rows = [{"query": "q", "positive": ["a"], "negative": ["b"]}, row]
     with pytest.raises(ValueError, match=message):
         read(tmp_path, rows)
-    assert len(read(tmp_path, rows, on_error="skip").queries) == 1
+    assert len(read(tmp_path, rows, on_error="skip").content) == 1
 
 
 def test_columns_are_mapped(tmp_path):
     rows = [{"q": "q1", "yes": ["a"], "negatives": ["b"]}]
     task = read(tmp_path, rows, columns={"query": "q", "positive": "yes"})
-    assert task.sentences() == ["q1", "a", "b"]
+    assert task.sentences == ["q1", "a", "b"]

@@ -1,7 +1,6 @@
 """The registry of tasks: words, suites, what is read before anything is encoded, averages and the table."""
 
 import json
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,11 +9,11 @@ from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.sts import StsTask
+from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import (
     KINDS,
     SUITES,
-    EmbeddingTask,
+    Task,
     evaluate_encoder,
     evaluate_tasks,
     main_score,
@@ -114,7 +113,7 @@ def test_subsets_of_sts_by_hand():
         from datasets import Dataset
 
         columns = {"sentence1": texts, "sentence2": texts, "score": [3.0, 1.0, 2.0, 4.0, 6.0, 5.0], "subset": subset}
-        return StsTask(Dataset.from_dict(columns))
+        return of_pairs(Dataset.from_dict(columns))
 
     found, examples = task(["a", "a", "a", "b", "b", "b"]).score(np.concatenate([first, second]))
     np.testing.assert_allclose(examples.values, cosines)
@@ -147,23 +146,12 @@ def test_a_condition_is_for_sts_only(folder):
         read_tasks(["cr"], folder, prompt="About {condition}: {text}")
 
 
-class LengthTask(EmbeddingTask):
-    kind: ClassVar[str] = "length"
-    main: ClassVar[str] = "long"
-
-    def content(self):
-        return "length"
-
-    def sentences(self):
-        return ["nobody reads"]
-
-    def score(self, embeddings):
+def read_length(name, reading):
+    def score(embeddings):
         found = {"long": float(len(embeddings)), "short": None, "detail": {"x": 1}, "examples": 3}
         return found, Outcomes(np.array([found["long"]]))
 
-
-def read_length(name, reading):
-    return LengthTask()
+    return Task("length", "long", "length", ["nobody reads"], score)
 
 
 def test_a_kind_is_a_function_and_a_line(model, monkeypatch, capsys):

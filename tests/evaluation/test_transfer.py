@@ -21,7 +21,7 @@ def read(folder, rows, name="set", **options):
 
 def score(task, features):
     """The task's score where `features` maps texts to embeddings."""
-    found, examples = task.score(np.array([features[text] for text in task.sentences()], dtype=np.float32))
+    found, examples = task.score(np.array([features[text] for text in task.sentences], dtype=np.float32))
     assert examples.values.mean() == pytest.approx(found["accuracy"], abs=0.5)  # folds may differ in size by one
     assert len(examples.values) == found["examples"] and set(examples.values) <= {0, 100}
     return found
@@ -170,7 +170,7 @@ def test_what_cannot_be(tmp_path, rows, message):
 
 
 def test_twelve_examples_of_a_class_are_enough(tmp_path):
-    assert len(read(tmp_path, single(12)[0]).data) == 24
+    assert len(read(tmp_path, single(12)[0]).sentences) == 24
 
 
 def test_malformed_lines_are_named_or_skipped(tmp_path):
@@ -181,13 +181,14 @@ def test_malformed_lines_are_named_or_skipped(tmp_path):
     with pytest.raises(ValueError, match=r"set\.jsonl, line 4: not JSON"):
         read_tasks([f"transfer:{path}"])
     (task,) = read_tasks([f"transfer:{path}"], on_error="skip").values()
-    assert task.sentences() == [row["text"] for row in rows]
+    assert task.sentences == [row["text"] for row in rows]
 
 
 def test_columns_are_mapped(tmp_path):
     rows = [{"review": row["text"], "stars": row["label"]} for row in single()[0]]
     task = read(tmp_path, rows, columns={"sentence": "review", "label": "stars"})
-    assert (task.data["text"][0], task.data["label"][0], task.data["label"][-1]) == ("word00", "0", "1")
+    texts, _, labels, _ = task.content
+    assert (texts[0], labels[0], labels[-1]) == ("word00", "0", "1")
 
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -198,7 +199,7 @@ REAL = Path(__file__).parents[3] / "shared" / "data"
 @pytest.mark.skipif(not REAL.is_dir(), reason="the benchmark data beside the project is not here")
 def test_real_sets_have_the_sizes_of_senteval():
     tasks = read_tasks(["mr", "cr", "sst2", "trec", "mrpc"], REAL)
-    sizes = {name: (len(task.data), task.data["split"][:].count("test")) for name, task in tasks.items()}
+    sizes = {name: (len(task.content[0]), task.content[3].count("test")) for name, task in tasks.items()}
     assert sizes == {
         "mr": (10662, 0), "cr": (3771, 0), "sst2": (9613, 1821), "trec": (5952, 500), "mrpc": (5801, 1725)
     }

@@ -131,7 +131,7 @@ def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, ca
     for line in failed:
         assert line["reason"] and 1 <= line["step"] == len(line["sentences"]) - 1 <= STEPS
         assert line["sentences"][0] == SENTENCES[line["id"] - 1]
-    assert "failed (" in capsys.readouterr().out
+    assert "failed, in" in capsys.readouterr().out
     before = (output.read_bytes(), result)
     assert run("generate", **options(writer, sentences, output), **{"generation.verify": True}) == before[1]
     assert output.read_bytes() == before[0]
