@@ -12,6 +12,7 @@ from tqdm import tqdm
 from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import identity
 from raoe_train.generation.growth import Chain, Generation, grow
@@ -80,14 +81,14 @@ def generate(
                 # what the clusters chose is kept: another number of threads may choose otherwise
                 chosen = select_seeds([sentence for _, sentence in sentences], seeds)
                 found["selected"] = [sentences[place][0] for place in chosen]
-            ledger.begin(found)
+            write_json(ledger.summary, found)
     if found["selected"] is not None:
         kept = set(found["selected"])
         sentences = [(key, sentence) for key, sentence in sentences if key in kept]
 
     with ledger.writing():
         done = ledger.done()
-        ours = ledger.share(sentences)
+        ours = sentences[ledger.rank :: ledger.world]
         waiting = [(key, sentence) for key, sentence in ours if key not in done]
         run: dict[str, Any] = {}
         if waiting:
@@ -124,7 +125,7 @@ def generate(
             "run": run,
             "settings": settings,
         }
-        ledger.conclude(result)
+        write_json(ledger.summary, result)
     _print(result)
     return result
 

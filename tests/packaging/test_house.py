@@ -33,7 +33,7 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 630,
+    "artifacts": 615,
     "data": 1910,
     "encoders": 1365,
     "evaluation": 985,
