@@ -21,26 +21,26 @@ LEVELS = {
     "data": 2,
     "encoders": 3,
     "evaluation": 4,
-    "generation": 4,
+    "generation": 1079,
     "losses": 5,
     "training": 6,
-    "jobs": 7,
+    "jobs": 1178,
     "cli": 8,
-    "studies": 9,
+    "studies": 1540,
     "__main__": 10,
     "__init__": 10,
 }
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 630,
+    "artifacts": 615,
     "data": 1910,
     "encoders": 1365,
     "evaluation": 985,
-    "generation": 1315,
-    "jobs": 1190,
+    "generation": 1079,
+    "jobs": 1178,
     "losses": 1620,
-    "studies": 1835,
+    "studies": 1540,
     "training": 925,
     "the root": 515,
 }
