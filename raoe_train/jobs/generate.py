@@ -42,7 +42,7 @@ def generate(
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
-        "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second", "mix"} of this run and
+        "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second"} of this run and
         process}; also in OUTPUT.json. "waiting": True where other processes have chains to finish.
 
     Raises:
@@ -94,9 +94,7 @@ def generate(
         if waiting:
             from raoe_train.generation.decoding import GuidedDecoder
 
-            decoder = GuidedDecoder(
-                load_language_model(model), tokenizer, sampling, mix=generation.mix, compile=generation.compile
-            )
+            decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
             line = {
                 "method": generation.method,
                 "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
@@ -105,7 +103,6 @@ def generate(
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), ledger, line, len(ours), len(waiting))
-            run["mix"] = decoder.mix.name
     with ledger.locked():
         found = ledger.claim(settings, False) or found
         if "output" in found:  # another process has ended since
