@@ -1,7 +1,7 @@
 """Guided decoding with a decoder of random weights and a 128k vocabulary, against transformers' own guidance.
 
 All contenders decode greedily, in float32, as many tokens for each row (nothing ends early), and must give the same
-ones before they are timed: both of ours, and `generate` with guidance_scale and negative_prompt_ids. `generate` without
+ones before they are timed: ours, and `generate` with guidance_scale and negative_prompt_ids. `generate` without
 guidance is no peer, since it answers another question; it shows what guidance costs. Prefill is part of the time.
 Tokens a second are rows x NEW / seconds. These are single answers, of which nothing has been read before; what
 `generate` does is in benchmarks/chains.py.
@@ -34,9 +34,8 @@ def case(rows: int, device: str) -> Case:
     model = language_model(device)
     inputs = [_contexts(rows, copy) for copy in range(COPIES)]
     result: dict[str, Call] = {}
-    decoders = {f"GuidedDecoder, {mix} mixed": GuidedDecoder(model, mix=mix) for mix in ("hidden", "logits")}
-    for name, decoder in decoders.items():
-        result[name] = lambda i, decoder=decoder: _ours(decoder, *inputs[i % COPIES])
+    decoder = GuidedDecoder(model)
+    result["GuidedDecoder"] = lambda i: _ours(decoder, *inputs[i % COPIES])
     result["transformers guidance_scale"] = lambda i: _theirs(model, *inputs[i % COPIES])
     for i in range(COPIES):
         found = {name: call(i) for name, call in result.items()}

@@ -41,8 +41,7 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
 
     Raises:
         ValueError: an unknown job, recipe or key, a value that cannot be, or several processes for a job of one.
-        FileNotFoundError: a file that is not there.
-        OSError: an output that cannot be written, or a full disk; the message says what to do.
+        OSError: a file that is not there or cannot be written, or a full disk; the message says what to do.
     """
     return job_of(job)(**vars(load(job, recipe, overrides)))
 

@@ -73,10 +73,8 @@ def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNames
 
 
 def load(job: Callable[..., Any], recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
-    """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys).
-
-    ValueError for an unknown key or recipe, or a value of the wrong type, FileNotFoundError for a path without a file.
-    """
+    """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys); ValueError for
+    an unknown key or recipe, or a value of the wrong type, FileNotFoundError for a path without a file."""
     values = read_recipe(recipe, job.__name__) if recipe is not None else {}
     return arguments(job, merge(values, nest(overrides or {})))
 
@@ -270,16 +268,23 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     if option.convert is not None:
         return pkgutil.resolve_name(option.convert)(value, key)
     if dataclasses.is_dataclass(kind):
-        if isinstance(value, kind) or (option.live and not isinstance(value, (Mapping, str, Path, type(None)))):  # type: ignore[arg-type]
+        if isinstance(value, kind):  # type: ignore[arg-type]
+            for name, each in parameters(type(value)).items():
+                _bounded(each.option, getattr(value, name), f"{key}.{name}")
+            return value
+        if option.live and not isinstance(value, (Mapping, str, Path, type(None))):
             return value
         word = option.word and isinstance(value, (str, Path))
         value = {option.word: value} if word else {} if value is None else value
-    made = convert(kind, value, key)
-    if made is not None and option.least is not None and made < option.least:
+    return _bounded(option, convert(kind, value, key), key)
+
+
+def _bounded(option: Option, value: Any, key: str) -> Any:
+    if value is not None and option.least is not None and value < option.least:
         raise ValueError(f"{key} must be at least {option.least:g}, got {value!r}")
-    if made is not None and option.below is not None and made >= option.below:
+    if value is not None and option.below is not None and value >= option.below:
         raise ValueError(f"{key} must be below {option.below:g}, got {value!r}")
-    return made
+    return value
 
 
 def _later(value: Mapping[str, Any], word: str | None) -> Any:
@@ -307,8 +312,8 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         raise problem from None
-    if kind is int:
-        if not number.is_integer():
-            raise problem
-        return int(value) if not isinstance(value, str) or re.fullmatch(r"[-+]?\d+", value) else int(number)
-    return number
+    if kind is float:
+        return number
+    if not number.is_integer():
+        raise problem
+    return int(value) if not isinstance(value, str) or re.fullmatch(r"[-+]?\d+", value) else int(number)

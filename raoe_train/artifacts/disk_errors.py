@@ -25,7 +25,7 @@ def explained(output: str | None) -> Iterator[None]:
         where = error.filename or output
         if error.errno in FULL:
             raise OSError(_full(where, error.strerror)) from error
-        if error.errno in REFUSED and output and _within(error.filename, output):
+        if error.errno in REFUSED and output and _within(str(error.filename), output):
             raise OSError(
                 f"cannot write {where} ({error.strerror}): choose another output (--output), or make this one a place "
                 "that can be written"
@@ -44,12 +44,8 @@ def _full(where: object, said: str | None) -> str:
     )
 
 
-def _within(path: object, output: str) -> bool:
-    """Whether a path is the output, above it, in it, or in what is beside it by its name: OUTPUT.parts and the like."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    ours, theirs = Path(output).expanduser().absolute(), Path(path).absolute()
-    beside = [folder for folder in (theirs, *theirs.parents) if folder.parent == ours.parent]
-    return theirs in ours.parents or any(
-        folder == ours or folder.name.startswith((f"{ours.name}.", f".partial.{ours.name}")) for folder in beside
-    )
+def _within(path: str, output: str) -> bool:
+    """Whether a path is the output, above it, in it, or beside it by its name: OUTPUT.parts and the like."""
+    ours, theirs = (str(Path(each).expanduser().absolute()) for each in (output, path))
+    theirs = theirs.replace(f"{os.sep}.partial.", os.sep)
+    return theirs == ours or theirs.startswith((ours + os.sep, f"{ours}.")) or ours.startswith(theirs + os.sep)

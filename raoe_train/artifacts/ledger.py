@@ -2,8 +2,8 @@
 
 - OUTPUT holds the good lines, OUTPUT.failed.jsonl the refused ones, which have a "reason". A line is one write,
   followed by fsync: a kill leaves whole lines and at most the beginning of one more, which the next run cuts off.
-- OUTPUT.json holds the settings from the beginning, and the summary, which names its "output", in the end. Other
-  settings are refused.
+- OUTPUT.json, the job's to write, holds the settings from the beginning, and the summary, which names its "output", in
+  the end. Other settings are refused.
 - Several processes (ranks) each write files of their own in OUTPUT.parts/. Whichever ends last merges them. No process
   waits for another, and a rerun may have more or fewer of them.
 - In the end both files are in the order of the input.
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.processes import locked
-from raoe_train.artifacts.writing import read_json, replacing, write_json
+from raoe_train.artifacts.writing import read_json, replacing
 
 T = TypeVar("T")
 
@@ -57,13 +57,6 @@ class Ledger:
         for file in (*there, self.summary):
             file.unlink(missing_ok=True)
         return None
-
-    def begin(self, found: dict[str, Any]) -> None:
-        """The settings, before the first line. Under the lock."""
-        write_json(self.summary, found)
-
-    def share(self, items: list[T]) -> list[T]:
-        return items[self.rank :: self.world]
 
     def done(self) -> set[int]:
         """The ids of all lines on disk, of every process."""
@@ -114,13 +107,9 @@ class Ledger:
                     refused = "reason" in fields
                     (bad if refused else good).write(line)
                     briefs[refused].append(brief(fields))
-        return briefs
-
-    def conclude(self, summary: dict[str, Any]) -> None:
-        """The end: the summary in the place of the mere settings. Under the lock."""
-        if not self.failed.stat().st_size:
+        if not briefs[True]:
             self.failed.unlink()
-        write_json(self.summary, summary)
+        return briefs
 
     def _files(self) -> list[Path]:
         return [self.output, self.failed, *sorted(self.parts.glob("rank-*.jsonl"))]

@@ -41,9 +41,8 @@ def commit() -> str | None:
         return subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=True, timeout=20).stdout
 
     try:
-        if not git("ls-files", "--", Path(__file__).name):
-            return None
-        return git("rev-parse", "HEAD").strip()[:12] + ("+" if git("diff", "HEAD", "--stat") else "")
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return git("describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+").strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

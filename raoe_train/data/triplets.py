@@ -43,9 +43,9 @@ def triplet_table(
     hypothesis with a label, which are grouped by the premise's exact text.
 
     SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the
-    same premise, drawn at random, and leaves premises without one out (issue 238 of its repository: 275,601 triplets
-    are left of 314k pairs); the code that made its file is not published. The default here is one triplet a premise:
-    a premise that stands in a batch twice would have its own positive among the negatives.
+    same premise (footnote 7: "we only sample one") and leaves premises without one out (issue 238 of its repository:
+    275,601 triplets are left of 314k pairs); the code that made its file is not published. The default here is one
+    triplet a premise: a premise that stands in a batch twice would have its own positive among the negatives.
 
     Args:
         source, columns, on_error, path: as for pair_table.
@@ -72,8 +72,6 @@ def triplet_table(
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     mapped = bool(set(columns or {}) & set(ROLES))
-    if mapped and (besides := sorted(set(columns or {}) - {*ROLES, "split"})):
-        raise ValueError(f"columns maps {', '.join(ROLES)} and split of triplets; got {besides} besides")
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})

@@ -21,11 +21,11 @@ class Context:
 
     ids: tuple[int, ...]  # of its L tokens
     layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
-    state: Tensor  # what the mix reads at its end (see raoe_train.generation.mixing): [D] or [V]
+    logits: Tensor  # [V] at its end
 
     def covers(self, ids: Sequence[int]) -> int:
         """How many of `ids`, from the first, need not be read again: all if they are this context, else those that it
-        begins with, too, but for the last of `ids`, whose state is not known."""
+        begins with, too, but for the last of `ids`, behind which the logits are not known."""
         if tuple(ids) == self.ids:
             return len(ids)
         pairs = enumerate(zip(ids, self.ids, strict=False))

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from raoe_kernels import guided_log_probs
 from raoe_train.generation.contexts import Context, merged, stacked
-from raoe_train.generation.mixing import checked_argmax, choose_mix
 from raoe_train.generation.sampling import Sampling, draw, uniforms
 from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot
 
@@ -32,35 +32,25 @@ class GuidedDecoder:
         model: a transformers causal language model, in eval mode, on its device.
         tokenizer: for texts and stop strings; None gives answers of ids alone.
         sampling: how tokens are chosen; greedily by default. Its eos_token_id, where given, replaces the model's.
-        mix: "auto" mixes hidden states where that is exact and logits elsewhere; see choose_mix.
-        compile: torch.compile the forward pass of single steps, with dynamic shapes.
 
     `add` and `step` are for those who let new requests join; `answers` is all of it for a list of requests.
 
     Raises:
-        ValueError: stop strings without a tokenizer, or a mix that cannot be.
+        ValueError: stop strings without a tokenizer.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        sampling: Sampling | None = None,
-        *,
-        mix: str = "auto",
-        compile: bool = False,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling or Sampling()
         if self.sampling.stop_strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer")
-        # transformers gives its repetition penalty log-probabilities where there is guidance, and logits elsewhere
-        self.mix = choose_mix(model, "logits" if mix == "auto" and self.sampling.reads_sign else mix)
         self.eos = _eos(model, self.sampling)
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in taken
+        # else the head runs over every position of a prompt
+        self._last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self._warpers = self.sampling.warpers(model.device)
         self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
-        self._one = torch.compile(self._forward, dynamic=True) if compile else self._forward
         self._batch: Batch | None = None
 
     @property
@@ -96,12 +86,11 @@ class GuidedDecoder:
             if request.guided and request.far is not None:
                 rows.append(Row(slot, request.far, far=True))
         slots = [row.slot for row in rows if not row.far]
-        state, rows, cache = self._read(rows)
-        for row, its in zip(rows, state, strict=True):
+        logits, rows, cache = self._read(rows)
+        for row, its in zip(rows, logits, strict=True):
             if row.slot.request.keep and not row.far and not self._windows:
-                row.slot.state = its.clone()
-        batch = Batch(slots, rows, cache, self.model)
-        finished, left = self._take(batch, self._next(state, batch))
+                row.slot.logits = its.clone()
+        finished, left = self._take(Batch(slots, rows, cache, self.model), logits)
         if left is not None:
             self._batch = left if self._batch is None else self._batch.joined(left)
         return finished
@@ -114,8 +103,8 @@ class GuidedDecoder:
             return []
         batch.lengths = batch.lengths + 1
         width = batch.cache.get_seq_length() + 1
-        chosen = self._one(batch.tokens[batch.owner][:, None], width, batch)
-        finished, self._batch = self._take(batch, chosen)
+        logits = self._logits(batch.tokens[batch.owner][:, None], width, batch.cache, batch.lengths)
+        finished, self._batch = self._take(batch, logits)
         return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
@@ -132,7 +121,7 @@ class GuidedDecoder:
         return [found[number] for number in range(len(requests))]
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, list[Row], Any]:
-        """What is new in the rows' contexts: their states, [R, D or V], with the rows in their order, and a cache."""
+        """What is new in the rows' contexts: their logits, [R, V], with the rows in their order, and a cache."""
         device = self.model.device
         covered = {
             row: known.covers(row.ids) if (known := row.slot.request.known) and not self._windows else 0 for row in rows
@@ -141,7 +130,7 @@ class GuidedDecoder:
         begun = [row for row in rows if 0 < covered[row] < len(row.ids)]
         # apart, or a single row of which nothing is known would have all others read from their first token
         new = [row for row in rows if not covered[row]]
-        states, caches = [], []
+        found, caches = [], []
         for group in filter(None, (new, begun)):
             tail = max(len(row.ids) - covered[row] for row in group)
             # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
@@ -149,25 +138,18 @@ class GuidedDecoder:
             cache = stacked(before) if group is begun else DynamicCache(config=self.model.config)
             ends = torch.tensor([[0] * (tail - len(row.ids)) + list(row.ids[-tail:]) for row in group], device=device)
             counts = torch.tensor([len(row.ids) for row in group], device=device)
-            states.append(self._state(ends, max(len(row.ids) for row in group), cache, counts))
+            found.append(self._logits(ends, max(len(row.ids) for row in group), cache, counts))
             caches.append(cache)
         if whole:
             contexts = [known for row in whole if (known := row.slot.request.known)]
-            states.append(torch.stack([known.state for known in contexts]))
+            found.append(torch.stack([known.logits for known in contexts]))
             caches.append(stacked([(known, len(known.ids)) for known in contexts]))
         width = max(len(row.ids) for row in rows)
         cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
-        return torch.cat(states), [*new, *begun, *whole], cache
+        return torch.cat(found), [*new, *begun, *whole], cache
 
-    def _forward(self, ids: Tensor, width: int, batch: Batch) -> Tensor:
-        """[N] next tokens, or what `_next` gives, from [R, T] ids at the end of `width` columns.
-
-        Nothing here depends on values, so it can be compiled; processors that read a row's history are Python and are
-        left out of a compiled graph.
-        """
-        return self._next(self._state(ids, width, batch.cache, batch.lengths), batch)
-
-    def _state(self, ids: Tensor, width: int, cache: Any, lengths: Tensor) -> Tensor:
+    def _logits(self, ids: Tensor, width: int, cache: Any, lengths: Tensor) -> Tensor:
+        """[R, V] logits at the end of each row, from [R, T] ids at the end of `width` columns."""
         columns = torch.arange(width, device=ids.device)
         padding = width - lengths[:, None]
         inputs: dict[str, Any] = {
@@ -178,30 +160,21 @@ class GuidedDecoder:
         }
         if self._takes_positions:
             inputs["position_ids"] = (columns[width - ids.shape[1] :] - padding).clamp_min(0)
-        return self.mix.state(inputs)
+        return self.model(**inputs, **self._last).logits[:, -1]
 
-    def _next(self, state: Tensor, batch: Batch) -> Tensor:
-        """[N] next tokens, -1 where scores are NaN; [N, V] scores where each row has a history to read."""
-        if not (self.sampling.do_sample or self.sampling.has_history):
-            return self.mix.best(state, batch)
-        scores = self.mix.scores(state, batch)
+    def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
+        """Give the slots their next tokens; the answers that are finished by them, and the batch of the others."""
+        scores = mixed(logits, batch)
         if self.sampling.has_history:
-            return scores  # the caller goes on: a step of its own for each row
-        return self._choose(scores, batch)
-
-    def _choose(self, scores: Tensor, batch: Batch) -> Tensor:
-        if batch.uniforms is None:
-            return checked_argmax(scores)
-        # no warper in use reads the ids
-        return draw(self._warpers(batch.tokens[:, None], scores), batch.uniforms.gather(1, batch.count[:, None])[:, 0])
-
-    def _take(self, batch: Batch, chosen: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
-        """Give the slots their tokens; the answers that are finished by them, and the batch of the others."""
-        if chosen.ndim == 2:
             for number, slot in enumerate(batch.slots):
-                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=chosen.device)
-                chosen[number : number + 1] = slot.history(earlier, chosen[number : number + 1])
-            chosen = self._choose(chosen, batch)
+                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+                scores[number : number + 1] = slot.history(earlier, scores[number : number + 1])
+        if batch.uniforms is None:
+            best = scores.max(-1)  # a NaN counts as the largest
+            chosen = torch.where(best.values.isfinite(), best.indices, -1)
+        else:
+            uniform = batch.uniforms.gather(1, batch.count[:, None])[:, 0]
+            chosen = draw(self._warpers(batch.tokens[:, None], scores), uniform)  # no warper in use reads the ids
         batch.tokens, batch.count = chosen, batch.count + 1
         finished: dict[Hashable, Answer] = {}
         for slot, token in zip(batch.slots, chosen.tolist(), strict=True):
@@ -243,6 +216,16 @@ class GuidedDecoder:
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")
+
+
+def mixed(logits: Tensor, batch: Batch) -> Tensor:
+    """[N, V] scores of the next tokens, float32 (float64 of float64): the ranking-sentences paper's Eq. 4, log p =
+    guidance log p(x | near) - (guidance - 1) log p(x | far), and plain logits where there is nothing to mix."""
+    scores = logits[batch.near].to(torch.promote_types(logits.dtype, torch.float32))
+    for guidance, answers, far in batch.groups:
+        led = guided_log_probs(logits[batch.near[answers]], logits[far], guidance=guidance)
+        scores = scores.index_copy(0, answers, led)
+    return scores
 
 
 def _eos(model: Any, sampling: Sampling) -> tuple[int, ...]:

@@ -8,13 +8,15 @@ for the whole list.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.instructions import Instructions, parse_list
 from raoe_train.generation.rules import verify_chain, verify_sentence
+from raoe_train.recipe import Option
 
 if TYPE_CHECKING:
     from raoe_train.generation.contexts import Context
@@ -29,42 +31,31 @@ class Generation:
     REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
 
     method: Annotated[str, "guided, iterative (without guidance) or single-step (one prompt for the list)"] = "guided"
-    steps: Annotated[int, "sentences of a chain, its source not counted"] = 32
-    guidance: Annotated[float, "1 + lambda: how far from the sentence before the last (guided)"] = 1.5
-    max_new_tokens: Annotated[int, "longest sentence in tokens; single-step's list may have steps times as many"] = 64
-    batch_size: Annotated[int, "chains at a time"] = 16
+    steps: Annotated[int, Option("sentences of a chain, its source not counted", least=1)] = 32
+    guidance: Annotated[
+        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0, below=math.inf)
+    ] = 1.5
+    max_new_tokens: Annotated[
+        int, Option("longest sentence in tokens; single-step's list may have steps times as many", least=1)
+    ] = 64
+    batch_size: Annotated[int, Option("chains at a time", least=1)] = 16
     verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
     seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
-    max_input_tokens: Annotated[int, "longer sentences to begin with are skipped, and counted"] = 128
-    mix: Annotated[str, "what is mixed: hidden (states before the head) or logits [hidden if exact]"] = "auto"
-    compile: Annotated[bool, "torch.compile the decoding step"] = False
+    max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
     decoding: Annotated[
         dict[str, Any],
         "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
     ] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "max_new_tokens", "batch_size", "max_input_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"generation.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.guidance < float("inf"):
-            raise ValueError(f"generation.guidance must be finite and not negative, got {self.guidance}")
-        if clash := [name for name in self.decoding if name in asdict(self)]:
-            raise ValueError(f"generation.decoding.{clash[0]}: say generation.{clash[0]}")
-
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""
-        from raoe_train.generation.sampling import FIELDS
-
-        values = asdict(self)
-        for name in ("batch_size", "compile", "prompt", "chat", "max_input_tokens", "decoding"):
-            del values[name]
+        names = ("method", "steps", "guidance", "max_new_tokens", "verify", "seed")
+        values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
             values["guidance"] = 1.0
-        decoding = {name: value for name, value in self.decoding.items() if value is not None and name in FIELDS}
-        return {**values, **dict(sorted(decoding.items()))}
+        return {**values, **{name: value for name, value in sorted(self.decoding.items()) if value is not None}}
 
 
 @dataclass
@@ -92,7 +83,8 @@ class Chain:
         far = self.instructions(self.sentences[-2]) if guidance != 1 else None
         new = wish.max_new_tokens * (wish.steps if single else 1)
         if limit is not None and max(len(near), len(far or ())) + new > limit:
-            self._fail(f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions")
+            self.reason = f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions"
+            self.finished = True
             return None
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
@@ -110,12 +102,12 @@ class Chain:
             # what there is, for those who want to see it
             self.sentences += filter(None, map(str.strip, text.splitlines()))
             self._judge(written)
-        else:
-            for sentence in written:
-                self.sentences.append(sentence)
-                self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
-                if self.finished:
-                    break
+            written = []
+        for sentence in written:
+            self.sentences.append(sentence)
+            self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
+            if self.finished:
+                break
         self.finished = self.finished or single or len(self.sentences) > steps
         if self.reason is None:
             self._judge(verify_chain(self.sentences, steps if self.finished else None))
@@ -123,10 +115,7 @@ class Chain:
 
     def _judge(self, reason: str | None) -> None:
         if reason is not None and self.generation.verify:
-            self._fail(reason)
-
-    def _fail(self, reason: str) -> None:
-        self.reason, self.finished = reason, True
+            self.reason, self.finished = reason, True
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:

@@ -45,7 +45,10 @@ class Instructions:
         if chat and not has_one:
             raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
         self.tokenizer, self.chat = tokenizer, has_one if chat is None else chat
-        example = numbered(_spread(texts()["example"], steps))
+        all_of = texts()["example"]
+        count, last = min(steps, len(all_of)), len(all_of) - 1
+        # so many in their order, evenly, the first and the last among them
+        example = numbered([all_of[round(place * last / max(count - 1, 1))] for place in range(count)])
         # sentences may have braces in them, so no str.format
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
 
@@ -87,10 +90,3 @@ def parse_list(text: str, steps: int) -> list[str] | str:
             return f"the list is out of order: item {item[1]} after {len(found)}"
         found.append(item[2].strip())
     return found if len(found) == steps else f"the list has another length: {len(found)} sentences instead of {steps}"
-
-
-def _spread(sentences: Sequence[str], count: int) -> list[str]:
-    """`count` of the sentences in their order, evenly, the first and the last among them."""
-    count = min(count, len(sentences))
-    last = len(sentences) - 1
-    return [sentences[round(place * last / max(count - 1, 1))] for place in range(count)]

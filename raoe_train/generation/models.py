@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.load import DTYPES as ENCODER_DTYPES
 from raoe_train.encoders.load import check_path
-
-DTYPES = (*ENCODER_DTYPES, "float64")
 
 
 @dataclass
@@ -21,7 +18,7 @@ class LanguageModel:
     trust_remote_code: Annotated[bool, "run code that comes with the model"] = False
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     device: Annotated[str | None, "torch device; by default the best there is"] = None
-    dtype: Annotated[str | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
+    dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, "of the weights [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
     load_in_4bit: Annotated[bool, "weights in 4 bits (NF4); needs a GPU to be fast"] = False
 
@@ -32,8 +29,6 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
     if not model.name:
         raise ValueError("model.name is missing: the language model, by name or path")
-    if model.dtype is not None and model.dtype not in DTYPES:
-        raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {model.dtype!r}")
     check_path(model.name)
     return AutoTokenizer.from_pretrained(**_source(model))
 
@@ -71,9 +66,8 @@ def default_device() -> str:
 
 def _source(model: LanguageModel) -> dict[str, Any]:
     """Arguments of from_pretrained that say where it is."""
-    folder = Path(model.name).expanduser()
     return {
-        "pretrained_model_name_or_path": str(folder) if folder.is_dir() else model.name,
+        "pretrained_model_name_or_path": os.path.expanduser(model.name),
         "trust_remote_code": model.trust_remote_code,
         "revision": model.revision,
     }

@@ -18,8 +18,6 @@ from raoe_train.recipe import nearest
 # Fields of GenerationConfig that read a row's own history, and those that are then applied to all rows alike.
 HISTORY = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-# Fields that say what happens anyway.
-ANYWAY: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "guidance_scale": 1}
 
 
 @dataclass
@@ -53,32 +51,15 @@ class Sampling:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
-        """From fields of a GenerationConfig; ValueError for an unknown one, or one that we would have to ignore.
-
-        A field that is None asks for nothing, and one that says what happens anyway is accepted, too. `others` are
-        further names to suggest where an unknown field looks like one.
-        """
-        from transformers import GenerationConfig
-
-        defaults = GenerationConfig().to_dict()
-        for name, value in given.items():
-            if name in FIELDS:
-                continue
-            if name not in defaults or name.startswith("_"):
-                known = (f"generation.{other}" for other in (*others, *FIELDS, *defaults))
-                raise ValueError(f"unknown key generation.{name}{nearest(f'generation.{name}', known)}")
-            if value not in (None, defaults[name], ANYWAY.get(name)):
+        """From fields of a GenerationConfig; ValueError for one that is not here. `others` are further names to
+        suggest where an unknown one looks like them."""
+        for name in given:
+            if name not in FIELDS:
+                near = nearest(f"generation.{name}", (f"generation.{known}" for known in (*others, *FIELDS)))
                 raise ValueError(
-                    f"generation.{name} is a field of GenerationConfig that this job has no use for; "
-                    f"it knows {', '.join(FIELDS)}"
+                    f"unknown key generation.{name}{near}; of GenerationConfig there are {', '.join(FIELDS)}"
                 )
-        return cls(**{name: value for name, value in given.items() if name in FIELDS})
-
-    @property
-    def reads_sign(self) -> bool:
-        """Whether a constant added to a row's scores would change the outcome, so that they must be log-probabilities
-        where transformers would have those."""
-        return self.repetition_penalty not in (None, 1.0)
+        return cls(**given)
 
     @property
     def has_history(self) -> bool:

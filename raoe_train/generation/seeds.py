@@ -20,44 +20,37 @@ class Seeds:
     """Begin with some sentences of each k-means cluster instead of with all."""
 
     encoder: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
-    clusters: Annotated[int, "k-means clusters"] = 1000
-    per_cluster: Annotated[int, "sentences drawn of each"] = 20
+    clusters: Annotated[int, Option("k-means clusters", least=1)] = 1000
+    per_cluster: Annotated[int, Option("sentences drawn of each", least=1)] = 20
     seed: Annotated[int, "of the clusters and the draw"] = 42
-    batch_size: Annotated[int | None, "sentences at a time [the encoder's]"] = None
-    device: Annotated[str | None, "torch device [the encoder's]"] = None
 
     def effective(self) -> dict[str, Any] | None:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""
         if not self.encoder.name:
             return None
-        said = settings_said(self.encoder)
-        # a name alone as it is, as in what was written before there was more to say
-        encoder = said if len(said) > 1 else self.encoder.name
-        return {**asdict(self), "encoder": encoder, "batch_size": None, "device": None}
+        return {**asdict(self), "encoder": settings_said(self.encoder)}
 
 
 def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Positions of the chosen sentences, ascending: seeds.per_cluster of each of seeds.clusters clusters.
-
-    Sentences are embedded by seeds.encoder. The same sentences, settings and machine give the same choice.
-    """
-    _check(len(sentences), seeds.clusters, seeds.per_cluster)  # before hours of encoding
+    """Positions of the chosen sentences, ascending: seeds.per_cluster of each of seeds.clusters clusters, embedded by
+    seeds.encoder. The same sentences, settings and machine give the same choice."""
+    if len(sentences) < seeds.clusters:  # before hours of encoding
+        raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
     # of several processes one chooses, alone: the others' shards of a cache would never come
-    cache = seeds.encoder.cache if rank_and_world()[1] == 1 else None
-    encoder = replace(seeds.encoder, device=seeds.encoder.device or seeds.device, cache=cache)
-    embedded = embeddings(encoder, sentences, "seeds.encoder", batch_size=seeds.batch_size)
-    return draw_from_clusters(embedded, seeds.clusters, seeds.per_cluster, seeds.seed)
+    encoder = seeds.encoder if rank_and_world()[1] == 1 else replace(seeds.encoder, cache=None)
+    return draw_from_clusters(
+        embeddings(encoder, sentences, "seeds.encoder"), seeds.clusters, seeds.per_cluster, seeds.seed
+    )
 
 
 def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
     """Rows of [n, d] embeddings, ascending: `per_cluster` drawn of each of `clusters` k-means clusters.
 
     Clusters are scikit-learn's MiniBatchKMeans of the embeddings' directions. A cluster of fewer sentences gives all it
-    has, so there may be fewer than clusters x per_cluster. ValueError for fewer rows than clusters.
+    has, so there may be fewer than clusters x per_cluster.
     """
     from sklearn.cluster import MiniBatchKMeans
 
-    _check(len(embeddings), clusters, per_cluster)
     rows = unit_rows(np.asarray(embeddings, dtype=np.float64))
     # k-means++ looks at init_size rows, of which there must be some for each cluster
     size = max(1024, clusters)
@@ -70,11 +63,3 @@ def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, 
         drawn = np.random.default_rng([seed, cluster]).permutation(members)[:per_cluster]
         chosen.extend(drawn.tolist())
     return sorted(chosen)
-
-
-def _check(sentences: int, clusters: int, per_cluster: int) -> None:
-    for name, value in (("clusters", clusters), ("per_cluster", per_cluster)):
-        if value < 1:
-            raise ValueError(f"seeds.{name} must be at least 1, got {value}")
-    if sentences < clusters:
-        raise ValueError(f"{sentences} sentences cannot be in {clusters} clusters (seeds.clusters)")

@@ -15,25 +15,16 @@ from raoe_train.generation.contexts import Context, merged
 
 @dataclass(frozen=True)
 class Request:
-    """What to answer.
+    """What to answer."""
 
-    Attributes:
-        near: token ids of the nearer context, the one to answer.
-        far: token ids of the farther context, or None for plain decoding.
-        guidance: 1 + lambda of Eq. 4; with 1 the farther context has no say and is left out.
-        max_new_tokens: at most so many, at least 1.
-        seed: of this answer's random numbers, where there are any.
-        keep: whether the answer shall carry its nearer context, to be `known` to a later request.
-        known: a context that an answer of the same decoder carries. Where near or far begin as it does, that beginning
-            is not read again; where one is it, nothing of it is. The answer is the same, up to rounding.
-    """
-
-    near: Sequence[int]
-    far: Sequence[int] | None = None
-    guidance: float = 1.0
-    max_new_tokens: int = 64
-    seed: int = 0
-    keep: bool = False
+    near: Sequence[int]  # token ids of the nearer context, the one to answer
+    far: Sequence[int] | None = None  # those of the farther context, or None for plain decoding
+    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1 the farther context has no say and is left out
+    max_new_tokens: int = 64  # at least 1
+    seed: int = 0  # of this answer's random numbers, where there are any
+    keep: bool = False  # whether the answer shall carry its nearer context, to be `known` to a later request
+    # A context that an answer of the same decoder carries. Where near or far begin as it does, that beginning is not
+    # read again; where one is it, nothing of it is. The answer is the same, up to rounding.
     known: Context | None = None
 
     @property
@@ -43,18 +34,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was answered.
+    """What was answered."""
 
-    Attributes:
-        ids: what was generated, an end token included.
-        text: decoded without special tokens, up to a stop string, as it is otherwise ("" without a tokenizer).
-        finish: "eos", "stop" (a stop string) or "length" (it was cut off).
-        context: the nearer context if the request says keep; None otherwise, and where a cache keeps only a window.
-    """
-
-    ids: list[int]
-    text: str
-    finish: str
+    ids: list[int]  # what was generated, an end token included
+    text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
+    finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
+    # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
 
@@ -67,7 +52,7 @@ class Slot:
     history: Any
     uniforms: Tensor | None
     ids: list[int] = field(default_factory=list)
-    state: Tensor | None = None  # of the nearer context, where it is to be kept
+    logits: Tensor | None = None  # [V] at the end of the nearer context, where it is to be kept
 
 
 @dataclass(eq=False)
@@ -85,25 +70,20 @@ class Row:
 
 
 class Batch:
-    """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads: int64
-    but for weight and uniforms."""
+    """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads."""
 
     def __init__(self, slots: list[Slot], rows: list[Row], cache: Any, model: Any) -> None:
         self.slots, self.rows, self.cache, self.model = slots, rows, cache, model
         ints = functools.partial(torch.tensor, dtype=torch.long, device=model.device)
         number = {slot: place for place, slot in enumerate(slots)}
         near = {row.slot: place for place, row in enumerate(rows) if not row.far}
-        far = near | {row.slot: place for place, row in enumerate(rows) if row.far}
-        # [N] rows of the contexts; the near one again where there is no farther one: then the mix is exactly its
-        self.near, self.far = (ints([places[slot] for slot in slots]) for places in (near, far))
-        guidance = [slot.request.guidance if slot.request.guided else 1.0 for slot in slots]
-        wide = torch.float64 if model.dtype == torch.float64 else torch.float32
-        self.weight = torch.tensor(guidance, dtype=wide, device=model.device) - 1  # [N], 0 without a farther context
-        self.groups = [  # (guidance, [n] answers led with it)
-            (value, ints([place for place, other in enumerate(guidance) if other == value]))
-            for value in dict.fromkeys(guidance)
-            if value != 1
-        ]
+        far = {row.slot: place for place, row in enumerate(rows) if row.far}
+        self.near = ints([near[slot] for slot in slots])  # [N], rows of the nearer contexts
+        led: dict[float, list[tuple[int, int]]] = {}
+        for slot in far:
+            led.setdefault(slot.request.guidance, []).append((number[slot], far[slot]))
+        # (guidance, [n] answers led with it, [n] rows of their farther contexts)
+        self.groups = [(guidance, *ints(pairs).unbind(1)) for guidance, pairs in led.items()]
         self.owner = ints([number[row.slot] for row in rows])  # [R], the answer that a row belongs to
         self.lengths = ints([row.length for row in rows])  # [R], tokens of a row that are in the cache
         self.tokens = ints([slot.ids[-1] if slot.ids else 0 for slot in slots])  # [N], each answer's newest
@@ -114,7 +94,7 @@ class Batch:
 
     def context(self, slot: Slot) -> Context | None:
         """The nearer context of an answer, where it is to be kept: copies, so that nothing holds the whole cache."""
-        if slot.state is None:
+        if slot.logits is None:
             return None
         row = next(place for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
         ids = slot.request.near
@@ -122,7 +102,7 @@ class Batch:
         end = self.cache.get_seq_length() - (len(slot.ids) - 1)
         place = slice(end - len(ids), end)
         layers = tuple((keys[row, :, place].clone(), values[row, :, place].clone()) for keys, values, *_ in self.cache)
-        return Context(tuple(ids), layers, slot.state)
+        return Context(tuple(ids), layers, slot.logits)
 
     def kept(self, slots: list[Slot]) -> Batch:
         """Of these slots alone."""

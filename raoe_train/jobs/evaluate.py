@@ -18,12 +18,7 @@ from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks, read_tas
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 
-ANALYSES = {
-    "degradation": "raoe_train.studies.layers:analyse",
-    "dependency": "raoe_train.studies.dependency:analyse",
-    "words": "raoe_train.studies.words:analyse",
-}
-"""The function of each analysis, (model, tasks, output, batch_size) -> plain values; imported when asked for."""
+ANALYSES = ("degradation", "dependency", "words")  # functions of raoe_train.studies.analyses, imported when asked for
 
 
 @job
@@ -101,7 +96,7 @@ def evaluate(
         outcomes: dict[str, Outcomes] = {}
         result = evaluate_tasks(encoder, read, batch_size, outcomes)
         if analyses:
-            made = {name: pkgutil.resolve_name(ANALYSES[name]) for name in analyses}
+            made = {name: pkgutil.resolve_name(f"raoe_train.studies.analyses:{name}") for name in analyses}
             result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
         if rows is not None:
             result["predictions"] = submit(encoder, rows, str(submission), batch_size)

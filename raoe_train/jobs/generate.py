@@ -12,6 +12,7 @@ from tqdm import tqdm
 from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import identity
 from raoe_train.generation.growth import Chain, Generation, grow
@@ -41,7 +42,7 @@ def generate(
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
-        "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second", "mix"} of this run and
+        "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second"} of this run and
         process}; also in OUTPUT.json. "waiting": True where other processes have chains to finish.
 
     Raises:
@@ -80,22 +81,20 @@ def generate(
                 # what the clusters chose is kept: another number of threads may choose otherwise
                 chosen = select_seeds([sentence for _, sentence in sentences], seeds)
                 found["selected"] = [sentences[place][0] for place in chosen]
-            ledger.begin(found)
+            write_json(ledger.summary, found)
     if found["selected"] is not None:
         kept = set(found["selected"])
         sentences = [(key, sentence) for key, sentence in sentences if key in kept]
 
     with ledger.writing():
         done = ledger.done()
-        ours = ledger.share(sentences)
+        ours = sentences[ledger.rank :: ledger.world]
         waiting = [(key, sentence) for key, sentence in ours if key not in done]
         run: dict[str, Any] = {}
         if waiting:
             from raoe_train.generation.decoding import GuidedDecoder
 
-            decoder = GuidedDecoder(
-                load_language_model(model), tokenizer, sampling, mix=generation.mix, compile=generation.compile
-            )
+            decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
             line = {
                 "method": generation.method,
                 "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
@@ -104,7 +103,6 @@ def generate(
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), ledger, line, len(ours), len(waiting))
-            run["mix"] = decoder.mix.name
     with ledger.locked():
         found = ledger.claim(settings, False) or found
         if "output" in found:  # another process has ended since
@@ -127,7 +125,7 @@ def generate(
             "run": run,
             "settings": settings,
         }
-        ledger.conclude(result)
+        write_json(ledger.summary, result)
     _print(result)
     return result
 

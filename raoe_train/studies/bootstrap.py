@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,26 +20,13 @@ def resampled(
 
     `data` are arrays [n]; `statistic` takes as many of [batch, n] and gives [batch], NaN where it is undefined.
     """
-    from scipy import stats
-
-    count = len(data[0])
-    if count == 1:  # scipy wants two; there is one thing to draw
-        return np.repeat(statistic(*(of[None] for of in data)), resamples)
-    # scipy 1.15 renamed it
-    key = "rng" if "rng" in inspect.signature(stats.bootstrap).parameters else "random_state"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own interval, where something is NaN or all is equal
-        found = stats.bootstrap(
-            data,
-            lambda *drawn, axis: statistic(*drawn),
-            n_resamples=resamples,
-            batch=max(1, DRAWN // count),
-            paired=True,
-            vectorized=True,
-            method="percentile",
-            **{key: np.random.default_rng(seed)},
-        )
-    return found.bootstrap_distribution
+    rng, count = np.random.default_rng(seed), len(data[0])
+    batch = max(1, DRAWN // count)
+    found = []
+    for start in range(0, resamples, batch):
+        drawn = rng.integers(count, size=(min(batch, resamples - start), count))
+        found.append(statistic(*(of[drawn] for of in data)))
+    return np.concatenate(found)
 
 
 def interval(drawn: np.ndarray) -> tuple[float, float]:

@@ -1,15 +1,27 @@
-"""How lists of sentences move away from their first one: the ranking-sentences paper's Figure 1 and Table 5."""
+"""How lists of sentences move away from their first one, file by file: the ranking-sentences paper's Figure 1 and
+Table 5."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.writing import read_json
+from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.tables import drawn
+from raoe_train.encoders.named import Model
 from raoe_train.studies.bootstrap import interval, resampled
+from raoe_train.studies.markdown import cell, number, table
+from raoe_train.studies.plots import plot_drift
 
 RESAMPLES = 10_000
+PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
+Lists = Mapping[str, Sequence[Sequence[str]]]  # {label of a file: its lists of sentences}
 
 
 def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, Any]:
@@ -27,18 +39,13 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
         - "by_distance": [length], the mean cosine of all x_i and x_i+k.
         - "to_source": [length], the mean cosine of the source and x_i.
     """
-    if not lists:
-        raise ValueError("the files have no chains")
-    total, count = np.zeros((length, length)), np.zeros((length, length))
-    right, pairs = np.zeros(len(lists)), np.zeros(len(lists))
-    for number, embeddings in enumerate(lists):
+    cosines = np.full((len(lists), length, length), np.nan)
+    for all_of, embeddings in zip(cosines, lists, strict=True):
         unit = embeddings[:length].astype(np.float64)
-        cosines = unit @ unit.T
-        places = len(unit)
-        total[:places, :places] += cosines
-        count[:places, :places] += 1
-        right[number] = (np.diff(cosines[0, 1:]) < 0).sum()
-        pairs[number] = max(places - 2, 0)
+        all_of[: len(unit), : len(unit)] = unit @ unit.T
+    falls = np.diff(cosines[:, 0, 1:])
+    right, pairs = (falls < 0).sum(axis=1), np.isfinite(falls).sum(axis=1)
+    total, count = np.nansum(cosines, axis=0), np.isfinite(cosines).sum(axis=0)
     shares = resampled([right, pairs], lambda r, p: _ratio(r.sum(axis=-1), p.sum(axis=-1)), RESAMPLES, seed)
     return {
         "chains": len(lists),
@@ -63,3 +70,112 @@ def unrelated(sources: np.ndarray) -> float | None:
 
 def _ratio(total: Any, count: Any) -> Any:
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
+
+
+def read_lists(named: Mapping[str, str], on_error: str, most: int, seed: int) -> dict[str, list[list[str]]]:
+    """At most so many lists of each file, {label: path}, drawn with `seed`."""
+    return {
+        label: drawn(list_table(of, on_error=on_error)[0], most, seed)["sentences"][:] for label, of in named.items()
+    }
+
+
+def report_drift(
+    lists: Lists, files: Sequence[str], model: Model, output: Path, length: int, examples: int, seed: int, size: int
+) -> tuple[dict[str, Any], list[str]]:
+    """How the lists of each of `files` drift by an encoder, which reads `size` sentences at a time; and
+    OUTPUT/similarity.png. For the other arguments see report.
+
+    Returns:
+        ({"chains": {label: what drift found}, "unrelated": mean cosine of different sources, "sources",
+        "given_up": {label: {reason: lists}}, "cases", "model"}, the lines of its page).
+    """
+    from raoe_train.encoders.embed import encode_sentences, unit_rows
+    from raoe_train.encoders.load import load_encoder
+
+    lists = {label: [sentences[:length] for sentences in some] for label, some in lists.items()}
+    texts = [text for some in lists.values() for sentences in some for text in sentences]
+    unit = iter(unit_rows(encode_sentences(load_encoder(model), texts, size)))
+    rows = {label: [np.stack([next(unit) for _ in sentences]) for sentences in some] for label, some in lists.items()}
+    pairs = [(sentences, of) for label in lists for sentences, of in zip(lists[label], rows[label], strict=True)]
+    sources = {sentences[0]: of[0] for sentences, of in pairs}
+    summaries = {label: read_json(beside(Path(file), ".json")) for label, file in zip(lists, files, strict=True)}
+    result: dict[str, Any] = {
+        "chains": {label: drift(some, length, seed) for label, some in rows.items()},
+        "unrelated": unrelated(np.stack([*sources.values()])),
+        "sources": len(sources),
+        "given_up": {label: of["failed_chains"] for label, of in summaries.items() if "failed_chains" in of},
+        "cases": _cases(lists, rows, examples),
+        "model": model.name,
+    }
+    plot_drift(result["chains"], output / "similarity.png")
+    return result, _page(result)
+
+
+def _cases(lists: Lists, rows: Mapping[str, Sequence[np.ndarray]], examples: int) -> list[dict[str, Any]]:
+    """The first sources that all files have a list of (or, where there is none, any), with each file's list."""
+    by_source = {
+        label: {sentences[0]: (sentences, of) for sentences, of in zip(some, rows[label], strict=True)}
+        for label, some in lists.items()
+    }
+    first, *others = by_source.values()
+    shared = [source for source in first if all(source in more for more in others)] or list(first)
+    cases = []
+    for source in shared[:examples]:
+        case: dict[str, Any] = {"source": source, "chains": {}}
+        for label, its in by_source.items():
+            if source in its:
+                sentences, unit = its[source]
+                cosines = [round(float(value), 4) for value in unit @ unit[0]]
+                case["chains"][label] = list(zip(sentences[1:], cosines[1:], strict=True))
+        cases.append(case)
+    return cases
+
+
+def _page(result: dict[str, Any]) -> list[str]:
+    found, given_up = result["chains"], result["given_up"]
+    length = len(next(iter(found.values()))["to_source"])
+    places = sorted({place for place in PLACES if place < length} | {length - 1})
+
+    def cosines(of: Sequence[float | None]) -> list[str]:
+        return [number(of[place], 3) for place in places]
+
+    lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
+    measured = [
+        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), *cosines(of["to_source"])]
+        for label, of in found.items()
+    ]
+    lines = [
+        "# Chains of sentences",
+        "",
+        f"Cosines by {result['model']}; the first {length} sentences of a chain, source included. Two different "
+        f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
+        "",
+        "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
+        "the second (95 % interval, chains resampled). Half would be no order.",
+        *table(["file", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)], measured),
+    ]
+    for label, reasons in given_up.items():
+        if reasons:
+            lines += ["", f"Given up, {label}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
+    apart = [[cell(label), *cosines(of["by_distance"])] for label, of in found.items()]
+    lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:"]
+    lines += [*table(["file", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]
+    for case in result["cases"]:
+        shown = [[_sentence(of, place) for place in range(len(of))] for of in case["chains"].values()]
+        by_place = enumerate(itertools.zip_longest(*shown, fillvalue=""), 1)
+        lines += ["", "## " + cell(case["source"]), "", "In bold what is no further from it than the one before."]
+        lines += table(["", *map(cell, case["chains"])], ([str(place), *cells] for place, cells in by_place))
+    return lines
+
+
+def _sentence(case: Sequence[tuple[str, float]], place: int) -> str:
+    text, cosine = case[place]
+    shown = f"{cell(text)} [{cosine:.4f}]"
+    return f"**{shown}**" if place and cosine >= case[place - 1][1] else shown
+
+
+def _share(drifted: dict[str, Any]) -> str:
+    if drifted["descending"] is None:
+        return "-"
+    low, high = drifted["interval"]
+    return f"{100 * drifted['descending']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"

@@ -8,9 +8,8 @@ from typing import Any
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table, behind an empty one."""
-    lines = [list(head), *map(list, rows)]
-    made = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return ["", made[0], "|" + "---|" * len(head), *made[1:]]
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in (head, *rows))
+    return ["", first, "|" + "---|" * len(head), *others]
 
 
 def cell(text: str) -> str:
@@ -19,7 +18,8 @@ def cell(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    """A dash for what is undefined, None or NaN."""
+    return "-" if value is None or value != value else f"{value:.{digits}f}"
 
 
 def made_with(versions: Mapping[str, Any]) -> str:

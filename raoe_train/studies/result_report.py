@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,12 @@ import numpy as np
 import yaml
 
 from raoe_train.artifacts.figures import pictures
-from raoe_train.artifacts.once import found as found_already
-from raoe_train.artifacts.provenance import digest, versions
-from raoe_train.artifacts.writing import write_json, write_text
+from raoe_train.artifacts.writing import read_json
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
 from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
 from raoe_train.studies.bootstrap import LEVEL, differences, interval
 from raoe_train.studies.markdown import cell, made_with, number, table
-from raoe_train.studies.plots import plot_differences, plot_main_metrics
+from raoe_train.studies.plots import plot_rows
 
 PUBLISHED = Path(__file__).with_name("published.yaml")
 Rows = dict[str, dict[str, float | None]]  # {label: {word of a task, or "average": main metric x100}}
@@ -36,51 +33,31 @@ class Result:
     made_by: dict[str, Any]  # model, versions and commit
 
 
-def report_results(paths: Sequence[Path], output: Path, resamples: int, seed: int, overwrite: bool) -> dict[str, Any]:
-    """OUTPUT/report.md, with scores.png and differences.png, and report.json, of what `evaluate` or `train` left in
-    `paths`; others are compared with the first. For the other arguments see report.
+def report_results(
+    results: Sequence[Result], output: Path, resamples: int, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Results side by side, others compared with the first; and OUTPUT/scores.png and differences.png. For the other
+    arguments see report.
 
     Returns:
-        {"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},
-        "differences": {label: {word: {"difference", "low", "high", "examples"}}}, "made_by": {label: …}, "settings",
-        "versions"}.
+        ({"scores": {kind: {label: {word: main metric x100, "average"}}}, "published": {kind: {label: the same}},
+        "differences": {label: {word: {"difference", "low", "high", "examples"}}}, "made_by": {label: …}}, the lines of
+        its page).
     """
-    results = _read(paths)
-    settings = {
-        "results": {result.label: digest(result.tasks) for result in results},
-        "examples": [sorted(result.outcomes) for result in results],
-        "resamples": resamples,
-        "seed": seed,
-    }
-    if done := found_already(output / "report.md", settings, overwrite, summary=output / "report.json"):
-        print(f"{output / 'report.md'} is there already, from the same results")
-        return done
-    metrics = _by_kind(results)
+    scores = _by_kind(results)
     found: dict[str, Any] = {
-        "scores": metrics,
-        "published": published(metrics, results),
+        "scores": scores,
+        "published": published(scores, results),
         "differences": _differences(results, resamples, seed),
         "made_by": {result.label: result.made_by for result in results},
-        "settings": settings,
-        "versions": versions(),
     }
-    page = _page(found, results)
-    output.mkdir(parents=True, exist_ok=True)
-    page += pictures(lambda: _plots(found, output))
-    write_text(output / "report.md", "\n".join([*page, *_makers(found["made_by"])]) + "\n")
-    write_json(output / "report.json", found)
-    print("\n".join(page))
-    print(f"-> {output / 'report.md'}")
-    return found
+    return found, [*_page(found, results, resamples), *pictures(lambda: _draw(found, output)), *_makers(results)]
 
 
-def _read(paths: Sequence[Path]) -> list[Result]:
-    if repeated := {str(path) for path in paths if paths.count(path) > 1}:
-        raise ValueError(f"results names {', '.join(sorted(repeated))} twice")
-    names = [path.name if path.is_dir() else path.stem for path in paths]
-    # what tells files of one name apart is where they are
-    labels = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
-    results = [_result(label, path) for label, path in zip(labels, paths, strict=True)]
+def read_results(named: Mapping[str, str]) -> list[Result]:
+    """What `evaluate` or `train` left in each path, {label: path}; ValueError for what is no result, and for different
+    data under one task's name."""
+    results = [_result(label, Path(path).expanduser()) for label, path in named.items()]
     for word in dict.fromkeys(word for result in results for word in result.tasks):
         of = {result.data[word]: result.label for result in results if word in result.data}
         if len(of) > 1:
@@ -96,15 +73,13 @@ def _result(label: str, path: Path) -> Result:
     file = path / "metrics.json" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"no such result: {file}")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        tasks = found.get("after", found)["tasks"]
-        if not tasks or not all(isinstance(task, dict) for task in tasks.values()):
-            raise ValueError("no tasks")
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError):
+    found = read_json(file)
+    after = found.get("after", found)
+    tasks = after.get("tasks") if isinstance(after, dict) else None
+    if not tasks or not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
-        ) from None
+        )
     settings = found.get("settings", {})
     made_by = {
         "model": found.get("model") or str(path),
@@ -117,18 +92,13 @@ def _result(label: str, path: Path) -> Result:
 
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
     """{kind: the row of each result on all the kind's words, where it has any of them}."""
-    kinds: dict[str, dict[str, None]] = {}
-    for result in results:
-        for word, task in result.tasks.items():
-            kinds.setdefault(task.get("kind", DEFAULT), {})[word] = None
-    return {
-        kind: {
-            result.label: _row({word: main_score(result.tasks.get(word, {})) for word in words})
-            for result in results
-            if words.keys() & result.tasks.keys()
-        }
-        for kind, words in kinds.items()
-    }
+    kinds = {word: task.get("kind", DEFAULT) for result in results for word, task in result.tasks.items()}
+    found: dict[str, Rows] = {}
+    for kind in dict.fromkeys(kinds.values()):
+        words = [word for word in kinds if kinds[word] == kind]
+        having = [result for result in results if any(word in result.tasks for word in words)]
+        found[kind] = {of.label: _row({word: main_score(of.tasks.get(word, {})) for word in words}) for of in having}
+    return found
 
 
 def _row(values: dict[str, float | None]) -> dict[str, float | None]:
@@ -188,7 +158,7 @@ def _between(difference: float, drawn: np.ndarray, examples: int) -> dict[str, A
     return {"difference": difference, "low": low, "high": high, "examples": examples}
 
 
-def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
+def _page(found: Mapping[str, Any], results: Sequence[Result], resamples: int) -> list[str]:
     lines = ["# Scores", "", "**Best** and <u>second</u> of the models that were evaluated here."]
     tasks = [task for result in results for task in result.tasks.values()]
     for kind, rows in found["scores"].items():
@@ -201,8 +171,19 @@ def _page(found: Mapping[str, Any], results: Sequence[Result]) -> list[str]:
         lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
         if papers:
             lines += ["", "In italics what papers report of their models; averages are of these columns."]
-    if found["differences"]:
-        lines += _difference_lines(found["differences"], results[0].label, found["settings"]["resamples"])
+    if others := found["differences"]:
+        counts = {word: str(row["examples"]) for rows in reversed(others.values()) for word, row in rows.items()}
+        words = list(dict.fromkeys(word for rows in others.values() for word in rows))
+        shown = [[word, counts[word], *(_difference(rows.get(word)) for rows in others.values())] for word in words]
+        lines += [
+            "",
+            "## Differences",
+            "",
+            f"From {cell(results[0].label)}, with the {LEVEL} % interval of a paired bootstrap over examples, "
+            f"{resamples:,} resamples: how it would vary with other examples of the kind, not with other seeds of "
+            "training. Bold where it leaves out 0.",
+            *table(["task", "examples", *map(cell, others)], shown),
+        ]
     return lines
 
 
@@ -215,21 +196,6 @@ def _marks(values: Sequence[float | None]) -> list[str]:
     return [f"**{text}**" if text == best else f"<u>{text}</u>" if text == second else text for text in shown]
 
 
-def _difference_lines(found: dict[str, Any], first: str, resamples: int) -> list[str]:
-    counts = {word: str(row["examples"]) for rows in reversed(found.values()) for word, row in rows.items()}
-    words = dict.fromkeys(word for rows in found.values() for word in rows)
-    rows = [[word, counts[word], *(_difference(rows.get(word)) for rows in found.values())] for word in words]
-    return [
-        "",
-        "## Differences",
-        "",
-        f"From {cell(first)}, with the {LEVEL} % interval of a paired bootstrap over examples, {resamples:,} "
-        "resamples: how it would vary with other examples of the kind, not with other seeds of training. Bold where it "
-        "leaves out 0.",
-        *table(["task", "examples", *map(cell, found)], rows),
-    ]
-
-
 def _difference(row: Mapping[str, Any] | None) -> str:
     if row is None:
         return "-"
@@ -237,19 +203,31 @@ def _difference(row: Mapping[str, Any] | None) -> str:
     return f"**{text}**" if row["low"] > 0 or row["high"] < 0 else text
 
 
-def _plots(found: Mapping[str, Any], output: Path) -> list[Path]:
+def _draw(found: Mapping[str, Any], output: Path) -> list[Path]:
     made = [output / "scores.png"]
-    plot_main_metrics(found["scores"], made[0])
+    points = {
+        kind: {
+            label: {word: None if value is None else (value,) * 3 for word, value in row.items()}
+            for label, row in rows.items()
+        }
+        for kind, rows in found["scores"].items()
+    }
+    plot_rows(points, "main metric x 100", made[0])
     if found["differences"]:
         made.append(output / "differences.png")
-        plot_differences(found["differences"], next(iter(found["made_by"])), made[-1])
+        intervals = {
+            label: {word: (row["low"], row["difference"], row["high"]) for word, row in rows.items()}
+            for label, rows in found["differences"].items()
+        }
+        plot_rows({"": intervals}, f"difference from {next(iter(found['made_by']))}, {LEVEL} % interval", made[-1])
     return made
 
 
-def _makers(made_by: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _makers(results: Sequence[Result]) -> list[str]:
     lines = ["", "## Made by", ""]
-    for label, of in made_by.items():
+    for result in results:
+        of = result.made_by
         said = {"model": of["model"], "its files": (of["files"] or "")[:12], "commit": of["commit"]}
         shown = {name: value for name, value in said.items() if value}
-        lines.append(f"- {cell(label)}: {made_with({**shown, **of['versions']})}")
+        lines.append(f"- {cell(result.label)}: {made_with({**shown, **of['versions']})}")
     return lines

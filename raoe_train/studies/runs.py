@@ -58,53 +58,41 @@ def expand(
         if words[word]:
             shared[section] = {key: words[word]}
     shared = merge(shared, _filled(settings, words))
-    families: dict[str, dict[str, Run]] = {}
+    runs: dict[str, Run] = {}
     directories: dict[str, str] = {}
-
-    def add(family: str, path: tuple[str, ...]) -> None:
-        if family in path:
-            raise ValueError(f"variants follow each other in a circle: {' after '.join((*path, family))}")
-        if family not in variants:
-            raise ValueError(f"variant {path[-1]!r} comes after {family!r}, which is none of {', '.join(variants)}")
-        if family in families:
-            return
-        changes = nest(variants[family] or {})
-        special = {key: changes.pop(key) for key in SPECIAL if key in changes}
-        parent = special.get("after")
-        if parent is not None:
-            add(parent, (*path, family))
+    for family, wish in variants.items():
+        changes = nest(wish or {})
+        special = {key: changes.pop(key, None) for key in SPECIAL}
         changes = merge(shared, _filled(changes, words))
-        grid = dict(_leaves(special.get("grid") or {}))
-        made = families[family] = {}
-        for values in itertools.product(*grid.values()):
+        grid = dict(_leaves(special["grid"] or {}))
+        for values, seed in itertools.product(itertools.product(*grid.values()), special["seeds"] or seeds):
             point = dict(zip(grid, values, strict=True))
             variant = "-".join([family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())])
-            for seed in special.get("seeds") or seeds:
-                name = f"{variant}-seed{seed}"
-                fixed: dict[str, Any] = {
-                    "training": {"seed": seed},
-                    "output": str(Path(str(words["output"]), "runs", name)),
-                    "overwrite": overwrite,
-                }
-                before = None
-                if parent is not None:
-                    # that of the same seed, or the only one there is
-                    others = families[parent]
-                    before = next(iter(others.values())) if len(others) == 1 else others.get(f"{parent}-seed{seed}")
-                    if before is None:
-                        raise ValueError(
-                            f"variant {family!r} comes after {parent!r}, which has no run of seed {seed} alone"
-                        )
-                    fixed["model"] = {"name": str(before.directory)}
-                asked = merge(merge(changes, nest(point)), fixed)
-                arguments = load("train", special.get("base") or base or None, asked)
-                settled = digest({**to_dict(arguments), "output": None})
-                arguments.output = directories.setdefault(settled, str(arguments.output))
-                made[name] = Run(name, variant, family, seed, arguments, point, before)
+            name = f"{variant}-seed{seed}"
+            output = str(Path(str(words["output"]), "runs", name))
+            fixed: dict[str, Any] = {"training": {"seed": seed}, "output": output, "overwrite": overwrite}
+            before = None
+            if special["after"] is not None:
+                before = _before(family, special["after"], seed, runs)
+                fixed["model"] = {"name": str(before.directory)}
+            asked = merge(merge(changes, nest(point)), fixed)
+            arguments = load("train", special["base"] or base or None, asked)
+            settled = digest({**to_dict(arguments), "output": None})
+            arguments.output = directories.setdefault(settled, output)
+            runs[name] = Run(name, variant, family, seed, arguments, point, before)
+    return list(runs.values())
 
-    for family in variants:
-        add(family, ())
-    return list({name: run for made in families.values() for name, run in made.items()}.values())
+
+def _before(family: str, after: str, seed: int, runs: Mapping[str, Run]) -> Run:
+    """The run of `after` that a run of `family` goes on from: that of the same seed, or the only one there is."""
+    others = [run for run in runs.values() if run.family == after]
+    if not others:
+        above = ", ".join(dict.fromkeys(run.family for run in runs.values())) or "nothing"
+        raise ValueError(f"variant {family!r} comes after {after!r}, which is none of those above it: {above}")
+    found = others[0] if len(others) == 1 else runs.get(f"{after}-seed{seed}")
+    if found is None:
+        raise ValueError(f"variant {family!r} comes after {after!r}, which has no run of seed {seed} alone")
+    return found
 
 
 def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
@@ -125,7 +113,7 @@ def chosen(runs: Sequence[Run], only: Sequence[str]) -> list[Run]:
 
 
 def preparations(
-    prepare: dict[str, Any], words: Mapping[str, str | None], runs: Sequence[Run]
+    prepare: Mapping[str, Any], words: Mapping[str, str | None], runs: Sequence[Run]
 ) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
     """{name: (job, recipe, keys)} of what has to be there before these runs: what they, or another one that has to be
     there, speak of the output of."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import json
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from raoe_train.artifacts.writing import write_json
+from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import to_dict
 from raoe_train.studies.runs import Run, chosen, expand, preparations
-from raoe_train.studies.sweep_report import SweepReport
 from raoe_train.training.run_directory import clear_unfinished, finished_metrics
 
 
@@ -41,13 +39,9 @@ def sweep(
 
     A variant is a mapping of changes to the training recipe (nested or dotted keys), with these special keys: ``base``
     (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each combination), ``after``
-    (the name of a variant whose encoder of the same seed, or only one, it goes on from). In any text ``{data_dir}``,
-    ``{model}`` and ``{output}`` stand for those settings.
-
-    What `prepare` names is done before, in its order, as far as a run (or another of them) speaks of its output.
-
-    With ``measure`` each run has a process of its own, so that nothing that other runs left counts as its memory, and
-    the report has columns for the costs.
+    (a variant above it, whose encoder of the same seed, or only one, it goes on from). In any text ``{data_dir}``,
+    ``{model}`` and ``{output}`` stand for those settings. What `prepare` names is done before, in its order, as far as
+    a run (or another of them) speaks of its output.
 
     Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
     the others. Run again, finished runs are not redone. After each run results.jsonl and the tables of report.md are
@@ -60,6 +54,8 @@ def sweep(
         ValueError: a recipe that makes no sense, found before anything runs.
     """
     asked = dict(locals())
+    from raoe_train.studies.sweep_report import SweepReport
+
     if not output:
         raise ValueError("--output is missing: the directory to write to")
     words = {key: asked[key] for key in ("data_dir", "model", "output")}
@@ -74,7 +70,7 @@ def sweep(
     folder = Path(output)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     said = {key: value for key, value in asked.items() if key not in ("output", "overwrite", "only")}
-    report = SweepReport(folder, tasks, compare, measure, said, _start_metrics(folder, tasks, wanted))
+    report = SweepReport(folder, tasks, compare, measure, said, _starts(folder / "start", tasks, wanted))
     table = _Table(runs)
     if not keep_models:
         table.drop_weights(runs)
@@ -106,13 +102,9 @@ class _Table:
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.metrics: dict[Path, dict[str, Any] | None] = {}
-        self.children: dict[Path, list[Run]] = {}
-        self.read(list({run.directory: run for run in runs}.values()))
-        for run in runs:
-            if run.after is not None:
-                self.children.setdefault(run.after.directory, []).append(run)
+        self.read({run.directory: run for run in runs}.values())
 
-    def read(self, runs: Sequence[Run]) -> None:
+    def read(self, runs: Iterable[Run]) -> None:
         for run in runs:
             self.metrics[run.directory] = finished_metrics(run.arguments)
 
@@ -121,10 +113,9 @@ class _Table:
 
     def drop_weights(self, runs: Sequence[Run]) -> None:
         """Remove the weights of those of `runs` that are finished and that no other one still has to go on from."""
+        needed = {run.after.directory for run in self.runs if run.after is not None and not self.is_done(run)}
         for run in runs:
-            # from the last on, which is done last: with many that go on from one, the answer is found at once
-            later = reversed(self.children.get(run.directory, []))
-            if self.metrics[run.directory] is not None and all(map(self.is_done, later)):
+            if self.metrics[run.directory] is not None and run.directory not in needed:
                 # no model any more, and it must not look like one, after a kill neither
                 (run.directory / "modules.json").unlink(missing_ok=True)
                 for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model*.bin")]:
@@ -140,7 +131,7 @@ class _Table:
 
 
 def own_process(arguments: Any) -> dict[str, Any]:
-    """The job `train` in a new process; its errors are raised here."""
+    """The job `train` in a new process, in whose memory nothing is that other runs left; its errors are raised here."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -155,6 +146,7 @@ def _train(arguments: Any) -> dict[str, Any]:
 
 def _make(run: Run, failed: Sequence[str], train: Callable[[Any], Any]) -> str | None:
     """Train and evaluate; what went wrong, if anything did."""
+    trace = beside(run.directory, ".error.txt")
     try:
         if run.after is not None:
             if run.after.directory.name in failed:
@@ -165,12 +157,9 @@ def _make(run: Run, failed: Sequence[str], train: Callable[[Any], Any]) -> str |
         if _outdated(run):
             (run.directory / "metrics.json").unlink(missing_ok=True)
         train(run.arguments)
-        (run.directory / "error.txt").unlink(missing_ok=True)
+        trace.unlink(missing_ok=True)
     except Exception as error:  # one run must not stop the others; what happened is kept and reported
-        run.directory.mkdir(parents=True, exist_ok=True)
-        # In a directory of its own kind, so that the next try finds it as it was left.
-        if (run.directory / "recipe.yaml").is_file():
-            (run.directory / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        write_text(trace, traceback.format_exc())
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -181,30 +170,25 @@ def _outdated(run: Run) -> bool:
     return bool(theirs and theirs.is_file() and mine.is_file() and theirs.stat().st_mtime > mine.stat().st_mtime)
 
 
-def _start_metrics(output: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, Any]:
-    """{starting encoder: its result on the tasks before training}, each evaluated once."""
-    from raoe_train.encoders.load import SCRATCH, load_encoder
+def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, Any]:
+    """{encoder that runs start from: what the job `evaluate` finds of it before training}."""
+    from raoe_train.encoders.load import SCRATCH
+    from raoe_train.training.measures import polarity_of
 
     found: dict[str, Any] = {}
     for run in runs:
         model = run.arguments.model
         label = model.name + (" (random weights)" if model.random_weights else "")
-        if run.after is not None or not tasks or label in found or model.name == SCRATCH:
-            continue
-        from raoe_train.evaluation.tasks import evaluate_encoder
-        from raoe_train.training.measures import polarity_of
-
-        path = output / "start" / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        polarity = polarity_of(run.arguments.polarity, model)
-        asked = {"model": label, "tasks": tasks, "polarity": {**dataclasses.asdict(polarity), "cache": None}}
-        if known.get("asked") != asked:
+        if run.after is None and tasks and label not in found and model.name != SCRATCH:
             print(f"before training: {label}", flush=True)
-            encoder = load_encoder(model, seed=run.seed)
-            batch_size = run.arguments.evaluation.batch_size
-            result = evaluate_encoder(encoder, tasks, run.arguments.data.dir, batch_size, polarity=polarity)
-            known = {"asked": asked, "scores": result}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, known)
-        found[label] = known["scores"]
+            found[label] = run_job(
+                "evaluate",
+                model=model,
+                tasks=tasks,
+                data={"dir": run.arguments.data.dir},
+                polarity=polarity_of(run.arguments.polarity, model),
+                batch_size=run.arguments.evaluation.batch_size,
+                output=str(folder / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")),
+                overwrite=True,  # one of other tasks
+            )
     return found

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from raoe_train.artifacts.ledger import Ledger
+from raoe_train.artifacts.writing import write_json
 
 SETTINGS = {"of": "what decides"}
 
@@ -38,8 +39,7 @@ def test_lines_of_any_kind_go_from_settings_to_summary(output):
     first, second = (Ledger(output, "word", "word", rank, 2) for rank in (0, 1))
     with first.locked():
         assert first.claim(SETTINGS, overwrite=False) is None
-        first.begin({"settings": SETTINGS})
-    assert (first.share([1, 2, 3]), second.share([1, 2, 3])) == ([1, 3], [2])
+        write_json(first.summary, {"settings": SETTINGS})
     write(first, {"id": 3, "word": "three"}, {"id": 1, "word": "one", "reason": "too short"})
     assert [path.read_bytes().count(b"\n") for path in first.own.values()] == [1, 1]
     assert b"too short" in first.own[False].read_bytes()
@@ -53,7 +53,7 @@ def test_lines_of_any_kind_go_from_settings_to_summary(output):
         assert second.claim(SETTINGS, overwrite=False) == {"settings": SETTINGS}
         good, bad = second.finish([1, 2, 3], lambda line: line["word"])
         assert (good, bad) == (["two", "three"], ["one"])
-        second.conclude({"output": str(output), "settings": SETTINGS})
+        write_json(second.summary, {"output": str(output), "settings": SETTINGS})
     assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == [2, 3]
     assert sorted(path.name for path in output.parent.iterdir()) == [
         "words.jsonl", "words.jsonl.failed.jsonl", "words.jsonl.json"

@@ -204,7 +204,7 @@ def test_arguments_are_checked(tmp_path):
     for wrong in ({"pairing": "some"}, {"on_error": "ignore"}, {"labels": {}}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             read_triplets(pairs, **wrong)
-    with pytest.raises(ValueError, match=r"columns maps anchor, .* got \['sentence2'\] besides"):
+    with pytest.raises(ValueError, match="no column for positive"):
         read_triplets(triplets, columns={"anchor": "anchor", "sentence2": "positive"})
     with pytest.raises(ValueError, match="no column for neutral"):
         read_triplets(triplets, neutral=True)

@@ -128,6 +128,8 @@ def test_tasks_that_cannot_be(model, tasks):
     )
     with pytest.raises(ValueError, match="all scores are equal"):
         evaluate_encoder(model, ["same"], tasks)
+    with pytest.raises(ValueError, match=r"^data\.dir is missing: [^\n]*$"):  # once for all
+        evaluate_encoder(model, ["stsb", "mr"])
     with pytest.raises(ValueError, match="more than once"):
         evaluate_encoder(model, ["plain", "plain"], tasks)
     for nothing in ([], "plain"):

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from raoe_train.generation import Context, GuidedDecoder, Request, Sampling
+from raoe_train.generation.decoding import mixed
 from tests.decoders import DECODERS, tiny_language_model
-from tests.generation.test_decoding import WINDOWS, compiling
+from tests.generation.test_decoding import WINDOWS
 
 WINDOWED = (*WINDOWS, "mistral")  # its window is 4096 tokens unless said otherwise
 PLAIN = [name for name in DECODERS if name not in WINDOWED]
@@ -25,10 +26,11 @@ class Seeing(GuidedDecoder):
     def __init__(self, model, *args, **options) -> None:
         super().__init__(model, *args, **options)
         self.scores, self.shapes = [], []
-        best, scores = self.mix.best, self.mix.scores
-        self.mix.scores = lambda *of: (self.scores.append(scores(*of)), self.scores[-1])[1]
-        self.mix.best = lambda *of: (self.scores.append(scores(*of)), best(*of))[1]
         model.get_input_embeddings().register_forward_hook(self._see)
+
+    def _take(self, batch, logits):
+        self.scores.append(mixed(logits, batch))
+        return super()._take(batch, logits)
 
     def _see(self, module, args, output) -> None:
         self.shapes.append(tuple(args[0].shape))
@@ -75,7 +77,7 @@ def ids(answers) -> dict[int, list[list[int]]]:
 
 def close(one: Context, other: Context, atol: float) -> None:
     assert one.ids == other.ids and len(one.layers) == len(other.layers)
-    torch.testing.assert_close(one.state, other.state, atol=atol, rtol=0)
+    torch.testing.assert_close(one.logits, other.logits, atol=atol, rtol=0)
     for mine, theirs in zip(one.layers, other.layers, strict=True):
         for a, b in zip(mine, theirs, strict=True):
             assert a.shape[1] == len(one.ids)
@@ -87,21 +89,20 @@ def llama():
     return tiny_language_model("llama")
 
 
-@pytest.mark.parametrize("mix", ["hidden", "logits"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_chains_are_the_same_with_what_is_known(name, mix):
+def test_chains_are_the_same_with_what_is_known(name):
     # as in test_decoding, Gemma's mask is NaN beside padding in float64
     double = name != "gemma"
     model = tiny_language_model(name, torch.float64 if double else torch.float32)
     atol = 1e-10 if double else 1e-3
     for source in SOURCES[:3]:
-        with_it, without = Seeing(model, mix=mix), Seeing(model, mix=mix)
+        with_it, without = Seeing(model), Seeing(model)
         found, wanted = grown(with_it, [source]), grown(without, [source], reuse=False)
         assert ids(found) == ids(wanted)
         for ours, theirs in zip(with_it.scores, without.scores, strict=True):
             torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
         assert all(answer.context is None for answer in wanted[0])
-    decoder = GuidedDecoder(model, mix=mix)
+    decoder = GuidedDecoder(model)
     wanted = ids(grown(decoder, reuse=False))
     assert len({tuple(row) for chain in wanted.values() for row in chain}) > 15
     for slots in (None, 3, 1):
@@ -233,7 +234,7 @@ def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
         if answer.context is None:
             continue
         assert answer.context.ids == tuple(request.near)
-        tensors = [tensor for layer in answer.context.layers for tensor in layer] + [answer.context.state]
+        tensors = [tensor for layer in answer.context.layers for tensor in layer] + [answer.context.logits]
         # a view would hold the keys and values of the whole batch
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
         before = [tensor.clone() for tensor in tensors]
@@ -243,11 +244,3 @@ def test_a_context_is_kept_only_if_asked_for_and_is_its_own(llama):
     (one,) = decoder.answers([Request(prompt([8]), max_new_tokens=1, keep=True)])
     (more,) = decoder.answers([Request(prompt([8]), max_new_tokens=5, keep=True)])
     close(one.context, more.context, 1e-10)
-
-
-@pytest.mark.slow
-def test_with_a_compiled_step(llama, monkeypatch):
-    wanted = ids(grown(GuidedDecoder(llama), reuse=False))
-    compiled = compiling(monkeypatch)
-    assert ids(grown(GuidedDecoder(llama, compile=True), slots=3)) == wanted
-    assert compiled == [{"dynamic": True}]

@@ -212,24 +212,22 @@ def test_seeds_are_some_of_each_cluster():
     assert draw_from_clusters(rows, 5, 4, seed=2) != chosen
     every = draw_from_clusters(rows, 5, 20, seed=1)
     assert np.bincount(groups[every]).tolist() == [20, 20, 20, 20, 12]  # all there are
-    wrong = ((0, 1, "clusters must be"), (3, 0, "per_cluster must be"), (153, 1, "153 clusters"))
-    for clusters, each, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            draw_from_clusters(rows, clusters, each)
+    with pytest.raises(ValueError, match="n_clusters=153"):
+        draw_from_clusters(rows, 153, 1)
 
 
 def test_seeds_of_sentences(tmp_path, monkeypatch):
     tiny_encoder(double=False).save(str(tmp_path / "encoder"))
-    seeds = Seeds(FrozenEncoder(str(tmp_path / "encoder")), clusters=3, per_cluster=2, device="cpu")
+    seeds = Seeds(FrozenEncoder(str(tmp_path / "encoder")), clusters=3, per_cluster=2)
     chosen = select_seeds(SENTENCES, seeds)
     assert chosen == select_seeds(SENTENCES, seeds) and 3 <= len(chosen) <= 6
     monkeypatch.setenv("WORLD_SIZE", "2")  # one of them chooses, and waits for nobody
-    cached = Seeds(FrozenEncoder(seeds.encoder.name, cache=str(tmp_path / "cache")), 3, 2, device="cpu")
+    cached = Seeds(FrozenEncoder(seeds.encoder.name, cache=str(tmp_path / "cache")), 3, 2)
     assert select_seeds(SENTENCES, cached) == chosen and not (tmp_path / "cache").exists()
     monkeypatch.delenv("WORLD_SIZE")
     assert select_seeds(SENTENCES, cached) == chosen and len(list(tmp_path.glob("cache/*/*.npy"))) == 1
-    assert seeds.effective()["encoder"] == str(tmp_path / "encoder")
     plain, prompted = (Seeds(FrozenEncoder(seeds.encoder.name, prompt=prompt)).effective() for prompt in (None, "q: "))
-    assert plain["encoder"] != prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
+    assert plain["encoder"] == {"name": seeds.encoder.name}
+    assert prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
     with pytest.raises(ValueError, match=r"11 sentences cannot be in 1000 clusters"):
         select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))

@@ -326,6 +326,11 @@ def test_bad_settings(tmp_path, circle, options, message):
         run("mine", None, **settings)
 
 
+def test_a_section_made_in_python_keeps_to_its_bounds(tmp_path, circle):
+    with pytest.raises(ValueError, match=r"mining\.drop must be below 1, got 1\.0"):
+        mining.mine(circle, "x", mining=mining.Mining(drop=1.0), output=str(tmp_path / "x.jsonl"))
+
+
 def test_the_input_is_never_replaced(circle):
     """Not even with overwrite: the texts would be lost."""
     before = Path(circle).read_bytes()

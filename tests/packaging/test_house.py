@@ -33,14 +33,14 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 630,
-    "data": 1910,
+    "artifacts": 615,
+    "data": 1905,
     "encoders": 1365,
     "evaluation": 985,
-    "generation": 1315,
-    "jobs": 1190,
+    "generation": 1079,
+    "jobs": 1180,
     "losses": 1620,
-    "studies": 1835,
+    "studies": 1540,
     "training": 925,
     "the root": 515,
 }

@@ -15,7 +15,7 @@ from raoe_train.data.sources import open_source
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.studies.sweep import own_process
-from raoe_train.studies.sweep_metrics import COSTS
+from raoe_train.studies.sweep_report import COSTS
 from raoe_train.training.cost_meter import CostMeter
 from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES

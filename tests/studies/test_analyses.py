@@ -15,10 +15,18 @@ from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
-from raoe_train.studies.dependency import dependency, is_decoder, summary, token_states
-from raoe_train.studies.layers import analyse, first_layers
-from raoe_train.studies.plots import plot_degradation, plot_dependency
-from raoe_train.studies.words import frequent_words, language_head, representative_words, word_report
+from raoe_train.studies.analyses import (
+    degradation,
+    first_layers,
+    frequent_words,
+    is_decoder,
+    language_head,
+    pivot_correlations,
+    representative_words,
+    summary,
+    token_states,
+    word_report,
+)
 from tests.tiny import SENTENCES
 
 SIZES = {
@@ -141,7 +149,7 @@ def task(tmp_path):
 
 def test_degradation(task):
     model = encoder().train()
-    result = analyse(model, read_tasks(["a", "b"], task), None, batch_size=4)
+    result = degradation(model, read_tasks(["a", "b"], task), None, batch_size=4)
     assert model.training and result["layers"] == [1, 2, 3]
     whole = model[0].model
     for place, count in enumerate(result["layers"]):
@@ -187,7 +195,7 @@ def test_dependency(settings, place, side):
     model = encoder(**settings).train()
     expected = [by_hand(model.eval(), text, place) for text in SENTENCES]
     model.train().tokenizer.padding_side = side
-    found = [dependency(model, SENTENCES, batch_size=size) for size in (1, 4, 64)]
+    found = [pivot_correlations(model, SENTENCES, batch_size=size) for size in (1, 4, 64)]
     assert model.training and found[0].dtype == np.float64
     for values in found:
         np.testing.assert_allclose(values, expected, atol=1e-9)
@@ -201,11 +209,11 @@ def test_dependency_has_mean_ranks_and_nan_where_undefined(monkeypatch):
         "constant": [[1, 1, 1, 1], [1, 2, 3, 4]],
     }
     monkeypatch.setattr(
-        "raoe_train.studies.dependency.token_states",
+        "raoe_train.studies.analyses.token_states",
         lambda *_: iter([(list(rows), [torch.tensor(value, dtype=torch.float32) for value in rows.values()])]),
     )
-    monkeypatch.setattr("raoe_train.studies.dependency.is_decoder", lambda _: True)
-    ties, *undefined = dependency(None, ["ties", "one token", "constant"])
+    monkeypatch.setattr("raoe_train.studies.analyses.is_decoder", lambda _: True)
+    ties, *undefined = pivot_correlations(None, ["ties", "one token", "constant"])
     # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
     first, second = -3.75 / np.sqrt(4.5 * 4.5), -3 / np.sqrt(4.5 * 3)
     assert ties == pytest.approx((first + second) / 2)
@@ -292,10 +300,10 @@ def test_words_of_a_saved_head(checkpoint, settings):
 
 def test_no_head(checkpoint):
     model = load_encoder(Model(name=str(checkpoint / "headless"), device="cpu"))
-    with pytest.raises(ValueError, match="has no head"):
+    with pytest.raises(ValueError, match="not a whole language model; it has no lm_head"):
         language_head(model)
     model[0].model.config._name_or_path = str(checkpoint / "none")
-    with pytest.raises(ValueError, match="cannot be loaded for its head"):
+    with pytest.raises(OSError, match="none"):
         language_head(model)
     model[0].model.config._name_or_path = ""
     with pytest.raises(ValueError, match="not known where the head"):
@@ -317,8 +325,8 @@ def test_word_report(monkeypatch):
     model = encoder()
     words = iter(["A", "the", "the", "."])
     model.tokenizer.decode = lambda _: next(words)
-    monkeypatch.setattr("raoe_train.studies.words.TOP", 1)
-    monkeypatch.setattr("raoe_train.studies.words.EXAMPLES", 2)
+    monkeypatch.setattr("raoe_train.studies.analyses.TOP", 1)
+    monkeypatch.setattr("raoe_train.studies.analyses.EXAMPLES", 2)
     sentences = sorted(["a man plays a guitar", "two dogs", "it sleeps"], key=len, reverse=True)
     report = word_report(model, [*sentences, sentences[0]])
     assert report == {
@@ -336,21 +344,15 @@ def test_word_report(monkeypatch):
         word_report(None, ["..."])  # before the model is asked
 
 
-def test_plot_degradation(drawn, tmp_path):
-    plot_degradation("one", {"layers": [0, 1, 2], "average": [None, 40.0, 30.0]}, tmp_path / "curve.png")
+def test_the_plot_of_degradation(task, drawn, tmp_path, monkeypatch):
+    """An undefined average leaves a gap."""
+    averages = iter([None, 40.0, 30.0])
+    monkeypatch.setattr(
+        "raoe_train.studies.analyses.evaluate_tasks", lambda *_: {"tasks": {"a": {}}, "average": next(averages)}
+    )
+    degradation(encoder(), read_tasks(["a"], task), tmp_path / "found.json")
     (axes,) = drawn[0].axes
-    assert (tmp_path / "curve.png").stat().st_size > 1000
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one (best 40.00, 1 layers)"]
-    star, curve = axes.lines
-    assert (star.get_xdata(), star.get_ydata()) == ([1], [40.0])
-    np.testing.assert_array_equal(curve.get_ydata(), [np.nan, 40, 30])
-    plot_degradation("two", {"layers": [1], "average": [None]}, tmp_path / "gap.png")
-    assert [text.get_text() for text in drawn[1].axes[0].get_legend().get_texts()] == ["two"]
-
-
-def test_plot_dependency(drawn, tmp_path):
-    plot_dependency("causal", np.array([0.1, np.nan, 0.3]), tmp_path / "box.png")
-    (axes,) = drawn[0].axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["causal\n(2 sentences, mean 0.200)"]
-    with pytest.raises(ValueError, match="no correlations"):
-        plot_dependency("none", np.array([np.nan]), tmp_path / "no.png")
+    assert (tmp_path / "found-degradation.png").stat().st_size > 1000
+    (curve,) = axes.lines
+    np.testing.assert_array_equal(curve.get_xdata(), [1, 2, 3])
+    np.testing.assert_array_equal(np.asarray(curve.get_ydata(), dtype=float), [np.nan, 40, 30])

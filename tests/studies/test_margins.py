@@ -12,7 +12,7 @@ from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.losses.registry import loss_settings, make_loss
 from raoe_train.studies.plots import pareto
-from raoe_train.studies.sweep_metrics import best_variants, columns, metric
+from raoe_train.studies.sweep_report import best_variants, columns, frame, metric
 from raoe_train.training.run_directory import finished_metrics
 from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES, tiny_encoder
@@ -215,7 +215,7 @@ def test_a_small_sweep(tmp_path, encoder):
     report = (folder / "report.md").read_text()
     assert "| variant | seeds | P set | S set | steps | minutes |" in report
     assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
-    (start,) = (json.loads(path.read_text())["scores"] for path in (folder / "start").glob("*.json"))
+    (start,) = (json.loads(path.read_text()) for path in (folder / "start").glob("*.json"))
     before = start["tasks"]["polarity:set"]
     assert f"| {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
     assert set(before["curve"]) == {"1", "4", "8"}
@@ -266,15 +266,16 @@ def test_the_shipped_sweep(tmp_path):
 def result(family, margin, p, s, seed=1, name="set"):
     after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
     names = {"variant": f"{family}-{margin}", "family": family}
-    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after}
+    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after, "steps": 1, "seconds": 1}
 
 
 def test_the_best_of_each_family():
     rows = [result("a", 1, 60, 50), result("a", 1, 70, 50, seed=2), result("a", 5, 80, 39), result("b", 1, 50, 10)]
     rows.append(result("c", 1, 99, 99, name="other"))
-    assert list(best_variants(rows, "polarity:set")) == ["a-5", "b-1"]  # 119 against 115
+    names = ["P set", "S set"]
+    assert best_variants(frame(rows, names), "set") == ["a-5", "b-1"]  # 119 against 115
     rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
-    assert list(best_variants(rows, "polarity:set")) == ["a-1", "b-1"]
+    assert best_variants(frame(rows, names), "set") == ["a-1", "b-1"]
     after = rows[0]["after"]
     assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
     assert columns(["polarity:set"], rows) == ["P set", "S set"]

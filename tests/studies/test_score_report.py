@@ -69,9 +69,7 @@ def test_batches_and_a_single_observation(monkeypatch):
     np.testing.assert_array_equal(resampled([np.array([3.0])], lambda of: of.mean(axis=-1), 5, seed=4), [3.0] * 5)
 
 
-@pytest.mark.parametrize(
-    ("values", "gold"), [([1.0, 2.0, 3.0], None), ([1.0, 2.0], [1.0, 2.0])], ids=["count", "gold"]
-)
+@pytest.mark.parametrize(("values", "gold"), [([1.0, 2.0, 3.0], None), ([1.0, 2.0], [1.0, 2.0])], ids=["count", "gold"])
 def test_examples_of_other_data_are_refused(values, gold):
     with pytest.raises(ValueError, match="not of the same data"):
         differences(Outcomes(np.array([1.0, 2.0])), Outcomes(np.array(values), gold and np.array(gold)), 10, 0)
@@ -142,7 +140,9 @@ def test_papers_rows_are_of_the_same_sets(tmp_path):
     found = run("report", results=[result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})],
                 output=str(tmp_path / "y"))  # fmt: skip
     assert found["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
-        "sts:stsb": 89.04, "my.tsv": None, "average": None
+        "sts:stsb": 89.04,
+        "my.tsv": None,
+        "average": None,
     }
 
 

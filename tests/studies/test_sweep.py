@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -15,8 +16,7 @@ from raoe_train.cli import load, main
 from raoe_train.recipe import to_dict
 from raoe_train.studies import sweep
 from raoe_train.studies.runs import chosen
-from raoe_train.studies.sweep_metrics import curves, mean, metric
-from raoe_train.studies.sweep_report import what_numbers_are
+from raoe_train.studies.sweep_report import curves, frame, mean, metric
 from raoe_train.training.run_directory import finished_metrics
 from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
@@ -39,8 +39,8 @@ def table(folder, **changes):
 
 def test_expand(tmp_path):
     asked = table(tmp_path, variants={
-        "later": {"after": "raoe", "training.epochs": 3},
         "raoe": {},
+        "later": {"after": "raoe", "training.epochs": 3},
         "cosent": {"loss.name": "cosent", "seeds": [7]},
         "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
     })  # fmt: skip
@@ -76,8 +76,9 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
     ("changes", "message"),
     [
         ({"variants": {}}, "variants is empty"),
-        ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of a"),
-        ({"variants": {"a": {"after": "b"}, "b": {"after": "a"}}}, "in a circle: a after b after a"),
+        ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
+        ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
+        ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),
         ({"variants": {"a": {"los.name": "mse"}}}, "unknown key los"),
         ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
         ({"variants": {"a": {"data.train": "{data_dir}/x.tsv"}}}, "--data_dir is missing"),
@@ -102,22 +103,23 @@ def test_placeholders(tmp_path):
 
 
 def test_mean_and_deviation():
-    assert mean([1.0, 2.0, 4.0]) == "2.33 ± 1.53"
-    assert mean([1.234]) == "1.23"
-    assert mean([1.0, None]) == mean([]) == "-"
+    assert mean(pd.Series([1.0, 2.0, 4.0])) == "2.33 ± 1.53"
+    assert mean(pd.Series([1.234])) == "1.23"
+    assert mean(pd.Series([1.0, None])) == mean(pd.Series([], dtype=float)) == "-"
 
 
 def test_main_metrics_of_each_kind():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
     assert metric(after, "mr") == metric(after, "average") == 75.5
     assert metric({"tasks": {"stsb": {"spearman": 82.0}}}, "stsb") == 82.0  # of an old version
-    assert what_numbers_are(["mr"], [{"after": after}]) == "Spearman x 100 of cosine; accuracy x 100 of mr"
 
 
 def test_curves_are_of_numbers():
     points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
-    rows = [{"family": "tau", "point": {"loss.tau": x}, "after": {"spearman": y}} for x, y in points]
-    assert curves(rows, "loss.tau", ["average", "dev"]) == {"tau": {20: 1.0, 5: 3.0}}
+    same = {"variant": "", "family": "tau", "seed": 1, "steps": 1, "seconds": 1}
+    rows = [{**same, "point": {"loss.tau": x}, "after": {"spearman": y}} for x, y in points]
+    runs = frame(rows, ["dev"])
+    assert curves(runs, "loss.tau", runs[["dev"]]) == {"tau": [(5.0, 3.0), (20.0, 1.0)]}
 
 
 @pytest.fixture
@@ -231,9 +233,7 @@ def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, c
     result = run("sweep", **made, only=["third-seed2"])
     assert result["failed"] == []
     by_name = {line["run"]: line for line in result["results"]}
-    assert by_name["third-seed2"]["before"]["spearman"] == pytest.approx(
-        by_name["raoe-seed2"]["after"]["spearman"]
-    )
+    assert by_name["third-seed2"]["before"]["spearman"] == pytest.approx(by_name["raoe-seed2"]["after"]["spearman"])
     assert "third-seed1" not in by_name
 
 

@@ -138,7 +138,7 @@ def test_evaluate_with_analyses(pretrained, tmp_path):
     assert found["degradation"]["average"][-1] == pytest.approx(score)
     assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
     assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
-    assert {path.name for path in tmp_path.glob("*.png")} == {"found-degradation.png", "found-dependency.png"}
+    assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
     with pytest.raises(ValueError, match="analyses must be of degradation, dependency, words, got 'layers'"):
         run("evaluate", **{**asked, "analyses": ["layers"]})
 

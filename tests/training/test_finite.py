@@ -140,5 +140,6 @@ def test_the_rows_of_every_kind_of_batch_are_shown(kind):
     head, *shown = str(StopsAtNaN.not_finite(trainer, 4, "the loss is nan", collate(rows))).splitlines()[1:]
     assert head == "the batch, as the encoder reads its first rows:"
     assert len(shown) == {"pairs": 9, "lists": 16, "tokens": len(SENTENCES)}[kind]
+    assert all((" | " in line) == (kind == "pairs") for line in shown)
     read = model.tokenizer.decode(model.tokenizer(SENTENCES[1])["input_ids"])
     assert shown[1].split(" | ")[0].strip() == read[:80]

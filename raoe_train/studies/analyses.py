@@ -1,0 +1,256 @@
+"""The analyses of the job `evaluate`, which are the BeLLM paper's.
+
+Each has the name that the job knows it by, takes (model, tasks, output, batch_size), a SentenceTransformer and tasks as
+evaluate_tasks has them, and gives plain values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
+
+# Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT.
+LISTS = ("layers", "encoder.layer", "transformer.layer")
+WORD = re.compile(r"\w+(?:['’]\w+)*")
+TOP = 100  # words are frequent ones; the paper states no threshold
+COMMON, EXAMPLES = 20, 10  # words, and sentences with theirs, that are shown
+
+
+def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
+    """Main metrics against the number of layers kept (Section 3.1, Figure 4), and beside `output` a plot. Layers go
+    from the last to the first, the final norm stays; afterwards the model is as it was.
+
+    Returns:
+        {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
+        undefined metric. ValueError for a model whose layers are not known.
+    """
+    from raoe_train.studies.plots import plot_lines
+
+    owner, name = _layer_list(model[0].model)
+    counts = list(range(1, len(getattr(owner, name)) + 1))
+    results = []
+    for count in counts:
+        with first_layers(model, count):
+            results.append(evaluate_tasks(model, tasks, batch_size))
+    found = {
+        "layers": counts,
+        "tasks": {word: [main_score(result["tasks"][word]) for result in results] for word in tasks},
+        "average": [result["average"] for result in results],
+    }
+    if output:
+        points = list(zip(counts, found["average"], strict=True))
+        path = output.with_name(f"{output.stem}-degradation.png")
+        plot_lines({"": {output.stem: points}}, "layers kept", "average x 100", path, log=False)
+    return found
+
+
+@contextmanager
+def first_layers(model: Any, count: int) -> Iterator[None]:
+    """Within it, a SentenceTransformer has only its first `count` layers, and behind them its final norm.
+
+    Layers of a BidirectionalModel that look both ways go on doing so. Where it adds both directions, in mode "sum",
+    they are added after the last layer kept."""
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, add_halves
+
+    inner = model[0].model
+    owner, name = _layer_list(inner)
+    layers = getattr(owner, name)
+    added = None
+    try:
+        # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
+        # a BidirectionalModel finds the windows of its last layers by the configuration's depth.
+        setattr(owner, name, layers[:count])
+        if isinstance(inner, BidirectionalModel) and inner.config.bidirectional_mode == "sum":
+            causal = len(layers) - inner.config.bidirectional_layers
+            # the first of these layers doubles the batch, and the last, which is gone, would add the halves
+            if causal < count < len(layers):
+                added = layers[count - 1].register_forward_hook(add_halves)
+        yield
+    finally:
+        setattr(owner, name, layers)
+        if added is not None:
+            added.remove()
+
+
+def _layer_list(inner: Any) -> tuple[Any, str]:
+    """The module that has the layers of a transformers model, and the name of their list in it."""
+    from torch import nn
+
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+
+    whole = inner.decoder if isinstance(inner, BidirectionalModel) else inner
+    modules = dict(whole.named_modules())  # the whole is called ""
+    for place in LISTS:
+        owner, _, name = place.rpartition(".")
+        layers = modules.get(place)
+        # a list of another length is not of the layers, or not of all
+        if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
+            return modules[owner], name
+    raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")
+
+
+def dependency(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
+    """How alike a sentence's last hidden states are to that of its pivot token (Sections 2 and 5.5, Figures 2 and 5).
+
+    The paper's means on the STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
+    """
+    return summary(pivot_correlations(model, sentences_of(tasks), batch_size))
+
+
+def pivot_correlations(model: Any, sentences: Sequence[str], batch_size: int = 64) -> np.ndarray:
+    """Mean over a sentence's tokens of Spearman's correlation between their last hidden states and the pivot's: [n]
+    float64; NaN where undefined, without a token beside the pivot or with a state whose values are all equal.
+
+    The pivot is the last real token of decoders and the first, [CLS], of encoders, as in the paper, whatever the
+    pooling is. The paper does not say which tokens count: here it is all real ones but the pivot, those of the prompt
+    and special ones (BOS, [SEP]) too, since the pivot's state depends on them as on the sentence's own. So compare
+    models under the same prompt.
+    """
+    pivot = -1 if is_decoder(model) else 0
+    found = {
+        text: _mean_correlation(tokens.cpu().double().numpy(), pivot)
+        for texts, states in token_states(model, sentences, batch_size)
+        for text, tokens in zip(texts, states, strict=True)
+    }
+    return np.array([found[text] for text in sentences])
+
+
+def summary(values: np.ndarray) -> dict[str, Any]:
+    """Correlations in numbers; the last four are None where all are undefined."""
+    defined = values[~np.isnan(values)]
+    numbers = [float(defined.mean()), *map(float, np.percentile(defined, (25, 50, 75)))] if len(defined) else [None] * 4
+    names = ("mean", "lower_quartile", "median", "upper_quartile")
+    counts = {"sentences": len(values), "undefined": len(values) - len(defined)}
+    return {**counts, **dict(zip(names, numbers, strict=True))}
+
+
+def is_decoder(model: Any) -> bool:
+    """Whether a SentenceTransformer is of a decoder, also one with bidirectional layers."""
+    # transformers marks every attention module so; hooks that lift a mask leave the mark
+    return any(getattr(module, "is_causal", False) for module in model[0].model.modules())
+
+
+def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
+    """The different sentences of tasks; those of mteb are not known here."""
+    return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
+
+
+def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:
+    """Batches of different sentences, the longest first, and the last hidden states of their real tokens, [tokens, d]
+    each, on the model's device and of its dtype, under its own prompt. ValueError for a state that is not finite."""
+    if not sentences:
+        raise ValueError("sentences must list at least one text")
+    distinct = sorted(dict.fromkeys(sentences), key=len, reverse=True)
+    training = model.training
+    try:
+        for start in range(0, len(distinct), batch_size):
+            texts = distinct[start : start + batch_size]
+            found = model.encode(texts, batch_size=batch_size, output_value=None, show_progress_bar=False)
+            if "attention_mask" not in found[0]:
+                raise ValueError("states are read from padded batches: set model[0].unpad_inputs to False")
+            states = [item["token_embeddings"][item["attention_mask"].bool()] for item in found]
+            for text, tokens in zip(texts, states, strict=True):
+                if not tokens.isfinite().all():
+                    raise ValueError(f"the encoder gives NaN or infinity for {text!r}")
+            yield texts, states
+    finally:
+        model.train(training)
+
+
+def _mean_correlation(states: np.ndarray, pivot: int) -> float:
+    from scipy import stats
+
+    if len(states) < 2:
+        return np.nan
+    ranks = stats.rankdata(states, axis=1)
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    norms = np.linalg.norm(ranks, axis=1)
+    with np.errstate(invalid="ignore"):
+        correlations = ranks @ ranks[pivot] / (norms * norms[pivot])
+    return float(np.delete(correlations, pivot).mean())
+
+
+def words(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
+    """Representative words, and how common they are in the sentences: the token that a decoder's language model would
+    write where its sentence embedding is read (Section 3.3 and Appendix A).
+
+    "rare_share" is Appendix A's number: 91.74 % of representative words in STS-B "are not high-frequency words".
+    "wordless_share" is of tokens without a letter or digit, which are never frequent words.
+    """
+    return word_report(model, sentences_of(tasks), batch_size)
+
+
+def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
+    frequent = frequent_words(sentences, TOP)  # before the model runs, so that an error costs no time
+    found = representative_words(model, sentences, batch_size)
+    share = sum(word.lower() in frequent for word in found) / len(found)
+    pairs = dict(zip(sentences, found, strict=True))
+    return {
+        "sentences": len(found),
+        "top": TOP,
+        "frequent_share": share,
+        "rare_share": 1 - share,
+        "wordless_share": sum(not WORD.search(word) for word in found) / len(found),
+        "most_common": [[word, count] for word, count in Counter(found).most_common(COMMON)],
+        "examples": [[sentence, word] for sentence, word in list(pairs.items())[:EXAMPLES]],
+    }
+
+
+def representative_words(model: Any, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
+    """Of each sentence the token that the language model finds most probable after its last real one, stripped of
+    white space. With a prompt such as 'The representative word for {text} is:"' that is the representative word, or its
+    first piece where the tokenizer has no token for the whole."""
+    import torch
+
+    write = language_head(model)
+    tokenizer = model[0].tokenizer
+    found: dict[str, str] = {}
+    for texts, states in token_states(model, sentences, batch_size):
+        with torch.inference_mode():
+            ids = write(torch.stack([tokens[-1] for tokens in states])).argmax(dim=-1)
+        found.update((text, tokenizer.decode([token]).strip()) for text, token in zip(texts, ids.tolist(), strict=True))
+    return [found[text] for text in sentences]
+
+
+def language_head(model: Any) -> Callable[[Any], Any]:
+    """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary].
+
+    It is the decoder's own embedding where the two are tied. Else it comes with the language model that the decoder, or
+    the base model of a BidirectionalModel, was loaded from, which is loaded for it; ValueError where that has none."""
+    from torch.nn.functional import linear
+
+    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.generation.models import LanguageModel, load_language_model
+
+    inner = model[0].model
+    if not is_decoder(model):
+        raise ValueError(f"a {inner.config.model_type!r} is no decoder, so no word comes after its last token")
+    both_ways = isinstance(inner, BidirectionalModel)
+    decoder = inner.decoder if both_ways else inner
+    if getattr(decoder.config, "tie_word_embeddings", False):
+        weight, bias = decoder.get_input_embeddings().weight, None
+    else:
+        name, revision = (inner.config.base_model, inner.config.base_revision) if both_ways else (None, None)
+        name = name or decoder.config._name_or_path
+        if not name:
+            raise ValueError("it is not known where the head of the language model is")
+        whole = load_language_model(LanguageModel(name, revision=revision, device="cpu"))
+        head = whole.get_output_embeddings().to(inner.device)
+        weight, bias = head.weight, head.bias
+    return lambda states: linear(states.to(weight.dtype), weight, bias)
+
+
+def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
+    """The `top` most frequent words, lower-cased; of equally frequent ones the first in the alphabet."""
+    counts = Counter(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
+    if not counts:
+        raise ValueError("the sentences have no words")
+    return set(sorted(counts, key=lambda word: (-counts[word], word))[:top])
