@@ -15,8 +15,7 @@ class PremiseBatchSampler(DefaultBatchSampler):
     """Batches of rows in an order that is random but for rows with the same first text, which follow each other.
 
     An NLI premise stands with three hypotheses; in one batch raoe_train.losses.ByLength encodes it once. What a batch
-    compares is then more alike, see docs/by-length.md. For SentenceTransformerTrainingArguments(batch_sampler=…); made by
-    the trainer.
+    compares is then more alike, see docs/by-length.md. It is for batch_sampler of the training arguments.
     """
 
     def __init__(self, dataset: Any, batch_size: int, drop_last: bool, **others: Any) -> None:
