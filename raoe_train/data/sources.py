@@ -14,7 +14,7 @@ from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
-"""The built-in corpus (tools/builtin_corpus.py): scored pairs with labels, and premises with a hypothesis of each."""
+"""The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with a hypothesis of each label."""
 
 
 @dataclass

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from raoe_train.data import read_pairs
-from tools import builtin_corpus as made
-from tools.builtin_corpus import Filler, Scene, compare, write
+from tests.data import builtin_corpus as made
+from tests.data.builtin_corpus import Filler, Scene, compare, write
 
 ROOT = Path(__file__).parents[2]
 MAN = Filler("man|gentleman", "man")
@@ -136,7 +136,7 @@ def test_the_whole_corpus_by_name(splits):
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_the_files_are_what_the_generator_writes(tmp_path, seed):
     """In a process of any hash seed; compressed they may differ, by the zlib."""
-    code = f"import pathlib; from tools.builtin_corpus import main; main(pathlib.Path({str(tmp_path)!r}))"
+    code = f"import pathlib; from tests.data.builtin_corpus import main; main(pathlib.Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT, check=True)
     for path in tmp_path.iterdir():
         assert gzip.decompress(path.read_bytes()) == gzip.decompress((made.DATA / path.name).read_bytes())

@@ -1,6 +1,6 @@
 """What wrote raoe_train's built-in corpus: English sentence pairs about small scenes, from a seeded generator.
 
-    python -m tools.builtin_corpus      writes raoe_train/data/builtin.jsonl.gz and builtin-nli.jsonl.gz, row for row
+    python -m tests.data.builtin_corpus      writes raoe_train/data/builtin.jsonl.gz and builtin-nli.jsonl.gz, row for row
 
 A scene has an agent, an action and, where they apply, an object, a place and modifiers of agent and object. A
 pair is a scene and an edited copy: other words for the same thing, a more general word, a modifier or place
@@ -34,7 +34,7 @@ from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import write_rows
 
 ENTAILMENT, NEUTRAL, CONTRADICTION = NLI_LABELS.values()
-DATA = Path(__file__).parent.parent / "raoe_train" / "data"
+DATA = Path(__file__).parents[2] / "raoe_train" / "data"
 
 WEIGHTS = {
     "action": 0.30,
