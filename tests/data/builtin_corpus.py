@@ -1,6 +1,6 @@
 """What wrote raoe_train's built-in corpus: English sentence pairs about small scenes, from a seeded generator.
 
-    python -m tests.data.builtin_corpus      writes raoe_train/data/builtin.jsonl.gz and builtin-nli.jsonl.gz, row for row
+    python -m tests.data.builtin_corpus      writes raoe_train/data/builtin.jsonl.gz and builtin-nli.jsonl.gz
 
 A scene has an agent, an action and, where they apply, an object, a place and modifiers of agent and object. A
 pair is a scene and an edited copy: other words for the same thing, a more general word, a modifier or place
