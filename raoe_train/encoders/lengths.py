@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 FORWARD = {"cpu": 128, "cuda": 8192}
@@ -114,6 +114,25 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
             model.forward = forward
         else:
             del model.forward
+
+
+@contextmanager
+def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
+    """A transformer whose word embeddings are looked up for all runs together while it lasts: each look-up of its own
+    would cost a gradient as large as the vocabulary."""
+    transformer = getattr(model, "transformers_model", None)
+    words = transformer.get_input_embeddings() if transformer is not None else None
+    trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
+    if not trains or len(runs.features) == 1 or "forward" in vars(words):
+        yield
+        return
+    ids = torch.cat([run["input_ids"].flatten() for run in runs.features]).unique()
+    table = functional.embedding(ids, words.weight, words.padding_idx)
+    words.forward = lambda tokens: functional.embedding(torch.searchsorted(ids, tokens), table)
+    try:
+        yield
+    finally:
+        del words.forward
 
 
 def counts_leading_padding(model: Any) -> bool:

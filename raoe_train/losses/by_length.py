@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from torch import Tensor, nn
 
-from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, longest
+from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, longest, words_looked_up_once
 from raoe_train.losses.base import carrying
 
 ROW = "row"  # of features: where a text's embedding is
@@ -73,7 +73,8 @@ class ByLength(CachedLossMixin, nn.Module):
             self._parts: Any = None
             loss = self.forward_cached([rows], (columns, labels))  # type: ignore[arg-type]
             return loss if self._parts is None else carrying(self._parts, loss)
-        table = torch.cat([self.model(dict(run))["sentence_embedding"] for run in runs.features])
+        with self._words(runs):
+            table = torch.cat([self.model(dict(run))["sentence_embedding"] for run in runs.features])
         with self._looking_up(_Table(self.model, table)):
             return self.loss(columns, labels)
 
@@ -113,7 +114,7 @@ class ByLength(CachedLossMixin, nn.Module):
             cached = next(loss for loss in _losses(self.loss) if hasattr(loss, "mini_batch_size"))
             most = getattr(cached, "mini_batch_num_tokens", None)
             most = cached.mini_batch_size * longest(features) if most is None else most
-        compiled = any(hasattr(each, "_orig_mod") for each in wrappers)
+        compiled = _is(wrappers, "OptimizedModule")
         aligned = ALIGNED if compiled else 1
         runs = by_length(features, most=most, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
@@ -121,6 +122,12 @@ class ByLength(CachedLossMixin, nn.Module):
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
             runs.features.extend([runs.features[0]] * missing)
         return runs
+
+    def _words(self, runs: Runs) -> AbstractContextManager[None]:
+        """Not where weights are sharded, or a graph has been compiled."""
+        layers = _layers(self.model)
+        other = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
+        return nullcontext() if other else words_looked_up_once(layers[-1], runs)
 
     @contextmanager
     def _looking_up(self, table: _Table) -> Iterator[None]:
@@ -198,13 +205,14 @@ def _layers(model: Any) -> list[Any]:
         found.append(inner)
 
 
+def _is(layers: list[Any], *names: str) -> bool:
+    """Whether one of a model's wrappers is of a class of torch's: by name, so that nothing need be imported for it."""
+    return bool({base.__name__ for each in layers for base in type(each).__mro__} & set(names))
+
+
 def _of_all(forwards: int, layers: list[Any]) -> int:
     """As many forwards as the process with the most makes, where they are made together."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return forwards
-    from torch.distributed.fsdp import FSDPModule
-
-    if not any(isinstance(each, FSDPModule) or type(each).__name__ in WRAPPERS for each in layers):
+    if not (dist.is_available() and dist.is_initialized()) or not _is(layers, *WRAPPERS, "FSDPModule"):
         return forwards
     most = torch.tensor(forwards, device=next(layers[-1].parameters()).device)
     dist.all_reduce(most, dist.ReduceOp.MAX)
