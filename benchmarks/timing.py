@@ -11,6 +11,9 @@ import torch
 from benchmarks.case import COPIES, Call
 
 
+LONG = 2.0  # seconds, from which a call's first is not followed by two more before the rounds
+
+
 def wait(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
@@ -43,8 +46,9 @@ def measure(
     """
     repeats, once = {}, 0.0
     for name, call in contenders.items():
-        call(0)  # compilation, allocation
-        seconds = min(_block(call, 1, device)[0] for _ in range(2))
+        seconds = _block(call, 1, device)[0]  # compilation, allocation
+        if seconds < LONG:
+            seconds = min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
     rounds = max(3, min(rounds, int(budget / once))) if once else rounds
