@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.case import COPIES, Call
 
-
 LONG = 2.0  # seconds, from which a call's first is not followed by two more before the rounds
 
 
