@@ -35,7 +35,7 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 670,
     "data": 2475,
-    "encoders": 1465,
+    "encoders": 1600,
     "evaluation": 1165,
     "generation": 1315,
     "jobs": 1295,
