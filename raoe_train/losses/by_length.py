@@ -40,6 +40,7 @@ class ByLength(CachedLossMixin, nn.Module):
 
     Args:
         loss: a loss of sentence embeddings, ours or sentence-transformers', a MatryoshkaLoss, too.
+        packed: on CUDA a run's texts stand side by side without any padding, where raoe_train.encoders.packed can.
 
     Raises:
         ValueError: a loss that reads tokens or layers, too, see `fits`.
@@ -47,13 +48,14 @@ class ByLength(CachedLossMixin, nn.Module):
 
     mini_batch_size = 1  # of what forward_cached takes for rows: runs
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: nn.Module, *, packed: bool = False) -> None:
         super().__init__()
         if not fits(loss):
             raise ValueError(
                 f"{type(loss).__name__} reads more of its model than embeddings: train it without ByLength"
             )
         self.loss = loss
+        self.packed = packed
         self.model: Any = getattr(*_readers(loss)[0])
 
     @property
@@ -74,7 +76,7 @@ class ByLength(CachedLossMixin, nn.Module):
             loss = self.forward_cached([rows], (columns, labels))  # type: ignore[arg-type]
             return loss if self._parts is None else carrying(self._parts, loss)
         with self._words(runs):
-            table = torch.cat([self.model(dict(run))["sentence_embedding"] for run in runs.features])
+            table = torch.cat([self._embedded(run) for run in runs.features])
         with self._looking_up(_Table(self.model, table)):
             return self.loss(columns, labels)
 
@@ -88,10 +90,17 @@ class ByLength(CachedLossMixin, nn.Module):
         random_state: RandContext | None = None,
     ) -> tuple[Tensor, RandContext | None]:
         """CachedLossMixin's: (embeddings of a run, the random state before)."""
-        run = dict(sentence_feature["runs"][begin])  # modules write into it
+        run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
             before = RandContext(*run.values()) if copy_random_state else None
-            return self.model(run)["sentence_embedding"], before
+            return self._embedded(run), before
+
+    def _embedded(self, run: dict[str, Any]) -> Tensor:
+        if self.packed:
+            from raoe_train.encoders.packed import pack
+
+            run = pack(_layers(self.model)[-1], run)
+        return self.model(dict(run))["sentence_embedding"]  # modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """CachedLossMixin's: the loss of the embeddings of all runs; labels are (columns, the loss's own labels)."""

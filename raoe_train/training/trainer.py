@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
@@ -38,7 +39,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
             place of the loss's, and adds prompts as it does.
         cache_dir: directory that keeps the tokens of the training sentences for other runs; None keeps none.
-        by_length: False pads every batch to its longest text, as sentence-transformers does.
+        by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
 
     Attributes:
         scales: {name of a training dataset, "train" of one without: tau} of our losses.
@@ -59,7 +60,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         data_collator: Any = None,
         *,
         cache_dir: str | None = None,
-        by_length: bool = True,
+        by_length: bool | Literal["packed"] = True,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
@@ -101,8 +102,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         elif not several:
             made = found.get("train", made)
         if by_length:
-            several_made = isinstance(made, Mapping)
-            made = {name: _by_length(each) for name, each in made.items()} if several_made else _by_length(made)
+            wrap = functools.partial(_by_length, packed=by_length == "packed")
+            made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
 
 
@@ -113,9 +114,9 @@ def _on(model: Any, loss: Any) -> Any:
     return loss if loss is None or isinstance(loss, nn.Module) or model is None else loss(model)
 
 
-def _by_length(loss: Any) -> Any:
+def _by_length(loss: Any, packed: bool) -> Any:
     if loss is None or fits(loss):
-        return loss and ByLength(loss)
+        return loss and ByLength(loss, packed=packed)
     logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(loss).__name__)
     return loss
 

@@ -37,6 +37,7 @@ except ImportError:  # a copy of this file beside a saved model: two masks do th
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
 ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
 DUAL = "raoe_dual"  # SDPA, but where a layer runs both ways: both from one pass
+PACKED = "raoe_packed"  # SDPA, but texts side by side in one row keep apart: raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
 
@@ -90,8 +91,7 @@ class BidirectionalModel(PreTrainedModel):
 
         Args:
             input_ids: [batch, length] int64, or inputs_embeds [batch, length, hidden_size].
-            attention_mask: [batch, length], 1 or True where a token is real; all are, by default. Sequences side by
-                side in one row are an error.
+            attention_mask: [batch, length], 1 or True where a token is real; all are, by default.
             position_ids: [batch or 1, length], the decoder's by default.
         """
         if past_key_values is not None or use_cache:
@@ -99,12 +99,14 @@ class BidirectionalModel(PreTrainedModel):
         used = self.decoder.config._attn_implementation
         # in mode "sum" rows differ in their mask, of which inductor makes C++ that no compiler takes
         known = ATTENTION[:2] if self.config.bidirectional_mode == "sum" else ATTENTION
-        if used not in (*known, DUAL):
+        if used not in (*known, DUAL, PACKED):
             raise ValueError(f"attn_implementation must be one of {', '.join(known)}, got {used!r}")
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None:
             raise ValueError("input_ids is missing")
-        if (attention_mask is not None and attention_mask.shape != given.shape[:2]) or "cu_seq_lens_q" in kwargs:
+        packed = used == PACKED and "cu_seq_lens_q" in kwargs
+        shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
+        if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
             raise ValueError("attention_mask must be [batch, length]: a padded batch, not sequences side by side")
         masks = self._masks(given, attention_mask) if self.config.bidirectional_layers else {}
         return self.decoder(
@@ -243,10 +245,12 @@ class BidirectionalModel(PreTrainedModel):
         config, decoder = self.config, self.decoder.config
         batch, length = given.shape[:2]
         wanted = set(windows(decoder)[-config.bidirectional_layers :])
+        if padding is not None and padding.ndim == 4:  # packed
+            return dict.fromkeys(wanted, padding)
         both, used = config.bidirectional_mode == "sum", decoder._attn_implementation
         dropout = self.training and getattr(decoder, "attention_dropout", 0.0) > 0
         whole = all(window is None or length <= window for window in wanted)
-        if both and used == DUAL and config.bidirectional_layers == 1 and whole and not dropout:
+        if both and used in (DUAL, PACKED) and config.bidirectional_layers == 1 and whole and not dropout:
             return {DUAL: given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()}
         # transformers asks an embedding of it only for batch, length, dtype and device
         dtype: Any = self.get_input_embeddings().weight.dtype
