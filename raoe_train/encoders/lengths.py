@@ -1,8 +1,8 @@
 """Texts of a batch by length: cut into runs of like length, each padded to its own longest, no text twice.
 
-A batch of tokenised columns is padded to its longest texts; on NLI data half to nine tenths of what an encoder computes is
-then padding. Here all texts, whatever their column, are sorted by length and cut where that costs least, and `rows` says
-where each column's texts are among the embeddings of the runs.
+A batch of tokenised columns is padded to its longest texts; on NLI data half to nine tenths of what an encoder
+computes is then padding. Here all texts, whatever their column, are sorted by length and cut where that costs least,
+and `rows` says where each column's texts are among the embeddings of the runs.
 """
 
 from __future__ import annotations
