@@ -60,7 +60,7 @@ def by_length(
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     texts = 0
-    for kind in dict.fromkeys(shared):  # columns with another prompt, or of another task, are read apart
+    for kind in filter(None, dict.fromkeys(shared)):  # columns with another prompt, or of another task, are read apart
         numbers = [number for number, each in enumerate(shared) if each == kind]
         merged = _merged([columns[number] for number in numbers], multiple)
         mask = merged["attention_mask"].cpu().numpy() != 0
@@ -121,7 +121,7 @@ def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
     """A transformer whose word embeddings are looked up for all runs together while it lasts: each look-up of its own
     would cost a gradient as large as the vocabulary."""
     transformer = getattr(model, "transformers_model", None)
-    words = transformer.get_input_embeddings() if transformer is not None else None
+    words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
     if not trains or len(runs.features) == 1 or "forward" in vars(words) or words.sparse or words.max_norm:
         yield

@@ -83,7 +83,10 @@ class Batch:
         for slot in far:
             led.setdefault(slot.request.guidance, []).append((number[slot], far[slot]))
         # (guidance, [n] answers led with it, [n] rows of their farther contexts)
-        self.groups = [(guidance, *ints(pairs).unbind(1)) for guidance, pairs in led.items()]
+        self.groups: list[tuple[float, Tensor, Tensor]] = []
+        for guidance, pairs in led.items():
+            answers, others = ints(pairs).unbind(1)
+            self.groups.append((guidance, answers, others))
         self.owner = ints([number[row.slot] for row in rows])  # [R], the answer that a row belongs to
         self.lengths = ints([row.length for row in rows])  # [R], tokens of a row that are in the cache
         self.tokens = ints([slot.ids[-1] if slot.ids else 0 for slot in slots])  # [N], each answer's newest

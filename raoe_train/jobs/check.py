@@ -100,12 +100,12 @@ def check_encoder(model: Any) -> dict[str, Any]:
 def _machine(device: Any, training: dict[str, Any]) -> dict[str, Any]:
     import torch
 
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    def seconds(dtype: Any) -> float:
         square = torch.ones(1024, 1024, dtype=dtype, device=device)
-        seconds[dtype] = min(timeit.repeat(lambda square=square: (square @ square).sum().item(), number=3, repeat=5))
-    faster = seconds[torch.float32] / seconds[torch.bfloat16]
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+        return min(timeit.repeat(lambda: (square @ square).sum().item(), number=3, repeat=5))
+
+    faster = seconds(torch.float32) / seconds(torch.bfloat16)
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     unused = [] if faster < FASTER or training.get("bf16") or training.get("fp16") else ["training.bf16 true"]
     if training.get("by_length") is False:
         unused.append("training.by_length true")

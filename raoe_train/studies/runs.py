@@ -119,7 +119,7 @@ def preparations(
     there, speak of the output of."""
     found: dict[str, tuple[str, str | None, dict[str, Any]]] = {}
     spoken_of = [json.dumps(to_dict(run.arguments)) for run in runs]
-    for name, wish in reversed(prepare.items()):
+    for name, wish in reversed([*prepare.items()]):
         values = _filled(nest(wish), words)
         job, recipe = values.pop("job", None), values.pop("recipe", None)
         if job is None or "output" not in values:

@@ -37,7 +37,7 @@ BUDGETS = {
     "data": 1905,
     "encoders": 1735,
     "evaluation": 977,
-    "generation": 1079,
+    "generation": 1082,
     "jobs": 1213,
     "losses": 1860,
     "studies": 1540,
