@@ -138,6 +138,11 @@ class ByLength(CachedLossMixin, nn.Module):
         other = _is(layers, "FSDPModule", "FullyShardedDataParallel", "OptimizedModule")
         return nullcontext() if other else words_looked_up_once(layers[-1], runs)
 
+    def get_config_dict(self) -> dict[str, Any]:
+        """The loss and its keywords, for the model card."""
+        own = self.loss.get_config_dict() if hasattr(self.loss, "get_config_dict") else {}
+        return {"loss": type(self.loss).__name__, **own}
+
     @contextmanager
     def _looking_up(self, table: _Table) -> Iterator[None]:
         """The loss with the table in the place of its model."""

@@ -134,9 +134,7 @@ def test_labels(tmp_path, labels, words, expected):
 
 def test_labels_are_never_guessed(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\tx\na\tb\t1\tentailed\tx\n")
-    with pytest.raises(
-        ValueError, match=r"a\.tsv, line 3: label is 'entailed'; known are .*labels \{\"entailed\": 0"
-    ):
+    with pytest.raises(ValueError, match=r"a\.tsv, line 3: label is 'entailed'; known are .*labels \{\"entailed\": 0"):
         read_pairs(path)
     with pytest.raises(ValueError, match="label is 'neutral'"):
         read_pairs(path, labels={"yes": 0, "no": 2})
@@ -165,10 +163,7 @@ def test_scores(tmp_path):
         read_pairs(scored("5"), score_scale=(5, 0))
 
 
-BAD = (
-    HEADER
-    + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
-)
+BAD = HEADER + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
 
 
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz"])
@@ -219,12 +214,8 @@ def test_damaged_gzip(tmp_path):
 
 
 def test_what_is_a_file(tmp_path, monkeypatch):
-    assert all(
-        is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli"))
-    )
-    assert not any(
-        is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin")
-    )
+    assert all(is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli")))
+    assert not any(is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin"))
     for name in ("nope.tsv", "org/name", "snli#train"):
         with pytest.raises(FileNotFoundError, match=r"no such file: .*hub:OWNER/NAME#split"):
             read_pairs(name)
@@ -250,9 +241,7 @@ def test_hub_dataset(monkeypatch):
 
     def load_dataset(path, name=None):
         asked.append((path, name))
-        return datasets.DatasetDict(
-            {split: datasets.Dataset.from_dict(rows, features) for split in ("train", "test")}
-        )
+        return datasets.DatasetDict({split: datasets.Dataset.from_dict(rows, features) for split in ("train", "test")})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data, counts = pair_table("hub:org/nli:v2#train")

@@ -62,40 +62,45 @@ def folder(tmp_path, request):
     return tmp_path
 
 
+def columns(task):
+    """What a transfer task holds, by name."""
+    return dict(zip(("text", "second", "label", "split"), task.content, strict=True))
+
+
 def test_two_classes(folder):
     tasks = read_tasks(["mr", "CR", "transfer:SUBJ", "mpqa"], folder)
-    data = tasks["mr"].data
+    data = columns(tasks["mr"])
     assert data["text"][:2] == ["café good", "good 0"] and data["text"][12] == "bad 0"
     assert data["label"] == ["1"] * 12 + ["0"] * 12 and set(data["split"]) == {""}
     # SentEval's senteval/binary.py takes the objective ones as its positives
-    subj = tasks["transfer:SUBJ"].data
+    subj = columns(tasks["transfer:SUBJ"])
     assert (subj["text"][0], subj["label"][0]) == ("a train left at 0", "1")
-    assert (tasks["CR"].data["text"][0], tasks["mpqa"].data["text"][0]) == ("fine 0", "praised 0")
+    assert (columns(tasks["CR"])["text"][0], columns(tasks["mpqa"])["text"][0]) == ("fine 0", "praised 0")
 
 
 def test_sets_with_splits(folder):
     tasks = read_tasks(["sst2", "trec", "mrpc"], folder)
-    assert tasks["sst2"].data["split"] == ["train", "train", "dev", "dev", "test", "test"]
-    assert tasks["sst2"].data["text"][:2] == ["a train film", "no train film"]
-    assert tasks["sst2"].data["label"] == ["1", "0"] * 3
-    trec = tasks["trec"].data
+    assert columns(tasks["sst2"])["split"] == ["train", "train", "dev", "dev", "test", "test"]
+    assert columns(tasks["sst2"])["text"][:2] == ["a train film", "no train film"]
+    assert columns(tasks["sst2"])["label"] == ["1", "0"] * 3
+    trec = columns(tasks["trec"])
     last = {"text": "How far is it from Denver to Aspen ?", "label": "NUM", "split": "test"}
-    assert trec[-1] == last
-    mrpc = tasks["mrpc"].data
+    assert {name: column[-1] for name, column in trec.items() if column} == last
+    mrpc = columns(tasks["mrpc"])
     assert (mrpc["text"][0], mrpc["second"][0], mrpc["label"][0]) == ("a 0", 'b "quoted', "1")
-    assert len(mrpc) == 25 and mrpc["split"].count("test") == 1
+    assert len(mrpc["text"]) == 25 and mrpc["split"].count("test") == 1
 
 
 def test_sts(folder):
     tasks = read_tasks(["sts13", "stsb", "stsb#dev", "sick", "sick-all"], folder)
-    pairs = tasks["sts13"].pairs
+    pairs = tasks["sts13"].content
     assert pairs["sentence1"] == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"]
     assert pairs["sentence2"][:2] == ["b c", "g"]
     assert pairs["score"] == [1.5, 4.0] * 3 and pairs["subset"] == ["FNWN"] * 2 + ["headlines"] * 2 + ["OnWN"] * 2
-    assert tasks["stsb"].pairs["sentence1"] == ['test "a', "c"] and tasks["stsb"].pairs["score"] == [1.0, 3.0]
-    assert tasks["stsb#dev"].pairs["sentence1"] == ['dev "a', "c"]
-    assert tasks["sick"].pairs.to_dict() == {"sentence1": ["i", "k"], "sentence2": ["j", "l"], "score": [1.0, 5.0]}
-    assert tasks["sick-all"].pairs["score"] == [2.5, 1.5, 4.0, 1.0, 5.0]
+    assert tasks["stsb"].content["sentence1"] == ['test "a', "c"] and tasks["stsb"].content["score"] == [1.0, 3.0]
+    assert tasks["stsb#dev"].content["sentence1"] == ['dev "a', "c"]
+    assert tasks["sick"].content == {"sentence1": ["i", "k"], "sentence2": ["j", "l"], "score": [1.0, 5.0]}
+    assert tasks["sick-all"].content["score"] == [2.5, 1.5, 4.0, 1.0, 5.0]
 
 
 @pytest.mark.parametrize("file", BAD)
@@ -120,4 +125,4 @@ def test_what_is_not_there(folder, tmp_path):
 
 def test_files_of_our_own_come_first(folder):
     (folder / "mr.tsv").write_text("label\ttext\n" + "".join(f"{n % 2}\town {n}\n" for n in range(30)))
-    assert len(read_tasks(["mr"], folder)["mr"].data) == 30
+    assert len(columns(read_tasks(["mr"], folder)["mr"])["text"]) == 30

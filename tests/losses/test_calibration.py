@@ -20,6 +20,9 @@ class Known:
     def train(self, mode):
         pass
 
+    def forward(self, features):
+        raise NotImplementedError
+
     def encode(self, texts, **options):
         return [self.vectors[text] for text in texts]
 

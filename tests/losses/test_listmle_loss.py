@@ -254,6 +254,7 @@ def test_what_the_model_card_needs():
         "scale": 10.0,
         "ties": "random",
         "mini_batch_size": 4,
+        "mini_batch_num_tokens": None,
         "gather_across_devices": False,
     }
     assert made.citation.strip().startswith("@") and "Listwise Approach" in made.citation

@@ -39,7 +39,7 @@ BUDGETS = {
     "evaluation": 977,
     "generation": 1082,
     "jobs": 1213,
-    "losses": 1860,
+    "losses": 1865,
     "studies": 1540,
     "training": 990,
     "the root": 515,
