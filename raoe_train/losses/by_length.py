@@ -140,8 +140,8 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def get_config_dict(self) -> dict[str, Any]:
         """The loss and its keywords, for the model card."""
-        own = self.loss.get_config_dict() if hasattr(self.loss, "get_config_dict") else {}
-        return {"loss": type(self.loss).__name__, **own}
+        loss: Any = self.loss
+        return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
 
     @contextmanager
     def _looking_up(self, table: _Table) -> Iterator[None]:
