@@ -63,12 +63,12 @@ def by_length(
     for kind in filter(None, dict.fromkeys(shared)):  # columns with another prompt, or of another task, are read apart
         numbers = [number for number, each in enumerate(shared) if each == kind]
         merged = _merged([columns[number] for number in numbers], multiple)
-        mask = merged["attention_mask"].cpu().numpy() != 0
+        tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
+        mask = tokens[:, [*merged].index("attention_mask")] != 0
         width = mask.shape[1]
         first = np.zeros(len(mask), dtype=np.int64) if keep_leading else mask.argmax(axis=1)
         end = np.maximum(width - mask[:, ::-1].argmax(axis=1), first + 1)
         heights = [len(columns[number]["input_ids"]) for number in numbers]
-        tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
         chosen, text_of = _distinct(tokens, first, end, heights)
         lengths = -(-(end - first)[chosen] // multiple) * multiple
         order = np.argsort(lengths, kind="stable")

@@ -123,8 +123,7 @@ class ByLength(CachedLossMixin, nn.Module):
             cached = next(loss for loss in _losses(self.loss) if hasattr(loss, "mini_batch_size"))
             most = getattr(cached, "mini_batch_num_tokens", None)
             most = cached.mini_batch_size * longest(features) if most is None else most
-        compiled = _is(wrappers, "OptimizedModule")
-        aligned = ALIGNED if compiled else 1
+        aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
         runs = by_length(features, most=most, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
             # nobody looks up what is beyond a process's own

@@ -17,6 +17,7 @@ NAMES = {
     "num_train_epochs": "epochs",
 }
 OWN = ("patience", "by_length")  # keys that are ours
+BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 DEV_METRIC = "eval_dev_spearman_cosine"
 
 
@@ -49,7 +50,6 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     """Fields of transformers.TrainingArguments: the recipe's, over our defaults."""
     import torch
 
-    from raoe_train.training.premises import NAME as BY_PREMISE
     from raoe_train.training.premises import PremiseBatchSampler
 
     longer = {short: name for name, short in NAMES.items()}

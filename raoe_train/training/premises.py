@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from sentence_transformers.base.sampler import DefaultBatchSampler
 
-NAME = "by_premise"  # as a recipe's training.batch_sampler
-
 
 class PremiseBatchSampler(DefaultBatchSampler):
     """Batches of rows in an order that is random but for rows with the same first text, which follow each other.

@@ -27,7 +27,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
     What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
     encoder's own prompt, where `args` names none; a loss with scale="auto" is given the tau that fits the encoder and
     each training dataset (raoe_train.losses.scale), which is printed; batches are encoded by length
-    (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and names the rows. The job `train`
+    (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and shows the rows. The job `train`
     uses no other.
 
     Args:
