@@ -146,7 +146,7 @@ def listwise(lists: int, arch: int) -> Call:
 
 def attention(length: int, arch: int) -> Call:
     """dual_attention on right-padded rows. A kernel's FLOPs are those of the tiles that it visits: for each tile of
-    BLOCK rows of its own all tiles of OTHER in its sequence, and those at the diagonal twice."""
+    BLOCK rows of its own all tiles of OTHER in its sequence, in the one or the other of its loops."""
     from raoe_kernels.attention import triton_kernels as kernels
     from raoe_kernels.attention.padding import Padding
 
@@ -166,9 +166,10 @@ def attention(length: int, arch: int) -> Call:
         if one.name in PRODUCTS:
             block, other = one.constants["BLOCK"], one.constants["OTHER"]
             own, others = (-(-lengths // size) for size in (block, other))
-            tiles = heads * int((own * others + own * max(1, block // other)).sum())
+            tiles = heads * int((own * others).sum())
             operations[place] = one._replace(flops=PRODUCTS[one.name] * 2 * tiles * block * other * width)
-            rounds[one.name] = tiles / one.programs / 2  # one loop on either side of the diagonal
+            loops = sum(any("MMA" in each.name for each in loop) for loop in assembly.inner_loops(one.code))
+            rounds[one.name] = tiles / one.programs / max(1, loops)
     return Call("dual triton", operations, rounds, len(operations))
 
 
@@ -197,7 +198,6 @@ OPS: dict[str, Callable[[int, int], Call]] = {
     "pairwise": pairwise,
     "cosine": cosine,
     "guided": guided,
-    "infonce": infonce,
     "attention": attention,
     "listwise": listwise,
 }
