@@ -85,9 +85,9 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
     return Compiled(variant.name, arch, seconds, *usage, kernel.metadata.shared, code)
 
 
-def resources(cuobjdump: str, binary: str, *options: str) -> dict[str, tuple[int, int]]:
+def resources(cuobjdump: str, binary: str) -> dict[str, tuple[int, int]]:
     """Registers a thread and bytes of its local memory, of every kernel in a file, as NVIDIA's tool says."""
-    said = subprocess.run([cuobjdump, "-res-usage", *options, binary], check=True, capture_output=True, text=True).stdout
+    said = subprocess.run([cuobjdump, "-res-usage", binary], check=True, capture_output=True, text=True).stdout
     found = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
     if not found:
         raise RuntimeError(f"no kernel's resources in what cuobjdump says of {binary}: {said!r}")
