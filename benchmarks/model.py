@@ -45,29 +45,31 @@ COPY, MATMUL = 0.9, 0.8
 SYNC = 0.63  # of that, what mma.sync reaches on sm_90, whose own instruction is wgmma
 START = 2e-6  # seconds from one small kernel's begin to the next one's
 CALL = 5e-6  # seconds of the host for an operation, torch's or ours
+AUTOGRAD = 30e-6  # and for a forward and a backward that compute nothing: "floor" in docs/benchmarks, on a CPU
 HEADER = """\
 Predicted, not measured: `python -m benchmarks model` made this page. An op's operations are those that its code puts on
 the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its instructions
 those of the kernels that Triton {triton} compiles. Times are microseconds. An operation takes the longest of
 
 - memory: bytes / {COPY} of the bandwidth, or 64 bytes a clock and multiprocessor that has a program;
-- products: FLOPs / {MATMUL} of the peak;
+- products: FLOPs / {MATMUL} of the peak, and on sm_90 {SYNC} of that where a kernel has no wgmma;
 - instructions: of all warps / 4 a clock and multiprocessor that has a program;
 
 and {START:g} us to start. A call takes the longer of its operations in a row and of the host, {CALL:g} us an operation
-that Python starts. "Of the limit": what the least bytes and FLOPs of the result (`benchmarks/ops`) take at the peaks,
-over what the call takes. The shares of the peaks and the times to start are assumptions; the first run that measures
-replaces them."""
+that Python starts and {AUTOGRAD:g} us where there is a backward. "Of the limit": what the least bytes and FLOPs of the
+result (`benchmarks/ops`) take at the peaks, over what the call takes. The shares of the peaks and the times to start
+are assumptions; the first run that measures replaces them."""
 
 
 class Call(NamedTuple):
     """What a call of an op does: our contender of the benchmark, its operations, how often each kernel goes round its
-    innermost loops, and how many of the operations the host starts one by one from Python."""
+    innermost loops, how many of the operations the host starts one by one from Python, and whether it goes backward."""
 
     contender: str
     operations: list[Operation]
     rounds: Mapping[str, float]
     host: int
+    backward: bool = True
 
 
 @cache
@@ -114,7 +116,7 @@ def guided(rows: int, arch: int) -> Call:
     operations = dry_run.operations(lambda: kernels.forward(current, previous, op.GUIDANCE), arch)
     size = current.itemsize
     steps = op.VOCABULARY / (kernels.LANES[size] * kernels.WIDTH[size])
-    return Call("guided_log_probs triton", operations, {"guided_forward": steps}, len(operations))
+    return Call("guided_log_probs triton", operations, {"guided_forward": steps}, len(operations), backward=False)
 
 
 def cosine(pairs: int, arch: int) -> Call:
@@ -242,7 +244,8 @@ HEAD = (
 
 def page(gpus: Iterable[str], rows: list[report.Row]) -> str:
     """The whole page; `rows` are those of result files, of which the ones of these GPUs stand under "measured"."""
-    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, START=START * 1e6, CALL=CALL * 1e6, triton=version("triton"))
+    times = {"START": START * 1e6, "CALL": CALL * 1e6, "AUTOGRAD": AUTOGRAD * 1e6}
+    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, SYNC=SYNC, triton=version("triton"), **times)
     lines = ["# What the kernels should take on a GPU", "", about, ""]
     for gpu in gpus:
         machine = MACHINES[gpu]
@@ -266,7 +269,7 @@ def of_op(name: str, machine: Machine, rows: list[report.Row]) -> list[str]:
 def _row(size: int, call: Call, machine: Machine, least: tuple[int, int], measured: str) -> str:
     rounds = [call.rounds.get(one.name, 1) for one in call.operations]
     costs = [cost(one, each, machine) for one, each in zip(call.operations, rounds, strict=True)]
-    device, host = sum(each.seconds() for each in costs), CALL * call.host
+    device, host = sum(each.seconds() for each in costs), CALL * call.host + AUTOGRAD * call.backward
     takes = max(device, host)
     terms = {term: sum(getattr(each, term) for each in costs) for term in Cost._fields}
     # What limits: the term in which the device spends most, and the host where the device waits for it.
