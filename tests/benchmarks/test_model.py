@@ -74,7 +74,7 @@ def test_a_result_file_fills_the_empty_column(elsewhere):
 
 
 def page() -> str:
-    return model.page(model.MACHINES, report.read(sorted(ledger.RESULTS.glob("*.jsonl"))))
+    return model.page(["h200"], report.read(sorted(ledger.RESULTS.glob("*.jsonl"))))
 
 
 @needs_triton
