@@ -48,9 +48,9 @@ START = 2e-6  # seconds from one small kernel's begin to the next one's
 CALL = 5e-6  # seconds of the host for an operation, torch's or ours
 AUTOGRAD = 30e-6  # and for a forward and a backward that compute nothing: "floor" in docs/benchmarks, on a CPU
 HEADER = """\
-Predicted, not measured: `python -m benchmarks model --gpu GPU` made this page. An op's operations are those that its code puts on
-the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its instructions
-those of the kernels that Triton {triton} compiles. Times are microseconds. An operation takes the longest of
+Predicted, not measured: `python -m benchmarks model --gpu GPU` made this page. An op's operations are those that its
+code puts on the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its
+instructions those of the kernels that Triton {triton} compiles. Times are microseconds. An operation takes the longest of
 
 - memory: bytes / {COPY} of the bandwidth, or 64 bytes a clock and multiprocessor that has a program;
 - products: FLOPs / {MATMUL} of the peak, and on sm_90 {SYNC} of that where a kernel has no wgmma;
