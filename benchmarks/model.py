@@ -50,7 +50,8 @@ AUTOGRAD = 30e-6  # and for a forward and a backward that compute nothing: "floo
 HEADER = """\
 Predicted, not measured: `python -m benchmarks model --gpu GPU` made this page. An op's operations are those that its
 code puts on the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its
-instructions those of the kernels that Triton {triton} compiles. Times are microseconds. An operation takes the longest of
+instructions those of the kernels, Triton's as Triton {triton} compiles them. Times are microseconds. An operation
+takes the longest of
 
 - memory: bytes / {COPY} of the bandwidth, or 64 bytes a clock and multiprocessor that has a program;
 - products: FLOPs / {MATMUL} of the peak, and on sm_90 {SYNC} of that where a kernel has no wgmma;
