@@ -50,8 +50,8 @@ AUTOGRAD = 30e-6  # and for a forward and a backward that compute nothing: "floo
 HEADER = """\
 Predicted, not measured: `python -m benchmarks model --gpu GPU` made this page. An op's operations are those that its
 code puts on the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its
-instructions those of the kernels, Triton's as Triton {triton} compiles them. Times are microseconds. An operation
-takes the longest of
+instructions those of the kernels as {compilers} compile them. Times are microseconds. An operation takes the
+longest of
 
 - memory: bytes / {COPY} of the bandwidth, or 64 bytes a clock and multiprocessor that has a program;
 - products: FLOPs / {MATMUL} of the peak, and on sm_90 {SYNC} of that where a kernel has no wgmma;
@@ -72,6 +72,14 @@ class Call(NamedTuple):
     rounds: Mapping[str, float]
     host: int
     backward: bool = True
+
+
+def compilers() -> str:
+    """What the page's machine code is made by."""
+    from raoe_kernels import _build
+
+    built = (_build.info() or {"modules": {"cuda": {}}})["modules"]["cuda"]
+    return f"Triton {version('triton')} and nvcc {built.get('nvcc', '(not here)')}"
 
 
 @cache
@@ -248,7 +256,7 @@ HEAD = (
 def page(gpus: Iterable[str], rows: list[report.Row]) -> str:
     """The whole page; `rows` are those of result files, of which the ones of these GPUs stand under "measured"."""
     times = {"START": START * 1e6, "CALL": CALL * 1e6, "AUTOGRAD": AUTOGRAD * 1e6}
-    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, SYNC=SYNC, triton=version("triton"), **times)
+    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, SYNC=SYNC, compilers=compilers(), **times)
     lines = ["# What the kernels should take on a GPU", "", about, ""]
     for gpu in gpus:
         machine = MACHINES[gpu]

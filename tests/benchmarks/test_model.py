@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,7 +79,6 @@ def page() -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_page_is_what_the_command_prints(elsewhere):
-    (compiler,) = re.findall(r"Triton (\S+) compiles", PAGE.read_text())
-    if compiler != version("triton"):
-        pytest.skip(f"the page is of Triton {compiler}, here is {version('triton')}")
+    if model.compilers() not in PAGE.read_text():
+        pytest.skip(f"the page is not of {model.compilers()}")
     assert PAGE.read_text() == elsewhere(page)
