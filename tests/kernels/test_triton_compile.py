@@ -33,8 +33,9 @@ SM_90_GROUPS = {
     "guided_forward": "guided_forward",
     "guided_backward": "guided_backward",
     "guided_argmax": "guided_argmax",
-    "info_nce_forward": "info_nce_forward",
-    **{f"info_nce_gradient-{d}": f"info_nce_gradient {d}" for d in ("fp16", "bf16", "fp32", "tf32", "fp64")},
+    "info_nce_rows": "info_nce_rows",
+    "info_nce_gradients": "info_nce_gradients",
+    **{f"info_nce_weights-{d}": f"info_nce_weights {d}" for d in ("fp16", "bf16", "fp32", "fp64")},
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
@@ -54,8 +55,9 @@ REPRESENTATIVES = {
     "pairwise.finish": ["pairwise.finish fp32"],
     "cosine_forward": ["cosine_forward bf16"],
     "cosine_backward": ["cosine_backward bf16"],
-    "info_nce_forward": ["info_nce_forward bf16 all"],
-    "info_nce_gradient": ["info_nce_gradient bf16 ids columns to bf16"],
+    "info_nce_rows": ["info_nce_rows bf16"],
+    "info_nce_weights": ["info_nce_weights bf16 all gradient", "info_nce_weights bf16 ids symmetric"],
+    "info_nce_gradients": ["info_nce_gradients bf16 to bf16"],
     **{
         kernel: [f"{kernel} {which} dual" for which in ("bf16 128", "fp16 128", "fp32 64", "fp64 128")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
@@ -175,6 +177,14 @@ def test_aligned_guided_rows_move_16_bytes_at_once():
         least = WIDE[name.split()[0]]
         assert loads >= least[0] and stores >= least[1], (name, loads, stores)
     assert wide_accesses(["guided_forward bf16 any"]) == [[0, 0]]  # they may start anywhere
+
+
+@pytest.mark.slow
+def test_info_nce_moves_logits_and_weights_16_bytes_at_once():
+    """Two sweeps of float32 logits and of what the columns' norms are, one of weights: eight a thread."""
+    names = [f"info_nce_weights {dtype} {which} gradient" for dtype in ("bf16", "fp32") for which in ("all", "ids")]
+    for name, (loads, stores) in zip(names, wide_accesses(names), strict=True):
+        assert loads >= 8 and stores >= (1 if "bf16" in name else 2), (name, loads, stores)
 
 
 def wide_accesses(names: list[str]) -> list[list[int]]:
