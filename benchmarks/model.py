@@ -211,6 +211,7 @@ OPS: dict[str, Callable[[int, int], Call]] = {
     "pairwise": pairwise,
     "cosine": cosine,
     "guided": guided,
+    "infonce": infonce,
     "attention": attention,
     "listwise": listwise,
 }
