@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,6 +115,16 @@ def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
 
     said = [knobs.nvidia.cuobjdump.path, "-sass", *options, str(binary)]
     return functions(subprocess.run(said, check=True, capture_output=True, text=True).stdout)
+
+
+@cache
+def kernel(cubin: bytes) -> list[Instruction]:
+    """The one function of a compiled Triton kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        (code,) = sass(Path(file.name)).values()
+    return code
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -46,15 +43,6 @@ def size_of(*tensors: object) -> int:
     unique = {id(x): x for x in tensors if isinstance(x, torch.Tensor)}
     return sum(x.itemsize * math.prod(n for n, step in zip(x.shape, x.stride(), strict=True) if step or not n)
                for x in unique.values())  # fmt: skip
-
-
-@cache
-def _code(cubin: bytes) -> list[assembly.Instruction]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        (code,) = assembly.sass(Path(file.name)).values()
-    return code
 
 
 class _Torch(TorchDispatchMode):
@@ -106,7 +94,7 @@ def _no_gpu(arch: int, found: list[Operation]) -> Iterator[None]:
 
         def __call__(self, x: int, y: int, z: int, stream: int, cubin: bytes, *rest: Any) -> None:
             first = next(x.dtype for x in rest if isinstance(x, torch.Tensor))
-            launch = x * y * z, self.warps, self.constants, _code(cubin)
+            launch = x * y * z, self.warps, self.constants, assembly.kernel(cubin)
             found.append(Operation(self.name, size_of(*rest), 0, first, *launch))
 
     class Utilities:

@@ -38,6 +38,15 @@ def copy(x, out, n, stride, BLOCK: tl.constexpr):
         tl.store(tl.multiple_of(out + start, 16) + lane, value)
 
 
+@triton.jit
+def chained(x, out, ROUNDS: tl.constexpr):
+    lane = tl.arange(0, 128)
+    value = tl.load(x + lane)
+    for _ in tl.static_range(ROUNDS):
+        value = tl.exp(value) + value
+    tl.store(out + lane, value)
+
+
 def _variant(name: str, kernel, warps: int, constants: dict[str, int], **types: str) -> Variant:
     return Variant(name, kernel, signature_of(kernel, **types), constants, warps)
 
@@ -51,4 +60,6 @@ def variants() -> dict[str, Variant]:
     single = _variant("copy", copy, 4, {"BLOCK": 1024, "stride": 1}, x="*fp32", out="*fp32")
     found.append(single._replace(signature=single.signature | {"stride": "constexpr"}))
     found.append(_variant("copy strided", copy, 4, {"BLOCK": 1024}, x="*fp32", out="*fp32"))
+    for rounds in (1, 100):
+        found.append(_variant(f"chained {rounds}", chained, 1, {"ROUNDS": rounds}, x="*fp32", out="*fp32"))
     return {variant.name: variant for variant in found}

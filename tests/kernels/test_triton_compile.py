@@ -140,6 +140,11 @@ def wide(row: Compiled) -> tuple[int, int]:
     return found.count("ld"), found.count("st")
 
 
+def instructions(row: Compiled, pairs: int) -> int:
+    """A pair's share of what a thread executes that has so many; both sides of every branch, a loop once."""
+    return round(assembly.executed(assembly.kernel(row.code["cubin"])) / pairs)
+
+
 def groups(*kernels: str) -> list[str]:
     return [group for group, prefix in SM_90_GROUPS.items() if prefix.split()[0] in kernels]
 
@@ -257,6 +262,12 @@ def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
     assert gate(elsewhere(planted, good)) == [] and len(gate(elsewhere(planted, bad))) > 0
     if gate is narrow:
         assert wide(elsewhere(planted, good)) == (2, 2)
+
+
+def test_instructions_are_counted(elsewhere):
+    """A hundred exponentials take a hundred times the instructions of one, but for loading and storing."""
+    once, often = (instructions(elsewhere(planted, f"chained {rounds}"), 4) for rounds in (1, 100))
+    assert once < 20 and often > 100
 
 
 def refusal() -> str:
