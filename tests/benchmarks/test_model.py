@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from contextlib import redirect_stdout
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import assembly, ledger, model, report
+from benchmarks import __main__ as suite
+from benchmarks import assembly, model, report
 from benchmarks.dry_run import Operation, size_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "predictions.md"
@@ -71,8 +75,11 @@ def test_a_result_file_fills_the_empty_column(elsewhere):
     assert changed[0].startswith("| 64 |") and changed[0].endswith(" |  |") and changed[1].endswith(" | 15.0 |")
 
 
-def page() -> str:
-    return model.page(["h200"], report.read(sorted(ledger.RESULTS.glob("*.jsonl"))))
+def printed(*command: str) -> str:
+    sys.argv = ["benchmarks", *command]
+    with redirect_stdout(io.StringIO()) as text:
+        suite.main()
+    return text.getvalue()
 
 
 @needs_triton
@@ -81,4 +88,4 @@ def page() -> str:
 def test_the_page_is_what_the_command_prints(elsewhere):
     if model.compilers() not in PAGE.read_text():
         pytest.skip(f"the page is not of {model.compilers()}")
-    assert PAGE.read_text() == elsewhere(page)
+    assert PAGE.read_text() == elsewhere(printed, "model", "--gpu", "h200")

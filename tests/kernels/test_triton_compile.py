@@ -267,7 +267,7 @@ def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
 def test_instructions_are_counted(elsewhere):
     """A hundred exponentials take a hundred times the instructions of one, but for loading and storing."""
     once, often = (instructions(elsewhere(planted, f"chained {rounds}"), 4) for rounds in (1, 100))
-    assert once < 20 and often > 100
+    assert once < 20 and often > 30 * once
 
 
 def refusal() -> str:
