@@ -18,7 +18,7 @@ from benchmarks import assembly
 class Operation(NamedTuple):
     """One operation on the device's stream: its name, bytes that it reads and writes at least, FLOPs of matrix products
     and the dtype of what is multiplied, and of a kernel of ours the programs it is launched with, their warps, its
-    constants (Triton's) and its code."""
+    constants (Triton's) and its code, or how many instructions all warps execute."""
 
     name: str
     bytes: int
@@ -28,6 +28,7 @@ class Operation(NamedTuple):
     warps: int = 0
     constants: Mapping[str, Any] = {}
     code: Sequence[assembly.Instruction] = ()
+    instructions: float = 0
 
 
 def operations(call: Callable[[], object], arch: int) -> list[Operation]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import assembly, dry_run, report
+from benchmarks import assembly, dry_run, hot_pairs, report
 from benchmarks.__main__ import declared
 from benchmarks.dry_run import Operation
 from tests.cuda_emulator import counted
@@ -110,13 +110,20 @@ SAMPLE = 1 << 14  # pairs that the emulator runs of many; bytes and blocks grow 
 
 
 def pairwise(pairs: int, arch: int) -> Call:
-    """raoe_loss in CUDA C++, and torch's pass that scales the gradient; all of a call's kernels start from C++."""
+    """raoe_loss in CUDA C++, and torch's pass that scales the gradient; all of a call's kernels start from C++. Of the
+    cooperative kernel and the keys before it, instructions are those of the way that is taken (hot_pairs.py)."""
     run = min(pairs, SAMPLE)
     operations = []
     for one in counted.pairwise(run):
-        blocks = [f"Li{one.threads}E"] if "one_block" in one.name else []
-        operations.append(_grown(one, pairs / run, _native(one.name, arch, *blocks) if one.threads else []))
+        code = _native(one.name, arch, f"Li{one.threads}E") if "one_block" in one.name else []
+        operations.append(_grown(one, pairs / run, code))
+        if one.name in HOT:
+            operations[-1] = operations[-1]._replace(instructions=getattr(_hot(), HOT[one.name]) * pairs / 32)
     return Call("raoe_loss native", [*operations, Operation("aten.mul", 8 * pairs)], {}, 2)
+
+
+HOT = {"prepare<T>": "keys", "all_blocks": "hot"}  # the emulator's names and hot_pairs'
+_hot = cache(hot_pairs.instructions)
 
 
 def guided(rows: int, arch: int) -> Call:
@@ -245,6 +252,8 @@ def cost(operation: Operation, rounds: float, machine: Machine) -> Cost:
 
 def issued(operation: Operation, rounds: float) -> float:
     """Instructions of all warps."""
+    if operation.instructions:
+        return operation.instructions
     return operation.programs * operation.warps * assembly.executed(operation.code, rounds)
 
 
@@ -304,7 +313,8 @@ def _parts(call: Call, machine: Machine) -> list[str]:
     for name in dict.fromkeys(one.name for one in call.operations):
         same = [one for one in call.operations if one.name == name]
         rounds = call.rounds.get(name, 1)
-        code = f"{assembly.executed(same[0].code, rounds):,.0f}" if same[0].code else ""
+        warps = sum(one.programs * one.warps for one in same)
+        code = f"{sum(issued(one, rounds) for one in same) / warps:,.0f}" if warps else ""
         takes = _us(sum(cost(one, rounds, machine).seconds() for one in same))
         size, flops = (sum(getattr(one, what) for one in same) for what in ("bytes", "flops"))
         lines.append(f"| {name} | {len(same)} | {size / 1e6:,.2f} | {flops / 1e9:,.1f} | {code} | {takes} |")
