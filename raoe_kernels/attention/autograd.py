@@ -2,7 +2,8 @@
 
 A backend in plain torch is one function, which autograd differentiates:
     forward(q, k, v, padding, scale, dual) -> (bidirectional,) or (causal, bidirectional).
-A backend with a written gradient has two, and `forward` gives the logsumexps that its `backward` needs as well:
+A backend with a written gradient has three: `spans(q, padding)` gives the padding as it was prepared for both others,
+and `forward` gives the logsumexps that its `backward` needs as well:
     forward(...) -> (causal, bidirectional, logsumexp causal, logsumexp bidirectional), the causal ones None if not dual
     backward(grad causal, grad bidirectional, q, k, v, padding, scale, *what forward gave, needs) -> (dq, dk, dv)
 """
@@ -35,7 +36,7 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """(bidirectional,) or (causal, bidirectional)."""
     if torch.compiler.is_compiling():
-        results = _operator(q, k, v, *padding, scale, dual, backend)[:2]
+        results = _operator(q, k, v, *padding[:4], scale, dual, backend)[:2]
         return results if dual else results[1:]
     return _attention(q, k, v, padding, scale, dual, OP.select(q.device, backend))
 
@@ -59,19 +60,20 @@ def _is_empty(q: Tensor, padding: Padding) -> bool:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
+        padding = module.spans(q, padding)
         results = module.forward(q, k, v, padding, scale, dual)
-        ctx.save_for_backward(q, k, v, *padding[:3], *results)
+        ctx.save_for_backward(q, k, v, *padding[:3], padding.spans, *results)
         ctx.longest, ctx.scale, ctx.module = padding.longest, scale, module
         return results[:2] if dual else results[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        q, k, v, lengths, mask, cu_seqlens = ctx.saved_tensors[:6]
+        q, k, v, lengths, mask, cu_seqlens, spans = ctx.saved_tensors[:7]
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
-            causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest), ctx.scale, *ctx.saved_tensors[6:],
-            ctx.needs_input_grad[:3],
+            causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest, spans), ctx.scale,
+            *ctx.saved_tensors[7:], ctx.needs_input_grad[:3],
         )  # fmt: skip
         return *found, None, None, None, None
 
