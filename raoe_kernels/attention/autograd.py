@@ -28,6 +28,7 @@ OP = Op(
         "scan": Backend(f"{__package__}.scan"),
         "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
+    {"cuda": f"{__package__}.by_case"},
 )
 
 
@@ -44,12 +45,18 @@ def attention(
 def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
     if _is_empty(q, padding):
         return tuple(nothing(q, k, v) for _ in range(1 + dual))
+    module = _serving(module, q, k, padding, dual)
     if not hasattr(module, "backward"):
         return module.forward(q, k, v, padding, scale, dual)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         results = _Attention.apply(q, k, v, padding, scale, dual, module)
         return results if dual else (results,)
     return module.forward(q, k, v, padding, scale, dual)[0 if dual else 1 : 2]
+
+
+def _serving(module: Any, q: Tensor, k: Tensor, padding: Padding, dual: bool) -> Any:
+    """The module itself, or the one that it chooses for such a call."""
+    return module.serving(q, k, padding, dual) if hasattr(module, "serving") else module
 
 
 def _is_empty(q: Tensor, padding: Padding) -> bool:
@@ -85,6 +92,7 @@ def _shapes(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual):
 
 def _operator_forward(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, module):
     padding = Padding(lengths, mask, cu_seqlens, longest)
+    module = _serving(module, q, k, padding, dual)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         return module.forward(q, k, v, padding, scale, dual)
     *causal, full = _attention(q, k, v, padding, scale, dual, module)
@@ -99,6 +107,7 @@ def _operator_backward(
     padding = Padding(lengths, mask, cu_seqlens, longest)
     if not dual:
         grad_causal = causal = lse_causal = None
+    module = _serving(module, q, k, padding, dual)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         kept = causal, full, lse_causal, lse_full
         return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))

@@ -54,9 +54,10 @@ def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
         token = torch.where(real, first[:, None] + place, 0)
         q, k, v = (x[token].transpose(1, 2) for x in (q, k, v))
     else:
-        real = real_tokens(padding, q.device)
-        if real is None:
+        found = real_tokens(padding, q.device)
+        if found is None:
             return Padded(q, k, v, None, True)
+        real = found
     empty = ~real[:, None, :, None]
     q, k, v = (x.masked_fill(empty, 0) for x in (q, k, v))
     return Padded(q, k, v, real, padding.mask is None)

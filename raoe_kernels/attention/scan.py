@@ -7,6 +7,7 @@ A dual call is two of them: torch has no attention that gives both.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         if not dual and takes_packed(q, padding):
-            return (_packed(q, k, v, padding, scale),)
+            return (_packed(q, k, v, padding.cu_seqlens, padding.longest, scale),)
         if q.device.type == "cpu" and takes(padding):
             return Sentences.apply(q, k, v, padding, scale, dual)
         q, k, v, real, right = pad(q, k, v, padding)
@@ -61,14 +62,14 @@ def _has_flash(device: torch.device) -> bool:
     return there and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> Tensor:
+def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: float) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     # It leaves the rows of tokens of no sequence as they were in memory, in results and in gradients.
-    token, ends = torch.arange(q.shape[0], device=q.device), padding.cu_seqlens
+    token = torch.arange(q.shape[0], device=q.device)
     outside = ((token < ends[0]) | (token >= ends[-1]))[:, None, None]
     q, k, v = (x.masked_fill(outside, 0).contiguous() for x in (q, k, v))
-    out = varlen_attn(q, k, v, ends, ends, padding.longest, padding.longest, scale=scale)
+    out: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale)
     return out.masked_fill(outside, 0)
 
 

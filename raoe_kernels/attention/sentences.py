@@ -7,6 +7,8 @@ not finite would spread; where padding might hold such, it is zeroed first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -26,39 +28,39 @@ TAME = 1e15  # no product of two such numbers overflows
 class _Run(NamedTuple):
     """Sentences that go together.
 
-    index   their rows, of a packed batch their tokens [sentences * length] (for padding: some token of the sentence); a
+    of      their rows, of a packed batch their tokens [sentences * length] (for padding: some token of the sentence); a
             slice of the sentence that is alone, or of all rows of a padded batch
     first   where their tokens begin in a padded row
     length  of the longest
     padding [sentences, length] bool, None where all are as long
     """
 
-    index: slice | Tensor
+    of: slice | Tensor
     first: int
     length: int
     padding: Tensor | None
 
-    def of(self, x: Tensor) -> Tensor:
+    def take(self, x: Tensor) -> Tensor:
         """Their part of x, [sentences, heads, length, d]."""
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
-        x = x[self.index] if isinstance(self.index, slice) else x.index_select(0, self.index)
+        x = x[self.of] if isinstance(self.of, slice) else x.index_select(0, self.of)
         return x if x.ndim == 4 else x.unflatten(0, (-1, self.length)).transpose(1, 2)
 
     def put(self, x: Tensor, part: Tensor) -> None:
         """Write their part of x."""
-        index = self.index
+        of = self.of
         if x.ndim == 4:
             x = x[:, :, self.first : self.first + self.length]
-        elif self.padding is None:
+        else:
             part = part.transpose(1, 2).flatten(0, 1)
+            if self.padding is not None:
+                real = (~self.padding).flatten()
+                part, of = part[real], of[real]  # type: ignore[index]
+        if isinstance(of, slice):
+            x[of].copy_(part)
         else:
-            real = ~self.padding
-            part, index = part.transpose(1, 2)[real], index[real.flatten()]
-        if isinstance(index, slice):
-            x[index].copy_(part)
-        else:
-            x.index_copy_(0, index, part)
+            x.index_copy_(0, of, part)
 
     def ways(self, like: Tensor, count: int) -> list[tuple[bool, Tensor | None]]:
         """(is_causal, attn_mask) of each result, causal first. Padding is on the right: keys up to a real query are
@@ -73,7 +75,7 @@ def _runs(padding: Padding, batch: int, width: int) -> list[_Run]:
     """All sentences with tokens, the longest first; width: heads * d."""
     if padding.cu_seqlens is not None:
         ends = padding.cu_seqlens.tolist()
-        spans = [(0, end - start, start) for start, end in zip(ends, ends[1:], strict=False)]
+        spans = [(0, end - start, start) for start, end in pairwise(ends)]
     else:
         lengths, firsts = [padding.longest] * batch, [0] * batch
         if padding.lengths is not None:
@@ -116,7 +118,7 @@ def takes(padding: Padding) -> bool:
     return not bool((begins.sum(1) + padding.mask[:, 0] > 1).any())
 
 
-def _clean(inputs: tuple[Tensor, ...], padding: Padding) -> list[Tensor]:
+def _clean(inputs: Sequence[Tensor], padding: Padding) -> list[Tensor]:
     """Inputs as the kernels take them, with padding that is finite and of moderate size."""
     found = []
     for x in inputs:
@@ -137,11 +139,11 @@ class Sentences(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool):
         q, k, v = _clean((q, k, v), padding)
         runs = _runs(padding, q.shape[0], q.shape[1] * q.shape[-1])
-        whole = len(runs) == 1 and runs[0].index == slice(None)
+        whole = len(runs) == 1 and runs[0].of == slice(None)
         results = [] if whole else [q.new_zeros(q.shape) for _ in range(1 + dual)]
         kept: list[Tensor] = []
         for run in runs:
-            inputs = [run.of(x) for x in (q, k, v)]
+            inputs = [run.take(x) for x in (q, k, v)]
             for i, (causal, mask) in enumerate(run.ways(q, 1 + dual)):
                 out, lse = _attend(*inputs, 0.0, causal, attn_mask=mask, scale=scale)
                 if run.padding is not None:
@@ -160,13 +162,14 @@ class Sentences(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
         inputs, kept = ctx.saved_tensors[:3], iter(ctx.saved_tensors[3:])
-        grads = _clean(grads, ctx.padding)
+        above = _clean(grads, ctx.padding)
         found = [] if ctx.whole else [x.new_zeros(x.shape) for x in inputs]
         for run in ctx.runs:
-            mine, total = [run.of(x) for x in inputs], []
-            for grad, (causal, mask) in zip(grads, run.ways(grads[0], len(grads)), strict=True):
+            mine = [run.take(x) for x in inputs]
+            total: list[Tensor] = []
+            for grad, (causal, mask) in zip(above, run.ways(above[0], len(above)), strict=True):
                 out, lse = next(kept), next(kept)
-                parts = _differentiate(run.of(grad), *mine, out, lse, 0.0, causal, attn_mask=mask, scale=ctx.scale)
+                parts = _differentiate(run.take(grad), *mine, out, lse, 0.0, causal, attn_mask=mask, scale=ctx.scale)
                 total = [x.add_(part) for x, part in zip(total, parts, strict=True)] if total else list(parts)
             if ctx.whole:
                 found = total

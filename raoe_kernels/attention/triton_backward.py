@@ -16,7 +16,6 @@ import triton.language as tl
 from .triton_forward import (
     ALIGN,
     CLEAR,
-    EDGES,
     LOG2_E,
     begin,
     blank,
@@ -78,8 +77,8 @@ def _gradient_of_queries(
 
 @kernel
 def attention_backward_q(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, grad_causal, grad_full, grad_mixed,
-    delta_mixed, delta_full, grad_q, apart, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
+    delta_full, grad_q, apart, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64,
     q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
     v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
@@ -166,8 +165,8 @@ def _by_weight(scores, values, grad, lse, delta, by_value, wide: tl.constexpr):
 
 @triton.jit
 def _gradients_of_keys(
-    q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, whole, q_row, out_row, factor, by_key,
-    by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, whole, q_row, out_row, factor,
+    by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
@@ -185,10 +184,10 @@ def _gradients_of_keys(
 
 @kernel
 def attention_backward_kv(
-    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k,
-    grad_v, apart, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64,
-    q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
-    v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
+    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, apart,
+    sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
+    q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
+    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
     own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

@@ -1,9 +1,9 @@
 """The forward kernel in Triton, and what it shares with the backward ones.
 
 One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base
-2: m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the keys
-before its tile, then those of its tile up to each query, writes the causal result, and goes on with the keys beyond:
-one state, never two, and scores of every tile made once.
+2: m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the
+keys before its tile, then those of its tile up to each query, writes the causal result, and goes on with the keys
+beyond: one state, never two, and scores of every tile made once.
 
 Tiles of keys within a sequence without holes are taken as they are; only those at its end, those on the diagonal, and
 those of a sequence with holes are masked. Places are counted from a sequence's first real token, so that a sentence
@@ -21,8 +21,9 @@ POINTERS = [
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
 SCALARS = [
-    "apart", "sequences", "tokens", "masked", "whole", "longest", "tiles", "heads", "group", "scale", "q_batch", "q_head", "q_row", "k_batch", "k_head",
-    "k_row", "v_batch", "v_head", "v_row", "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
+    "apart", "sequences", "tokens", "masked", "whole", "longest", "tiles", "heads", "group", "scale",
+    "q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row",
+    "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
 ]  # fmt: skip
 # All rows begin at multiples of 16 bytes (launches see to it), so Triton need not find out call by call.
 kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
@@ -169,11 +170,11 @@ def _attend(
 
 @kernel
 def attention_forward(
-    q, k, v, causal, full, lse_causal, lse_full, spans, valid, apart, sequences, tokens, masked, whole, longest,
-    tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, apart, sequences, tokens, masked, whole, longest, tiles,
+    heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
     k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
-    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    DUAL: tl.constexpr, STAGES: tl.constexpr,
+    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written where the pass crosses the
     diagonal. BLOCK queries meet OTHER keys at a time, a divisor of BLOCK."""
@@ -221,7 +222,7 @@ def attention_forward(
             queries, k, v, clear, start, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
             BLOCK_D, OTHER, STAGES, EDGES,
         )  # fmt: skip
-        for at in tl.range(start, start + BLOCK, BLOCK, num_stages=2):
+        for at in tl.range(start, start + BLOCK, BLOCK, num_stages=STAGES):
             other, place, there = places(at, first, length, valid, holes, whole, BLOCK)
             keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
             scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
@@ -237,8 +238,8 @@ def attention_forward(
         BLOCK_D, OTHER, STAGES, CLEAR,
     )  # fmt: skip
     m, l, acc = _attend(
-        queries, k, v, tl.maximum(passed, clear), length, first, length, valid, holes, whole, k_row, v_row, factor, m, l,
-        acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
+        queries, k, v, tl.maximum(passed, clear), length, first, length, valid, holes, whole, k_row, v_row, factor, m,
+        l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
     )  # fmt: skip
     _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
 

@@ -22,22 +22,22 @@ from .triton_forward import POINTERS, attention_forward, attention_spans
 
 # (bytes of the dtype, head dimension rounded up to a power of two) -> for the forward kernel, the one of queries and
 # the one of keys: rows of the program's own tile, rows of the others it meets, warps, stages of the loop's pipeline.
-# In half precision a warp has 16 own rows, what an instruction of the tensor cores takes: more warps would repeat each
-# other's products. Own rows are 64, of which Hopper's instruction takes all, and half of most sentences. Accumulators
-# (one, for keys two) and scores have to fit 255 registers a thread, hence 32 others or 128 keys at 128 columns; at 256
-# they do not fit. float32 and float64 are multiplied without tensor cores: any number of warps shares a tile.
+# A warp has 16 own rows, what an instruction of the tensor cores takes: more warps would repeat each other's products.
+# Only float32, multiplied without them, is shared by any number. In half precision own rows are 64, all that Hopper's
+# instruction takes, and more would be padding in most sentences. Accumulators (one, for keys two) and scores have to
+# fit 255 registers a thread, hence 32 others, or 128 keys, at 128 columns; at 256 they do not fit, nor in float64.
 # Of those compiled, each is one with many rows that spills little on sm_90. Which is fastest was not measured.
 # Tiles do not depend on lengths: that is why a sentence's result is the same to the bit in any batch.
 TILES = {
     (2, 64): ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     (2, 128): ((64, 32, 4, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
-    (2, 256): ((64, 32, 4, 2), (64, 16, 4, 1), (64, 16, 4, 1)),
+    (2, 256): ((64, 32, 4, 1), (64, 16, 4, 1), (64, 16, 4, 1)),
     (4, 64): ((32, 32, 4, 2), (32, 32, 8, 2), (32, 32, 8, 2)),
     (4, 128): ((16, 16, 4, 2), (16, 16, 4, 2), (32, 32, 8, 1)),
     (4, 256): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
-    (8, 64): ((16, 16, 4, 2), (16, 16, 4, 2), (16, 16, 4, 2)),
-    (8, 128): ((16, 16, 4, 2), (16, 16, 8, 2), (16, 16, 8, 1)),
-    (8, 256): ((16, 16, 8, 1), (16, 16, 8, 1), (16, 16, 8, 1)),
+    (8, 64): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 2)),
+    (8, 128): ((16, 16, 1, 2), (16, 16, 1, 2), (16, 16, 1, 1)),
+    (8, 256): ((16, 16, 1, 1), (16, 16, 1, 1), (16, 16, 1, 1)),
 }  # fmt: skip
 SPANS_BLOCK, SPANS_WARPS = 1024, 4
 ALIGN = 8  # elements; triton_forward.ALIGN, here for the host
@@ -87,6 +87,8 @@ class _Call:
     """What all launches of a call share: where sequences lie, strides in the form of a padded batch, sizes."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float):
+        padding = spans(q, padding)
+        found: Any = padding.spans
         self.packed = padding.cu_seqlens is not None
         q, k, v = self.inputs = _aligned(q), _aligned(k), _aligned(v)
         self.steps = [x // ALIGN for tensor in (q, k, v) for x in self.strides(tensor)]
@@ -95,10 +97,9 @@ class _Call:
         self.out, self.own = self.row_strides(q.shape), self.row_strides(k.shape)
         self.longest, self.scale = padding.longest, scale
         self.whole = 0 if self.packed else padding.longest
-        self.sequences = padding.cu_seqlens.shape[0] - 1 if self.packed else q.shape[0]
-        padding = spans(q, padding)
+        self.sequences = len(found) - 1 if self.packed else q.shape[0]
         # Without a mask its flags are not read: any tensor stands there.
-        self.where = padding.spans, padding.spans.view(flags(q.dtype)) if padding.mask is None else padding.mask
+        self.where = found, found.view(flags(q.dtype)) if padding.mask is None else padding.mask
         apart, tokens = (1, q.shape[0]) if self.packed else (self.sequences, 0)
         self.sizes = apart, self.sequences, tokens, int(padding.mask is not None)
 
@@ -175,9 +176,9 @@ def backward(
     return dq, dk, dv
 
 
-# Compiled ahead of time: every row of TILES, and head dimensions that are no power of two.
-_ALL, _FEW = ("fp16", "bf16", "fp32", "fp64"), ("bf16",)
-_HEAD_DIMS = {64: _ALL, 128: _ALL, 256: _ALL, 16: _FEW, 32: _FEW, 80: _FEW}
+# Compiled ahead of time: every row of TILES, float16 once, and head dimensions that are smaller or no power of two.
+_WIDTHS = ("bf16", "fp32", "fp64")
+_HEAD_DIMS = {64: ("fp16", *_WIDTHS), 128: _WIDTHS, 256: _WIDTHS, 32: ("bf16", "fp32"), 80: ("bf16",)}
 
 
 def variants() -> Iterator[Variant]:

@@ -42,6 +42,7 @@ SM_90_GROUPS = {
     "guided_argmax": "guided_argmax",
     "info_nce_forward": "info_nce_forward",
     **{f"info_nce_gradient-{d}": f"info_nce_gradient {d}" for d in ("fp16", "bf16", "fp32", "tf32", "fp64")},
+    "attention_spans": "attention_spans",
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
@@ -63,8 +64,9 @@ REPRESENTATIVES = {
     "cosine_backward": ["cosine_backward bf16"],
     "info_nce_forward": ["info_nce_forward bf16 all"],
     "info_nce_gradient": ["info_nce_gradient bf16 ids columns to bf16"],
+    "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which} dual" for which in ("bf16 128", "fp16 128", "fp32 64", "fp64 128")]
+        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp16 64", "fp32 64", "fp64 64")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     "guided_forward": ["guided_forward bf16 aligned"],
