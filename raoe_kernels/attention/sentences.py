@@ -124,12 +124,17 @@ def _clean(inputs: Sequence[Tensor], padding: Padding) -> list[Tensor]:
     for x in inputs:
         x = x if x.stride(-1) == 1 else x.contiguous()
         if padding.cu_seqlens is None:
-            low, high = x.aminmax()
-            if not -TAME < low <= high < TAME:
+            if not torch.linalg.vector_norm(x) < TAME:
                 real = real_tokens(padding, x.device)
                 x = x if real is None else x.masked_fill(~real[:, None, :, None], 0)
         found.append(x)
     return found
+
+
+def _blank(x: Tensor, padding: Tensor) -> None:
+    """Zero the padding of [sentences, heads, length, d] by its bits: masked_fill_ takes ten times as long."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
+    x.view(kind).bitwise_and_(padding.to(kind).sub_(1)[:, None, :, None])
 
 
 class Sentences(torch.autograd.Function):
@@ -147,7 +152,7 @@ class Sentences(torch.autograd.Function):
             for i, (causal, mask) in enumerate(run.ways(q, 1 + dual)):
                 out, lse = _attend(*inputs, 0.0, causal, attn_mask=mask, scale=scale)
                 if run.padding is not None:
-                    out.masked_fill_(run.padding[:, None, :, None], 0)
+                    _blank(out, run.padding)
                     lse.masked_fill_(run.padding[:, None, :], torch.inf)
                 if whole:
                     results.append(out)

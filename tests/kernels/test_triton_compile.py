@@ -75,14 +75,28 @@ REPRESENTATIVES = {
 # Variants that may spill, bytes a thread of local memory; every other one may not. At 4,096 pairs a thread of the
 # 512 has eight pairs and 128 registers: what one objective leaves behind waits in local memory while the other runs.
 # At 128 and 1,024 it is Triton 3.6 that spills, 32 and 48 bytes.
-# Attention in float64 is for checks; at 256 columns two tiles of doubles do not fit, however small.
+# Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
+# the kernel of keys waits on the diagonal with what its other loops need.
 # In float64 the pass for many labels and the one for few share a kernel; both keep pairs of doubles.
 SPILLS = {
     f"pairwise.one_block {dtype} {block}": allowed
     for dtype in ("fp16", "bf16", "fp32")
     for block, allowed in ((128, 64), (1024, 64), (4096, 1024))
 } | {"pairwise.label_partners fp64 fp64 fp64": 160, "pairwise.scan_tiles fp32 fp64 fp32": 32}
-SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 768)
+SPILLS |= {
+    f"attention_{kernel} {of}{dual}": allowed
+    for kernel, of, allowed in (
+        ("forward", "fp32 64", 64),
+        ("forward", "fp32 256", 64),
+        ("forward", "bf16 256", 640),
+        ("backward_q", "bf16 256", 704),
+        ("backward_kv", "bf16 256", 2048),
+        *((kernel, f"fp64 {d}", 8192) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
+    )
+    for dual in ("", " dual")
+}
+SPILLS |= {f"attention_backward_kv {of} dual": 32 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 256 for d in (80, 128)}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
