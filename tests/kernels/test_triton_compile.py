@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
-from typing import Any
 
 import pytest
 
