@@ -32,7 +32,7 @@ ROWS = {"BLOCK": 1024, "num_warps": 4}
 # Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
-MASKED = {"BLOCK": 2048, "num_warps": 16}  # an address for each element of a mask takes registers
+SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
 INTERPRETED = not hasattr(info_nce_weights, "params")
 # Up to this tau, exp(logit - tau) and sums of it are far from float32's ends: no maximum is looked for.
 UNSHIFTED_TAU = 40.0
@@ -110,7 +110,8 @@ def _pass(
     )  # fmt: skip
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
-    constants = (WEIGHTS if problem.ignored is None else MASKED) | {
+    short = problem.ignored is not None or problem.anchors.dtype == torch.float64
+    constants = (SHORT if short else WEIGHTS) | {
         "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
         "SHIFTED": problem.tau > UNSHIFTED_TAU, "GRADIENT": gradient,
         "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
@@ -221,7 +222,7 @@ def variants() -> Iterator[Variant]:
         signature = signature_of(info_nce_weights, **pointers)
         kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
         for ignore, kind, shifted in product((NONE, MASK, IDS), kinds, (False, True)):
-            table = MASKED if ignore == MASK else WEIGHTS
+            table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
             which = f"{('all', 'mask', 'ids')[ignore]} {kind} {'shifted' if shifted else 'small'}"
             constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": shifted, "GRADIENT": kind != "loss"}
             constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
