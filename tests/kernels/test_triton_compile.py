@@ -66,7 +66,7 @@ REPRESENTATIVES = {
     "info_nce_gradients": ["info_nce_gradients bf16 to bf16"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp16 64", "fp32 64", "fp64 64")]
+        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp32 64")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
@@ -89,14 +89,22 @@ SPILLS |= {
     for kernel, of, allowed in (
         ("forward", "fp32 64", 64),
         ("forward", "fp32 256", 64),
+        ("backward_q", "fp32 32", 32),
+        ("backward_q", "fp32 128", 256),
+        ("backward_q", "fp32 256", 256),
+        ("backward_kv", "fp32 32", 32),
+        ("backward_kv", "fp32 128", 64),
         ("forward", "bf16 256", 640),
         ("backward_q", "bf16 256", 704),
         ("backward_kv", "bf16 256", 2048),
-        *((kernel, f"fp64 {d}", 8192) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
+        *((kernel, f"fp64 {d}", 16384) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
     )
     for dual in ("", " dual")
 }
-SPILLS |= {f"attention_backward_kv {of} dual": 32 for of in ("bf16 64", "fp16 64")}
+# On sm_80 and sm_100 more than on sm_90.
+SPILLS |= {"attention_forward bf16 64 dual": 16, "attention_forward bf16 128 dual": 384}
+SPILLS |= {"attention_backward_q bf16 64 dual": 32, "attention_backward_q bf16 128 dual": 96}
+SPILLS |= {f"attention_backward_kv {of} dual": 128 for of in ("bf16 64", "fp16 64")}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 256 for d in (80, 128)}
 
 
