@@ -77,10 +77,10 @@ def test_several_tiles(place, monkeypatch, poisoned):
     device, backend = place
     pairs = 9001
     if backend == "triton" and device == "cpu":
-        from raoe_kernels.pairwise import triton_kernels, triton_multiblock
+        from raoe_kernels.pairwise import triton_kernels, triton_tiles
 
         monkeypatch.setattr(triton_kernels, "ONE_BLOCK", 64)
-        monkeypatch.setattr(triton_multiblock, "TILE", 32)
+        monkeypatch.setattr(triton_tiles, "TILE", 32)
         pairs = 131
     for classes in (3, 20):
         case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=pairs // 3, classes=classes)
