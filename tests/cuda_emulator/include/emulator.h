@@ -17,6 +17,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "counters.h"
+
 #define __CUDACC__ 1
 #define __host__
 #define __device__
@@ -146,11 +148,12 @@ inline void run_block(unsigned threads, std::size_t bytes, const std::function<v
 }
 
 struct Launch {
+  const char* name;
   std::int64_t grid;
   unsigned threads;
   std::size_t bytes;
-  Launch(std::int64_t blocks, unsigned block_size, std::size_t shared, const void*)
-      : grid(blocks), threads(block_size), bytes(shared) {
+  Launch(const char* kernel, std::int64_t blocks, unsigned block_size, std::size_t shared, const void*)
+      : name(kernel), grid(blocks), threads(block_size), bytes(shared) {
     if (blocks < 1 || block_size % 32 || block_size > 1024) throw std::runtime_error("an illegal launch");
   }
   void operator()(const std::function<void()>& body) const {
@@ -164,6 +167,7 @@ struct Launch {
       blockIdx.x = index;
       run_block(threads, bytes, body);
     }
+    finished(name, counts[0], counts[1], grid, threads);
   }
 };
 
@@ -213,6 +217,7 @@ inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
+  emulator::finished("memset", 0, static_cast<std::int64_t>(bytes));
   return cudaSuccess;
 }
 template <class Kernel>
@@ -320,6 +325,15 @@ struct DeviceRadixSort {
     std::memset(values.Current(), 0xff, n * sizeof(V));
     keys.selector ^= 1;
     values.selector ^= 1;
+    // CUB's own way (InvokeOnesweep): a histogram of all digits, their sums, and a pass for each digit of 8 bits.
+    const std::int64_t moved = std::int64_t(n) * (sizeof(K) + sizeof(V));
+    for (const char* cleared : {"counters", "bins"}) emulator::finished(std::string("radix sort: clear ") + cleared, 0, 0);
+    emulator::finished("radix sort: histogram", std::int64_t(n) * sizeof(K), 0);
+    emulator::finished("radix sort: sums", 0, 0);
+    for (std::size_t digit = 0; digit < sizeof(K); ++digit) {
+      emulator::finished("radix sort: clear look-back", 0, 0);
+      emulator::finished("radix sort: pass", moved, moved);
+    }
     return cudaSuccess;
   }
 };
