@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,13 +134,18 @@ def functions(text: str) -> dict[str, list[Instruction]]:
     return found
 
 
-def executed(code: list[Instruction], trips: float = 1) -> float:
-    """Instructions of a thread that takes both sides of every branch, and its innermost loops `trips` times."""
+def inner_loops(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:
+    """The loops that hold no other loop."""
     places = {one.address: k for k, one in enumerate(code)}
     back = [(places.get(one.target, k + 1), k) for k, one in enumerate(code) if one.name == "BRA" and one.target]
     spans = [(begin, end) for begin, end in back if begin <= end]
-    inner = set()
-    for begin, end in spans:
-        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans):
-            inner |= set(range(begin, end + 1))
-    return len(code) + (trips - 1) * len(inner)
+    return [
+        code[begin : end + 1]
+        for begin, end in spans
+        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
+    ]
+
+
+def executed(code: Sequence[Instruction], rounds: float = 1) -> float:
+    """Instructions of a thread that takes both sides of every branch, and each inner loop so many times."""
+    return len(code) + (rounds - 1) * sum(map(len, inner_loops(code)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
@@ -70,6 +70,41 @@ class Call(NamedTuple):
     host: int
 
 
+@cache
+def _functions(arch: int) -> Mapping[str, list[assembly.Instruction]]:
+    """Those of the native CUDA module, if it was built, for this architecture."""
+    import raoe_kernels
+
+    for module in Path(raoe_kernels.__file__).parent.glob("_native_cuda*.so"):
+        return assembly.sass(module, "-arch", f"sm_{arch}")
+    return {}
+
+
+def _native(kernel: str, threads: int, arch: int) -> list[assembly.Instruction]:
+    """A kernel's code in float, in blocks of so many threads where it is made for several sizes."""
+    name = kernel.partition("<")[0].rpartition("::")[2]
+    mangled = [function for function in _functions(arch) if re.search(rf"\d{name}I(?!d)", function)]
+    chosen = [function for function in mangled if f"Li{threads}E" in function] or mangled
+    return _functions(arch)[chosen[0]] if chosen else []
+
+
+SAMPLE = 1 << 14  # pairs that the emulator runs of those that several blocks take; bytes and blocks grow with them
+
+
+def pairwise(pairs: int, arch: int) -> Call:
+    """raoe_loss in CUDA C++, and torch's pass that scales the gradient; all of a call's kernels start from C++."""
+    from tests.cuda_emulator import counted
+
+    run = min(pairs, SAMPLE)
+    grow = pairs / run
+    operations = []
+    for one in counted.pairwise(run):
+        code = _native(one.name, one.threads, arch) if one.threads else ()
+        moved, blocks = round((one.read + one.written) * grow), round(one.blocks * grow)
+        operations.append(Operation(one.name, moved, programs=blocks, warps=one.threads // 32, code=code))
+    return Call("raoe_loss native", [*operations, Operation("aten.mul", 8 * pairs)], {}, 2)
+
+
 def guided(rows: int, arch: int) -> Call:
     """Two sweeps over both contexts' rows; the second finds a part of them in the cache, which is not counted on."""
     from raoe_kernels.guided import triton_kernels as kernels
@@ -111,7 +146,7 @@ def listwise(lists: int, arch: int) -> Call:
 
 def attention(length: int, arch: int) -> Call:
     """dual_attention on right-padded rows. A kernel's FLOPs are those of the tiles that it visits: for each tile of
-    BLOCK rows of its own all tiles of OTHER in its sequence, and those at the diagonal twice."""
+    BLOCK rows of its own all tiles of OTHER in its sequence, in the one or the other of its loops."""
     from raoe_kernels.attention import triton_kernels as kernels
     from raoe_kernels.attention.padding import Padding
 
@@ -131,15 +166,36 @@ def attention(length: int, arch: int) -> Call:
         if one.name in PRODUCTS:
             block, other = one.constants["BLOCK"], one.constants["OTHER"]
             own, others = (-(-lengths // size) for size in (block, other))
-            tiles = heads * int((own * others + own * max(1, block // other)).sum())
+            tiles = heads * int((own * others).sum())
             operations[place] = one._replace(flops=PRODUCTS[one.name] * 2 * tiles * block * other * width)
-            rounds[one.name] = tiles / one.programs / 2  # one loop on either side of the diagonal
+            loops = sum(any("MMA" in each.name for each in loop) for loop in assembly.inner_loops(one.code))
+            rounds[one.name] = tiles / one.programs / max(1, loops)
     return Call("dual triton", operations, rounds, len(operations))
+
+
+def infonce(rows: int, arch: int) -> Call:
+    """Chunks of rows: a product to logits, a pass to weights, two products to gradients; and a pass over the rows at
+    either end. A program's loops go over a row of logits twice."""
+    from raoe_kernels.infonce import triton_kernels as kernels
+    from raoe_kernels.infonce.problem import Problem
+
+    op = declared("infonce")
+    a, p, n = (torch.empty(rows, op.COLUMNS["cuda"], dtype=op.DTYPES["cuda"], device="meta") for _ in range(3))
+    problem, all_three = Problem(a, p, n, None, None, None, None, op.TAU, False), (True, True, True)
+
+    def step() -> None:
+        loss, saved = kernels.forward(problem, all_three)
+        kernels.backward(problem, saved, loss, all_three, a.dtype)
+
+    operations = dry_run.operations(step, arch)
+    rounds = {"info_nce_weights": problem.column_count / kernels.WEIGHTS["BLOCK"]}
+    return Call("info_nce_loss triton", operations, rounds, len(operations))
 
 
 # Matrix products a tile.
 PRODUCTS = {"attention_forward": 2, "attention_backward_q": 3, "attention_backward_kv": 4}
 OPS: dict[str, Callable[[int, int], Call]] = {
+    "pairwise": pairwise,
     "cosine": cosine,
     "guided": guided,
     "attention": attention,
@@ -167,7 +223,7 @@ def cost(operation: Operation, rounds: float, machine: Machine) -> Cost:
     memory = operation.bytes / min(COPY * machine.bandwidth, busy * 64 * machine.clock)
     unit = {2: "half", 4: "single", 8: "double"}.get(operation.dtype.itemsize, "single")
     rate = MATMUL * machine.flops[unit] * busy / machine.processors
-    if operation.cubin and machine.arch >= 90 and not any(one.name == "HGMMA" for one in _code(operation.cubin)):
+    if operation.code and machine.arch >= 90 and not any(one.name == "HGMMA" for one in operation.code):
         rate *= SYNC
     products = operation.flops / rate
     return Cost(memory, products, issued(operation, rounds) / (4 * busy * machine.clock), START)
@@ -175,18 +231,7 @@ def cost(operation: Operation, rounds: float, machine: Machine) -> Cost:
 
 def issued(operation: Operation, rounds: float) -> float:
     """Instructions of all warps."""
-    if not operation.cubin:
-        return 0
-    return operation.programs * operation.warps * assembly.executed(_code(operation.cubin), rounds)
-
-
-@cache
-def _code(cubin: bytes) -> list[assembly.Instruction]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        (code,) = assembly.sass(Path(file.name)).values()
-    return code
+    return operation.programs * operation.warps * assembly.executed(operation.code, rounds)
 
 
 HEAD = (
@@ -244,7 +289,7 @@ def _parts(call: Call, machine: Machine) -> list[str]:
     for name in dict.fromkeys(one.name for one in call.operations):
         same = [one for one in call.operations if one.name == name]
         rounds = call.rounds.get(name, 1)
-        code = f"{assembly.executed(_code(same[0].cubin), rounds):,.0f}" if same[0].cubin else ""
+        code = f"{assembly.executed(same[0].code, rounds):,.0f}" if same[0].code else ""
         takes = _us(sum(cost(one, rounds, machine).seconds() for one in same))
         size, flops = (sum(getattr(one, what) for one in same) for what in ("bytes", "flops"))
         lines.append(f"| {name} | {len(same)} | {size / 1e6:,.2f} | {flops / 1e9:,.1f} | {code} | {takes} |")
