@@ -66,7 +66,7 @@ def chosen(case: Case, words: list[str]) -> Case:
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
-    times = {} if case.once else timing.measure(case.contenders, device)
+    times = {} if case.once else timing.measure(case.contenders, device, before=case.before)
     single: dict[str, Any] = {}
     if case.once or case.bytes >= PEAK_FROM:
         single = {name: timing.single(call, device) for name, call in case.contenders.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_math import DENSE, count_at_most, log_add, none, plus, running
+from .triton_math import DENSE, count_at_most, inverses, log_add, none, plus, running
 
 
 @triton.jit
@@ -144,11 +144,11 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def by_labels(label, first, inside, up, down, linear, SORTED: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of `up` over earlier runs' larger labels, and of `down` over later runs' smaller ones.
+def by_labels(label, first, inside, up, linear, SORTED: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of exp(x) = `up` over earlier runs' larger labels, and of exp(-x) over later runs' smaller ones.
 
     Runs are told apart by `first`, below 2^15. The pairs come back in another order, if SORTED by label (then by
-    position): the two sums; labels; first << 16 | position; up and down.
+    position): the two sums; labels; first << 16 | position; up. What is not `inside` stays behind the others.
     """
     q = tl.arange(0, BLOCK)
     empty = none(up.dtype, linear)
@@ -173,7 +173,7 @@ def by_labels(label, first, inside, up, down, linear, SORTED: tl.constexpr, BLOC
         one = ((label >> bit) & 1) != 0
         count = tl.where(one, 4, 1 << 16)
         x = tl.where(one, up, empty)
-        y = flip(tl.where(one, empty, down), BLOCK)
+        y = flip(tl.where(one, empty, inverses(up, inside, linear)), BLOCK)
         marks = flip(ends | count, BLOCK)
         flags = edges | count
         seen = tl.zeros_like(up) + empty
@@ -187,6 +187,6 @@ def by_labels(label, first, inside, up, down, linear, SORTED: tl.constexpr, BLOC
         if SORTED or left != 0:
             source = _partition((~one).to(tl.int32), flags, flip(marks, BLOCK), BLOCK)
             label, place = tl.gather(label, source, 0), tl.gather(place, source, 0)
-            up, down = tl.gather(up, source, 0), tl.gather(down, source, 0)
+            up = tl.gather(up, source, 0)
             before, behind = tl.gather(before, source, 0), tl.gather(behind, source, 0)
-    return before, behind, label + least, place, up, down
+    return before, behind, label + least, place, up

@@ -28,6 +28,7 @@ from .triton_math import (
     TIES,
     doubled_rank,
     exponents,
+    inverses,
     kernel,
     log_one_plus,
     product,
@@ -88,7 +89,8 @@ def one_block(
         ranks = tl.where(ties == DENSE, 2 * number, doubled_rank(one, end, ties))
         below = count_ranks(one, end, number, ranks - threshold, ties, n, BLOCK)
         reached = count_ranks(one, end, number, ranks + (threshold - 1), ties, n, BLOCK)
-        up, down = terms(x, inside, linear)
+        up = terms(x, inside, linear)
+        down = inverses(up, inside, linear)
         before, behind = between(up, down, below, reached, linear, BLOCK)
         z = total(product(down, before, linear), linear)
         rank_loss = log_one_plus(z, linear)
@@ -101,16 +103,17 @@ def one_block(
     if angular:  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j
         x, reach = exponents(c, low, high, scale, True)
         linear = reach < scalar(room, dtype)
-        up, down = terms(x, inside, linear)
+        up = terms(x, inside, linear)
         if labelled:
             label = tl.load(labels + index, inside, 0)
-            before, behind, _, place, up, down = by_labels(label, first, inside, up, down, linear, False, BLOCK)
+            before, behind, _, place, up = by_labels(label, first, inside, up, linear, False, BLOCK)
             place = place & 0xFFFF
             index = tl.gather(index, place, 0)
-            c = tl.load(similarity + index, index < n, 0.0).to(dtype)
+            c = tl.load(similarity + index, inside, 0.0).to(dtype)
             rank_slope = tl.gather(rank_slope, place, 0)
         else:
-            before, behind = between(up, down, first, last + 1, linear, BLOCK)
+            before, behind = between(up, inverses(up, inside, linear), first, last + 1, linear, BLOCK)
+        down = inverses(up, inside, linear)
         z = total(product(down, before, linear), linear)
         angle_loss = log_one_plus(z, linear)
         weight = scalar(angle_weight, dtype)
@@ -118,7 +121,6 @@ def one_block(
         angle_slope = through_angle(c, by_angle) + poison
         angle_loss = weight * angle_loss + poison
 
-    inside = index < n
     store(losses, grads, index, inside, n, rank_loss, rank_slope, angle_loss, angle_slope, True, parts, need_grad)
 
 

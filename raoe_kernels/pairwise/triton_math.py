@@ -65,15 +65,20 @@ def none(dtype: tl.constexpr, linear):
 
 @triton.jit
 def terms(x, mask, linear):
-    """exp(x) and exp(-x) as sums of one term, empty where masked out."""
-    empty = none(x.dtype, linear)
+    """exp(x) as sums of one term, empty where masked out."""
+    up = x
     if linear:
         up = tl.exp(x)
+    return tl.where(mask, up, none(x.dtype, linear))
+
+
+@triton.jit
+def inverses(up, mask, linear):
+    """exp(-x) of the same."""
+    down = -up
+    if linear:
         down = 1.0 / up
-    else:
-        up = x
-        down = -x
-    return tl.where(mask, up, empty), tl.where(mask, down, empty)
+    return tl.where(mask, down, none(up.dtype, linear))
 
 
 @triton.jit

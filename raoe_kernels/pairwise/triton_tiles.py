@@ -31,6 +31,7 @@ from .triton_math import (
     count_at_most,
     doubled_rank,
     exponents,
+    inverses,
     kernel,
     log_one_plus,
     none,
@@ -89,17 +90,17 @@ def tile_sums(
     c = tl.load(similarity + index, inside, 0.0).to(totals.dtype.element_ty)
     if rank:
         x, linear = _exponents(c, low, high, tau, room, False)
-        up, down = terms(x, inside, linear)
-        _keep_totals(totals, up, down, tile, tiles, linear)
+        up = terms(x, inside, linear)
+        _keep_totals(totals, up, inverses(up, inside, linear), tile, tiles, linear)
     if angular:
         x, linear = _exponents(c, low, high, tau, room, True)
-        up, down = terms(x, inside, linear)
+        up = terms(x, inside, linear)
         if labelled:
             value = tl.load(values + p, inside, 0)
             changes = (o > 0) & (value != tl.load(values + p - 1, inside & (o > 0), 0))
             run = tl.cumsum(changes.to(tl.int32), 0)
             label = tl.load(labels + index, inside, 0)
-            before, behind, label, place, up, down = by_labels(label, run, inside, up, down, linear, True, TILE)
+            before, behind, label, place, up = by_labels(label, run, inside, up, linear, True, TILE)
             run = place >> 16
             place = tile * TILE + (place & 0xFFFF)
             tl.store(partner_sums + place, before, inside)
@@ -108,6 +109,7 @@ def tile_sums(
             tl.store(places + p, place, inside)
             # From each pair on, up to each pair; and the same without the last run, without the first one.
             empty = none(up.dtype, linear)
+            down = inverses(up, inside, linear)
             early = tl.where(run != tl.max(tl.where(inside, run, 0), 0), up, empty)
             up, early = running(flip(up, TILE), flip(early, TILE), linear)
             down, late = running(down, tl.where(run != 0, down, empty), linear)
@@ -116,7 +118,7 @@ def tile_sums(
             tl.store(sums + 2 * n + p, down, inside)
             tl.store(sums + 3 * n + p, late, inside)
         else:
-            _keep_totals(totals + 2 * tiles, up, down, tile, tiles, linear)
+            _keep_totals(totals + 2 * tiles, up, inverses(up, inside, linear), tile, tiles, linear)
 
 
 @triton.jit
@@ -193,8 +195,8 @@ def merge_tiles(
 
 @triton.jit
 def _keep_prefixes(rows, totals, x, p, n, tile, tiles, linear, TILE: tl.constexpr):
-    up, down = terms(x, p < n, linear)
-    up, down = running(up, flip(down, TILE), linear)
+    up = terms(x, p < n, linear)
+    up, down = running(up, flip(inverses(up, p < n, linear), TILE), linear)
     up = plus(up, _over_tiles(totals, 0, tile, linear), linear)
     down = plus(flip(down, TILE), _over_tiles(totals + tiles, tile + 1, tiles, linear), linear)
     tl.store(rows + p, up, p < n)
@@ -266,7 +268,8 @@ def _looked_up(rows, end, start, inside, n, linear):
 @triton.jit
 def _objective(x, inside, before, behind, shares, tile, tiles, linear, final):
     """At first each tile's share of Z; the loss and dL/dx - dL/dy once all have left theirs."""
-    up, down = terms(x, inside, linear)
+    up = terms(x, inside, linear)
+    down = inverses(up, inside, linear)
     loss = scalar(0.0, x.dtype)
     by_x = tl.zeros_like(x)
     if final:

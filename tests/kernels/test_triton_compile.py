@@ -24,17 +24,8 @@ pytestmark = [
 ]
 
 SM_90_GROUPS = {
-    "one_block-fp32": "pairwise.one_block fp32",
-    "one_block-fp16": "pairwise.one_block fp16",
-    "one_block-bf16": "pairwise.one_block bf16",
-    "one_block-fp64": "pairwise.one_block fp64",
-    "distinct_labels": "pairwise.distinct_labels",
-    "label_table": "pairwise.label_table",
-    "tile_sums": "pairwise.tile_sums",
-    "scan_tiles": "pairwise.scan_tiles",
-    "rank_partners": "pairwise.rank_partners",
-    "label_partners": "pairwise.label_partners",
-    "finish": "pairwise.finish",
+    **{f"one_block-{d}": f"pairwise.one_block {d}" for d in ("fp16", "bf16", "fp32 fp32", "fp32 i64", "fp64")},
+    **{kernel: f"pairwise.{kernel}" for kernel in ("tile_sums", "merge_tiles", "prefixes", "partners")},
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
     "guided_forward": "guided_forward",
@@ -51,14 +42,11 @@ SM_90_GROUPS = {
 
 # Of each kernel the variants that are compiled for sm_80 and sm_100 too.
 REPRESENTATIVES = {
-    "pairwise.one_block": ["pairwise.one_block fp32 512"],
-    "pairwise.distinct_labels": ["pairwise.distinct_labels"],
-    "pairwise.label_table": ["pairwise.label_table"],
-    "pairwise.tile_sums": ["pairwise.tile_sums fp32 fp32 fp32"],
-    "pairwise.scan_tiles": ["pairwise.scan_tiles fp32 fp32 fp32"],
-    "pairwise.rank_partners": ["pairwise.rank_partners fp32 fp32"],
-    "pairwise.label_partners": ["pairwise.label_partners fp32 fp32 fp32"],
-    "pairwise.finish": ["pairwise.finish fp32"],
+    "pairwise.one_block": ["pairwise.one_block fp32 fp32 512"],
+    "pairwise.tile_sums": ["pairwise.tile_sums fp32 fp32"],
+    "pairwise.merge_tiles": ["pairwise.merge_tiles fp32 fp32"],
+    "pairwise.prefixes": ["pairwise.prefixes fp32"],
+    "pairwise.partners": ["pairwise.partners fp32 fp32"],
     "cosine_forward": ["cosine_forward bf16"],
     "cosine_backward": ["cosine_backward bf16"],
     "info_nce_forward": ["info_nce_forward bf16 all"],
@@ -158,7 +146,7 @@ def open_until(redesigned: dict[str, str], chosen: list[str]) -> list[Any]:
 
 
 def test_quick_ones_compile_for_every_architecture(elsewhere):
-    for name in ("pairwise.rank_partners fp32 fp32", "cosine_forward fp32"):
+    for name in ("pairwise.partners fp32 fp32", "cosine_forward fp32"):
         rows = elsewhere(compiled, [80, 90, 100], name)
         assert [(row.name, row.arch) for row in rows] == [(name, arch) for arch in (80, 90, 100)]
         assert complaints(rows) == []
