@@ -42,13 +42,12 @@ from .triton_math import (
 
 __all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
 
-# Pairs up to which one program does it all. A bitonic sort of 4,096 keys is 78 exchanges on one
-# multiprocessor; more keys would no longer fit its registers.
-ONE_BLOCK = 4096
+# Pairs up to which one program does it all. For 4,096, sixteen warps would have too few registers and take half
+# a minute to compile.
+ONE_BLOCK = 2048
 ONE_BLOCK_DOUBLE = 1024  # with 64-bit scores, which are sorted twice, and for float64, which spills at twice that
-# Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles; beyond
-# 1,024 it takes eight, as with more threads each would have fewer registers than it needs.
-WARPS = {128: 1, 512: 4, 1024: 8, 2048: 8, 4096: 16}
+# Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles.
+WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
 
 @kernel

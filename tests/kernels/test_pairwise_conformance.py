@@ -82,8 +82,8 @@ def test_several_tiles(place, monkeypatch, poisoned):
         monkeypatch.setattr(triton_kernels, "ONE_BLOCK", 64)
         monkeypatch.setattr(triton_tiles, "TILE", 32)
         pairs = 131
-    for classes in (3, 20):
-        case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=pairs // 3, classes=classes)
+    for classes, levels in ((3, pairs // 3), (20, pairs // 3), (0, 5)):  # the last: runs reach over several tiles
+        case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=levels, classes=classes)
         inputs = case.inputs(torch.float32, device)
         losses, grad = run(case, inputs, backend)
         on_cpu = case.inputs(torch.float32)

@@ -229,7 +229,7 @@ class Launch:
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
 def test_torch_operations_of_a_call(backend, monkeypatch):
-    """Two results to allocate, and in backward one more. (Batches that one block takes, where a GPU is waiting for us.)"""
+    """Two results to allocate, and in backward one more: of a small batch, where a GPU would wait for Python."""
     if backend == "triton":
         kernels = pytest.importorskip("raoe_kernels.pairwise.triton_kernels")
         monkeypatch.setattr(kernels, "one_block", Launch())

@@ -60,16 +60,19 @@ REPRESENTATIVES = {
     "guided_argmax": ["guided_argmax bf16 aligned"],
 }
 
-# Variants that may spill, bytes a thread of local memory; every other one may not. At 4,096 pairs a thread of the
-# 512 has eight pairs and 128 registers: what one objective leaves behind waits in local memory while the other runs.
-# At 128 and 1,024 it is Triton 3.6 that spills, 32 and 48 bytes.
+# Variants that may spill, bytes a thread of local memory; every other one may not. A thread of one block has 128 registers
+# for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks; at 256 columns two tiles of doubles do not fit, however small.
-# In float64 the pass for many labels and the one for few share a kernel; both keep pairs of doubles.
 SPILLS = {
-    f"pairwise.one_block {dtype} {block}": allowed
-    for dtype in ("fp16", "bf16", "fp32")
-    for block, allowed in ((128, 64), (1024, 64), (4096, 1024))
-} | {"pairwise.label_partners fp64 fp64 fp64": 160, "pairwise.scan_tiles fp32 fp64 fp32": 32}
+    f"pairwise.one_block {types} {block}": 128
+    for types, blocks in (
+        ("fp16 fp32", (512, 2048)),
+        ("bf16 fp32", (512, 2048)),
+        ("fp32 fp32", (512, 2048)),
+        ("fp32 i64", (512,)),
+    )
+    for block in blocks
+} | dict.fromkeys(("pairwise.merge_tiles fp32 fp32", "pairwise.merge_tiles fp32 fp64"), 64)
 SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 768)
 
 
