@@ -60,8 +60,8 @@ REPRESENTATIVES = {
     "guided_argmax": ["guided_argmax bf16 aligned"],
 }
 
-# Variants that may spill, bytes a thread of local memory; every other one may not. A thread of one block has 128 registers
-# for four pairs: what one objective leaves behind waits while the other runs.
+# Variants that may spill, bytes a thread of local memory; every other one may not. Threads of one block have 128
+# registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks; at 256 columns two tiles of doubles do not fit, however small.
 SPILLS = {
     f"pairwise.one_block {types} {block}": 128
