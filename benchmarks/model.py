@@ -106,15 +106,18 @@ def pairwise(pairs: int, arch: int) -> Call:
 
 
 def guided(rows: int, arch: int) -> Call:
-    """Two sweeps over both contexts' rows; the second finds a part of them in the cache, which is not counted on."""
+    """Two launches for as many rows as the L2 cache holds; it is counted on that the second one reads from there."""
     from raoe_kernels.guided import triton_kernels as kernels
 
     op = declared("guided")
     current, previous = (torch.empty(rows, op.VOCABULARY, dtype=op.DTYPES["cuda"], device="meta") for _ in range(2))
     operations = dry_run.operations(lambda: kernels.forward(current, previous, op.GUIDANCE), arch)
-    size = current.itemsize
-    steps = op.VOCABULARY / (kernels.LANES[size] * kernels.WIDTH[size])
-    return Call("guided_log_probs triton", operations, {"guided_forward": steps}, len(operations))
+    slices = -(-op.VOCABULARY // kernels.COLUMNS[current.itemsize])
+    for place, one in enumerate(operations):
+        cached = dry_run.size_of(current, previous) if one.name == "guided_forward_mix" else 0
+        operations[place] = one._replace(bytes=(one.bytes - cached) * one.programs // (rows * slices))
+    rounds = {"guided_forward_mix": (slices - 1) // kernels.JOINED}
+    return Call("guided_log_probs triton", operations, rounds, len(operations))
 
 
 def cosine(pairs: int, arch: int) -> Call:
@@ -128,7 +131,8 @@ def cosine(pairs: int, arch: int) -> Call:
         kernels.backward(saved[0], a, b, *saved, (True, True))
 
     operations = dry_run.operations(step, arch)
-    steps = -(-op.COLUMNS // kernels.COLUMNS)
+    step_columns = next(one.constants["COLUMNS"] for one in operations)
+    steps = -(-op.COLUMNS // step_columns)
     rounds = dict.fromkeys(("cosine_forward", "cosine_backward"), steps)
     return Call("pairwise_cosine triton", operations, rounds, len(operations))
 

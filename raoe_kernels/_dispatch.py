@@ -49,7 +49,7 @@ class Op:
     key: str
     functions: tuple[str, ...]
     backends: Mapping[str, Backend]
-    _chosen: dict[tuple[str, str], ModuleType] = field(default_factory=dict, repr=False)
+    _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
         """Per backend name: True, or why it is not there for `device`."""
@@ -58,9 +58,9 @@ class Op:
     def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
         """The module that serves a call on `device`."""
         name = self._wish(backend)
-        module = self._chosen.get((name, device.type))
+        module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
-            module = self._chosen[name, device.type] = self._resolve(name, device)
+            module = self._chosen[name, device] = self._resolve(name, device)
         return module
 
     def _missing(self, name: str, device: torch.device) -> str | None:
