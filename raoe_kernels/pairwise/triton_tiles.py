@@ -79,8 +79,8 @@ def _keep_totals(totals, up, down, tile, tiles, linear):
 
 @kernel
 def tile_sums(
-    similarity, values, order, labels, low, high, totals, sums, sorted_labels, places, partner_sums, n, tiles,
-    room: tl.float64, tau: tl.float64, rank, angular, labelled, TILE: tl.constexpr,
+    similarity, values, order, labels, low, high, totals, sums, sorted_labels, places, partner_sums, n: tl.int64,
+    tiles, room: tl.float64, tau: tl.float64, rank, angular, labelled, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, TILE)
@@ -137,8 +137,8 @@ def _search(sorted_labels, start, count, label, mask, equal, size):
 
 @kernel
 def merge_tiles(
-    values, low, high, sums, sorted_labels, places, to_sums, to_labels, to_places, partner_sums, n, size,
-    room: tl.float64, tau: tl.float64, TILE: tl.constexpr, WAYS: tl.constexpr,
+    values, low, high, sums, sorted_labels, places, to_sums, to_labels, to_places, partner_sums, n: tl.int64,
+    size: tl.int64, room: tl.float64, tau: tl.float64, TILE: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
@@ -205,8 +205,8 @@ def _keep_prefixes(rows, totals, x, p, n, tile, tiles, linear, TILE: tl.constexp
 
 @kernel
 def prefixes(
-    similarity, order, low, high, totals, rows, n, tiles, room: tl.float64, tau: tl.float64, rank, angular,
-    labelled, TILE: tl.constexpr,
+    similarity, order, low, high, totals, rows, n: tl.int64, tiles, room: tl.float64, tau: tl.float64,
+    rank, angular, labelled, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
@@ -283,9 +283,9 @@ def _objective(x, inside, before, behind, shares, tile, tiles, linear, final):
 
 @kernel
 def partners(
-    similarity, values, order, low, high, rows, ends, partner_sums, shares, losses, grads, n, tiles, threshold, ties,
-    room: tl.float64, tau: tl.float64, rank_weight: tl.float64, angle_weight: tl.float64, rank, angular, labelled,
-    parts, need_grad, final, TILE: tl.constexpr,
+    similarity, values, order, low, high, rows, ends, partner_sums, shares, losses, grads, n: tl.int64, tiles,
+    threshold: tl.int64, ties, room: tl.float64, tau: tl.float64, rank_weight: tl.float64, angle_weight: tl.float64,
+    rank, angular, labelled, parts, need_grad, final, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)

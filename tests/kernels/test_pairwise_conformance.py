@@ -80,7 +80,7 @@ def test_several_tiles(place, monkeypatch, poisoned):
         from raoe_kernels.pairwise import triton_kernels, triton_tiles
 
         monkeypatch.setattr(triton_kernels, "ONE_BLOCK", 64)
-        monkeypatch.setattr(triton_tiles, "TILE", 32)
+        monkeypatch.setattr(triton_tiles, "TILE", 16)
         pairs = 131
     for classes, levels in ((3, pairs // 3), (20, pairs // 3), (0, 5)):  # the last: runs reach over several tiles
         case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=levels, classes=classes)

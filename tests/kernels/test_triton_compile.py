@@ -64,10 +64,10 @@ REPRESENTATIVES = {
 SPILLS = {
     f"pairwise.one_block {types} {block}": 128
     for types, blocks in (
-        ("fp16 fp32", (512, 2048)),
-        ("bf16 fp32", (512, 2048)),
-        ("fp32 fp32", (512, 2048)),
-        ("fp32 i64", (512,)),
+        ("fp16 fp32", (128, 512, 2048)),
+        ("bf16 fp32", (128, 512, 2048)),
+        ("fp32 fp32", (128, 512, 2048)),
+        ("fp32 i64", (128, 512)),
     )
     for block in blocks
 } | dict.fromkeys(("pairwise.merge_tiles fp32 fp32", "pairwise.merge_tiles fp32 fp64"), 64)
