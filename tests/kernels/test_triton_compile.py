@@ -65,13 +65,9 @@ REPRESENTATIVES = {
 # Attention in float64 is for checks; at 256 columns two tiles of doubles do not fit, however small.
 SPILLS = {
     f"pairwise.one_block {types} {block}": 128
-    for types, blocks in (
-        ("fp16 fp32", (128, 512, 2048)),
-        ("bf16 fp32", (128, 512, 2048)),
-        ("fp32 fp32", (128, 512, 2048)),
-        ("fp32 i64", (128, 512)),
-    )
-    for block in blocks
+    for types in ("fp16 fp32", "bf16 fp32", "fp32 fp32", "fp32 i64", "fp64 fp32", "fp64 i64")
+    for block in (128, 512, 2048)
+    if block <= 512 or types.endswith("fp32") and types != "fp64 fp32"
 } | dict.fromkeys(("pairwise.merge_tiles fp32 fp32", "pairwise.merge_tiles fp32 fp64"), 64)
 SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 768)
 
