@@ -49,9 +49,9 @@ REPRESENTATIVES = {
     "pairwise.partners": ["pairwise.partners fp32 fp32"],
     "cosine_forward": ["cosine_forward bf16 few aligned", "cosine_forward bf16 many aligned"],
     "cosine_backward": ["cosine_backward bf16 few aligned", "cosine_backward bf16 many aligned"],
-    "info_nce_rows": ["info_nce_rows bf16"],
-    "info_nce_weights": ["info_nce_weights bf16 all gradient", "info_nce_weights bf16 ids symmetric"],
-    "info_nce_gradients": ["info_nce_gradients bf16 to bf16"],
+    "info_nce_rows": ["info_nce_rows bf16 aligned"],
+    "info_nce_weights": ["info_nce_weights bf16 all gradient small", "info_nce_weights bf16 ids symmetric shifted"],
+    "info_nce_gradients": ["info_nce_gradients bf16 to bf16 aligned"],
     "attention_spans": ["attention_spans"],
     **{
         kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp16 64", "fp32 64", "fp64 64")]
@@ -202,8 +202,9 @@ def test_long_rows_move_16_bytes_at_once(group, elsewhere):
 def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
     """And what the columns' norms are; ids, masks and the other direction's sums come as they are."""
     for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
-        _, dtype, ignore, kind = row.name.split()
-        elements, size = 4 if ignore == "mask" else 8, 8 if dtype == "fp64" else 4
+        _, dtype, ignore, kind, _ = row.name.split()
+        size = 8 if dtype == "fp64" else 4
+        elements = 4 if ignore == "mask" or size == 8 else 8
         sweeps, written = (1, 0) if kind == "loss" else (2, elements * (2 if dtype in ("fp16", "bf16") else size))
         assert all(map(int.__ge__, wide(row), (sweeps * 2 * elements * size // 16, written // 16))), row.name
         assert ignore != "all" or kind == "symmetric" or narrow(row) == [], row.name
