@@ -272,7 +272,7 @@ def test_encode_job(saved, model, tmp_path):
 
 
 # docs/evaluation.md has the other sets'
-PUBLISHED = {"sts15": 85.39, "stsb": 82.03, "sick": 77.15}
+PUBLISHED = {"sts15": 85.39, "stsb": 82.03, "sick-all": 77.58}
 
 
 def minilm():
