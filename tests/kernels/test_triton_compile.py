@@ -39,8 +39,9 @@ SM_90_GROUPS = {
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
     **{f"guided_{kernel}": f"guided_{kernel}" for kernel in GUIDED},
-    "info_nce_forward": "info_nce_forward",
-    **{f"info_nce_gradient-{d}": f"info_nce_gradient {d}" for d in ("fp16", "bf16", "fp32", "tf32", "fp64")},
+    "info_nce_rows": "info_nce_rows",
+    "info_nce_gradients": "info_nce_gradients",
+    **{f"info_nce_weights-{d}": f"info_nce_weights {d}" for d in ("fp16", "bf16", "fp32", "fp64")},
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
@@ -60,8 +61,9 @@ REPRESENTATIVES = {
     "pairwise.finish": ["pairwise.finish fp32"],
     "cosine_forward": ["cosine_forward bf16 few aligned", "cosine_forward bf16 many aligned"],
     "cosine_backward": ["cosine_backward bf16 few aligned", "cosine_backward bf16 many aligned"],
-    "info_nce_forward": ["info_nce_forward bf16 all"],
-    "info_nce_gradient": ["info_nce_gradient bf16 ids columns to bf16"],
+    "info_nce_rows": ["info_nce_rows bf16"],
+    "info_nce_weights": ["info_nce_weights bf16 all gradient", "info_nce_weights bf16 ids symmetric"],
+    "info_nce_gradients": ["info_nce_gradients bf16 to bf16"],
     **{
         kernel: [f"{kernel} {which} dual" for which in ("bf16 128", "fp16 128", "fp32 64", "fp64 128")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
@@ -96,13 +98,7 @@ WIDE = {
 }
 JOINS = ("guided_forward_mix", "guided_backward_mix")
 # Kernels with matrix products.
-PRODUCTS = (
-    "attention_forward",
-    "attention_backward_q",
-    "attention_backward_kv",
-    "info_nce_forward",
-    "info_nce_gradient",
-)
+PRODUCTS = ("attention_forward", "attention_backward_q", "attention_backward_kv")
 
 
 def compiled(arches: list[int], chosen: str) -> list[Compiled]:
@@ -194,7 +190,7 @@ def test_no_warp_repeats_anothers_products(group, elsewhere):
 @pytest.mark.parametrize(
     "group",
     open_until(
-        {"attention": "attention: tile table", "info_nce": "infonce: products by cuBLAS"},
+        {"attention": "attention: tile table"},
         [group for group in groups(*PRODUCTS) if group.endswith(("fp16", "bf16"))],
     ),
 )
@@ -212,6 +208,18 @@ def test_long_rows_move_16_bytes_at_once(group, elsewhere):
         else:
             assert group in JOINS or narrow(row) == [], row.name
             assert all(map(int.__ge__, wide(row), WIDE[group])), row.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", groups("info_nce_weights"))
+def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
+    """And what the columns' norms are; ids, masks and the other direction's sums come as they are."""
+    for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
+        _, dtype, ignore, kind = row.name.split()
+        elements, size = 4 if ignore == "mask" else 8, 8 if dtype == "fp64" else 4
+        sweeps, written = (1, 0) if kind == "loss" else (2, elements * (2 if dtype in ("fp16", "bf16") else size))
+        assert all(map(int.__ge__, wide(row), (sweeps * 2 * elements * size // 16, written // 16))), row.name
+        assert ignore != "all" or kind == "symmetric" or narrow(row) == [], row.name
 
 
 def names_of_variants() -> list[str]:
