@@ -203,7 +203,7 @@ def test_all_of_it_on_a_faked_gpu(tmp_path):
     missing = {row["contender"]: row["missing"] for row in rows if "missing" in row}
     assert "datasets" in missing["of it: an entry of the log"] and "inf_cl" in missing["Inf-CL flash loss"]
     log = lines.with_suffix(".md").read_text()
-    assert "not here: bitsandbytes, datasets, faiss, " in log and "failed: nothing\n" in log
+    assert "not here: bitsandbytes, cut_cross_entropy, datasets, faiss, " in log and "failed: nothing\n" in log
     assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
     again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
     assert again.returncode == 0 and "## build" in again.stdout and "## test-" not in again.stdout

