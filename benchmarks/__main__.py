@@ -76,7 +76,7 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         times = {name: [seconds] for name, (seconds, _) in single.items()}
     else:
         contenders = {name: case.contenders[name] for name in single}
-        times = timing.measure(contenders, device)
+        times = timing.measure(contenders, device, before=case.before)
         single = {}
         if case.bytes >= PEAK_FROM:
             single = {name: timing.single(call, device) for name, call in contenders.items()}

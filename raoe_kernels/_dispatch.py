@@ -44,11 +44,15 @@ class Backend:
 
 @dataclass
 class Op:
-    """An op's backends by name; `functions` are the public names that run on it."""
+    """An op's backends by name; `functions` are the public names that run on it.
+
+    by_case: device type -> the module that auto runs there in place of Triton's, one that chooses call by call
+    """
 
     key: str
     functions: tuple[str, ...]
     backends: Mapping[str, Backend]
+    by_case: Mapping[str, str] = field(default_factory=dict)
     _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
@@ -78,6 +82,8 @@ class Op:
         if name == "auto":
             order = AUTO.get(device.type, ("scan",))
             name = next(n for n in order if self._missing(n, device) is None)
+            if name == "triton" and device.type in self.by_case:
+                return import_module(self.by_case[device.type])
         reason = self._missing(name, device)
         if reason is not None:
             raise RuntimeError(f"backend {name!r} cannot run {self.key} on {device}: {reason}")

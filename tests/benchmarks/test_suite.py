@@ -71,6 +71,14 @@ def test_calls_take_the_copies_in_turn():
     assert seen == [0, 1, 2]
 
 
+def test_what_comes_before_a_call():
+    seen = []
+    timing._block(seen.append, 2, "cpu", before=lambda i: seen.append(f"before {i}"))
+    assert seen == ["before 0", 0, "before 1", 1]
+    rows = suite.measure(Case("after", {"a": seen.append}, before=lambda i: seen.append("again")), "cpu")
+    assert "again" in seen and len(rows) == 1
+
+
 def test_long_calls_are_made_once():
     seen = []
     rows = suite.measure(Case("long", {"a": seen.append, "b": seen.append}, once=True), "cpu")
