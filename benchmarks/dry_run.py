@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from benchmarks import assembly
 
 
 class Operation(NamedTuple):
     """One operation on the device's stream: its name, bytes that it reads and writes at least, FLOPs of matrix products
-    and the dtype of what is multiplied, and of a Triton kernel the programs it is launched with, their warps, its
-    constants and its code."""
+    and the dtype of what is multiplied, and of a kernel of ours the programs it is launched with, their warps, its
+    constants (Triton's) and its code."""
 
     name: str
     bytes: int
@@ -24,7 +30,7 @@ class Operation(NamedTuple):
     programs: int = 0
     warps: int = 0
     constants: Mapping[str, Any] = {}
-    cubin: bytes | None = None
+    code: Sequence[assembly.Instruction] = ()
 
 
 def operations(call: Callable[[], object], arch: int) -> list[Operation]:
@@ -42,25 +48,47 @@ def size_of(*tensors: object) -> int:
                for x in unique.values())  # fmt: skip
 
 
+@cache
+def _code(cubin: bytes) -> list[assembly.Instruction]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        (code,) = assembly.sass(Path(file.name)).values()
+    return code
+
+
 class _Torch(TorchDispatchMode):
-    """Notes torch's own operations that move something."""
+    """Notes torch's own operations that move something. A product of what was only just widened takes it as it was, as
+    it does on a GPU, where torch adds products of half precision in float32."""
 
     def __init__(self, found: list[Operation]) -> None:
         super().__init__()
         self.found = found
+        self.widened: dict[int, tuple[torch.Tensor, torch.Tensor, Operation]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
         if not view and "empty" not in func.__name__:
-            given = torch.utils._pytree.tree_leaves((args, kwargs))
-            made = torch.utils._pytree.tree_leaves(result)
-            packet = func.overloadpacket
-            flops = flop_registry[packet](*args, **kwargs, out_val=result) if packet in flop_registry else 0
-            kind = next((x.dtype for x in given if isinstance(x, torch.Tensor)), torch.float32)
+            given, made = tree_leaves((args, kwargs)), tree_leaves(result)
+            packet, flops = func.overloadpacket, 0
+            if packet in flop_registry:
+                flops = flop_registry[packet](*args, **kwargs, out_val=result)
+                given = [self._as_it_was(x) for x in given]
+            dtypes = [x.dtype for x in given if isinstance(x, torch.Tensor)] or [torch.float32]
+            kind = min(dtypes, key=lambda dtype: dtype.itemsize)  # products may add to what is wider than their factors
             self.found.append(Operation(str(packet), size_of(*given, *made), flops, kind))
+            if packet is torch.ops.aten._to_copy:
+                self.widened[id(result)] = (result, args[0], self.found[-1])
         return result
+
+    def _as_it_was(self, x: object) -> object:
+        if id(x) not in self.widened:
+            return x
+        _, source, copy = self.widened.pop(id(x))
+        self.found.remove(copy)
+        return source
 
 
 @contextmanager
@@ -78,7 +106,8 @@ def _no_gpu(arch: int, found: list[Operation]) -> Iterator[None]:
 
         def __call__(self, x: int, y: int, z: int, stream: int, cubin: bytes, *rest: Any) -> None:
             first = next(x.dtype for x in rest if isinstance(x, torch.Tensor))
-            found.append(Operation(self.name, size_of(*rest), 0, first, x * y * z, self.warps, self.constants, cubin))
+            launch = x * y * z, self.warps, self.constants, _code(cubin)
+            found.append(Operation(self.name, size_of(*rest), 0, first, *launch))
 
     class Utilities:
         def get_device_properties(self, device: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,15 @@ def module() -> ModuleType:
         shutil.rmtree(folder)
 
 
+def on_stream(call: Callable[[], object], *memory: torch.Tensor) -> list[Operation]:
+    """What a call does, with bytes of these."""
+    module().watch([(x.data_ptr(), x.nbytes) for x in memory])
+    call()
+    done = [Operation(*each) for each in module().operations()]
+    module().watch([])
+    return done
+
+
 def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]:
     """raoe_loss of as many pairs with three labels and its gradient: both objectives, average ranks."""
     seeded = torch.Generator().manual_seed(pairs)
@@ -48,9 +58,22 @@ def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]
         False, 20.0, 4, 1.0, 1.0, losses.data_ptr(), grads.data_ptr(),
     )  # fmt: skip
     workspace = torch.empty(module().pairwise_workspace(*arguments) + 256, dtype=torch.uint8)
-    used = (similarity, given, labels, losses, grads, workspace)
-    module().watch([(x.data_ptr(), x.nbytes) for x in used])
-    module().pairwise(*arguments, workspace.data_ptr() + -workspace.data_ptr() % 256, 0)
-    done = [Operation(*each) for each in module().operations()]
-    module().watch([])
-    return done
+    start = workspace.data_ptr() + -workspace.data_ptr() % 256
+    memory = (similarity, given, labels, losses, grads, workspace)
+    return on_stream(lambda: module().pairwise(*arguments, start, 0), *memory)
+
+
+def cosine(pairs: int, columns: int) -> list[Operation]:
+    """pairwise_cosine of float32 rows, forward and backward to both."""
+    a, b, by_a, by_b = torch.ones(4, pairs, columns).unbind()
+    c, inverse_a, inverse_b, grad = torch.ones(4, pairs).unbind()
+    memory = (a, b, by_a, by_b, c, inverse_a, inverse_b, grad)
+    shape, of_rows = (pairs, columns, columns, columns, FLOAT32), [x.data_ptr() for x in (c, inverse_a, inverse_b)]
+
+    def step() -> None:
+        module().cosine(a.data_ptr(), b.data_ptr(), *shape, 1e-8, *of_rows, 0)
+        module().cosine_grad(
+            grad.data_ptr(), a.data_ptr(), b.data_ptr(), *shape, *of_rows, by_a.data_ptr(), by_b.data_ptr(), 0
+        )
+
+    return on_stream(step, *memory)

@@ -15,6 +15,7 @@
 #include <numeric>
 #include <random>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "counters.h"
@@ -211,10 +212,26 @@ V __shfl_down_sync(unsigned, V value, unsigned distance) {
 // ---- The runtime API. ----
 
 using cudaStream_t = struct EmulatedStream*;
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorNoKernelImageForDevice = 209 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+struct cudaFuncAttributes {};
+namespace emulator {
+inline bool foreign = false;  // the module was not compiled for this GPU
+inline cudaError_t last_error = cudaSuccess;
+inline cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+}  // namespace emulator
+inline const char* cudaGetErrorString(cudaError_t error) { return error ? "no kernel image" : "no error"; }
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, emulator::capture_mode);
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
+  if (emulator::capture_mode != cudaStreamCaptureModeRelaxed) throw std::runtime_error("a load that breaks a capture");
+  return emulator::last_error = emulator::foreign ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+}
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
   std::memset(memory, value, bytes);
   emulator::finished("memset", 0, static_cast<std::int64_t>(bytes));
