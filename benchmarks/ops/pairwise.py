@@ -68,8 +68,8 @@ def case(pairs: int, device: str) -> Case:
     if pairs < HUGE:
         result["compiled scan"] = step(_compiled_scan())
         try:
-            result["CoSENTLoss"] = step(_cosent())
-        except ImportError as error:
+            result["CoSENTLoss"] = step(_cosent(pairs))
+        except (ImportError, MemoryError) as error:
             missing["CoSENTLoss"] = str(error)
         result["floor"] = step(lambda c, s, l: _Floor.apply(c))
         result["sort"] = lambda i: torch.sort(copies[i % COPIES][1])
@@ -114,9 +114,13 @@ def _compiled_scan() -> Callable[..., torch.Tensor]:
     return Scan.apply
 
 
-def _cosent() -> Callable[..., torch.Tensor]:
-    """sentence-transformers' own class, handed ready similarities (B x B before its version 6.2)."""
+def _cosent(pairs: int) -> Callable[..., torch.Tensor]:
+    """sentence-transformers' own class, handed ready similarities."""
+    import sentence_transformers
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
+    version = sentence_transformers.__version__
+    if pairs > REFERENCE_UP_TO and tuple(map(int, version.split(".")[:2])) < (6, 2):
+        raise MemoryError(f"sentence-transformers {version} makes B x B matrices, several of {4e-9 * pairs**2:.0f} GB")
     loss = CoSENTLoss(model=torch.nn.Identity(), similarity_fct=lambda a, b: a)
     return lambda c, s, l: loss.compute_loss_from_embeddings([c, c], s)
