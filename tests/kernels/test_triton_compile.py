@@ -93,7 +93,7 @@ SPILLS |= {
 SPILLS |= {"attention_forward bf16 64 dual": 16, "attention_forward bf16 128 dual": 384}
 SPILLS |= {"attention_backward_q bf16 64 dual": 32, "attention_backward_q bf16 128 dual": 96}
 SPILLS |= {f"attention_backward_kv {of} dual": 128 for of in ("bf16 64", "fp16 64")}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 256 for d in (80, 128)}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 640 for d in (80, 128)}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
