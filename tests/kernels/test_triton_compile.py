@@ -71,7 +71,9 @@ SPILLS = {
     for block in (128, 512)
 }
 SPILLS |= {f"pairwise.one_block {dtype} fp32 2048": 128 for dtype in ("fp16", "bf16", "fp32")}
-SPILLS |= {f"pairwise.{k} fp32 {scores}": 64 for k in ("tile_sums", "merge_tiles") for scores in ("fp32", "fp64", "i64")}
+SPILLS |= {
+    f"pairwise.{k} fp32 {scores}": 64 for k in ("tile_sums", "merge_tiles") for scores in ("fp32", "fp64", "i64")
+}
 SPILLS |= {
     f"attention_{kernel} {of}{dual}": allowed
     for kernel, of, allowed in (
