@@ -26,11 +26,12 @@ def translate(source: str) -> str:
 
 
 # Small enough that the conformance suite's inputs take many tiles, and many blocks.
-SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, ITEMS = 8": "BLOCK = 32, ITEMS = 1"}
+SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, LOADS = 16": "BLOCK = 32, LOADS = 2"}
 
 
 def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> ModuleType:
-    """The module, with a function `schedule(order)` besides: the order in which emulated threads run.
+    """The module, with functions besides: `schedule(order, multiprocessors)`, the order in which emulated threads run and
+    how many blocks a cooperative launch may have, and `operations()`, what a stream has been given since the last call.
 
     changes are replaced in the headers: the constants of another tile size.
     """
@@ -45,7 +46,8 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
             text = '#include "emulator.h"\n' + text.replace(
                 "PYBIND11_MODULE(_native_cuda, module) {",
                 'PYBIND11_MODULE(_native_cuda, module) {\n'
-                '  module.def("schedule", [](int order) { emulator::order = order; });',
+                '  module.def("schedule", [](int order, int most) { emulator::order = order, emulator::multiprocessors = most; });'
+                '  module.def("operations", [] { return std::exchange(emulator::operations, 0); });',
             )
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)
@@ -53,7 +55,7 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
     for header in CSRC.rglob("*.h"):
         copy = folder / header.relative_to(CSRC)
         copy.parent.mkdir(exist_ok=True, parents=True)
-        text = header.read_text(encoding="utf-8")
+        text = translate(header.read_text(encoding="utf-8"))
         for old, new in changes.items():
             missing -= {old} if old in text else set()
             text = text.replace(old, new)
@@ -61,7 +63,7 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
     if missing:
         raise AssertionError(f"no header says {missing}")
     includes = [HERE / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
-    flags = ["-std=c++17", "-O1", "-fPIC", *(f"-I{path}" for path in includes)]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
     objects = []
     for source in sources:
         objects.append(source.with_suffix(".o"))

@@ -1,0 +1,601 @@
+// The pairwise losses of pairs in sorted order: once, for one thread block with everything in its shared memory, and for
+// all blocks of a cooperative launch with arrays in the workspace.
+//
+// Positions are cut into tiles of Block * Items, a thread's Items being neighbours. Sums cross the tiles in three steps:
+// of each tile, of the tiles before and behind it (one block), then the tiles again. A block that has one tile keeps its
+// pairs in registers from step to step.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "sums.h"
+
+namespace raoe {
+
+constexpr int LABEL_SHIFT = 28;  // a pair is its index, and above it its label's low bits
+constexpr std::uint32_t INDEX_MASK = (1u << LABEL_SHIFT) - 1;
+constexpr int COLUMN_LABELS = 3;  // values that two columns of sums tell apart
+
+template <class T>
+__device__ __forceinline__ T load(const void* data, Float type, std::uint32_t i) {
+  switch (type) {
+    case Float::f32: return T(static_cast<const float*>(data)[i]);
+    case Float::f64: return T(static_cast<const double*>(data)[i]);
+    case Float::f16: return T(__half2float(static_cast<const __half*>(data)[i]));
+    default: return T(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
+  }
+}
+
+// The score as an unsigned integer of the same order; reports a NaN, wherever it then goes.
+template <class Bits>
+__device__ __forceinline__ Bits load_key(const void* data, Key type, std::uint32_t i, bool& nan) {
+  if (type == Key::f32) {
+    const float score = static_cast<const float*>(data)[i];
+    nan |= is_nan(score);
+    return orderable(score);
+  }
+  if (type == Key::f64) {
+    const double score = static_cast<const double*>(data)[i];
+    nan |= is_nan(score);
+    return static_cast<Bits>(orderable(score));
+  }
+  return static_cast<Bits>(orderable(static_cast<const std::int64_t*>(data)[i]));
+}
+
+// What one reading of pair i finds: its sort key and payload, and what it says of all inputs.
+template <class Bits, class T>
+__device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i, Bits& key, std::uint32_t& pair,
+                                       Extent<T>& extent) {
+  bool nan = false;
+  key = load_key<Bits>(args.scores, args.score_type, i, nan);
+  pair = i;
+  const T similarity = load<T>(args.similarity, args.similarity_type, i);
+  Extent<T> own{similarity, similarity};
+  if (args.labels) {
+    own.label_low = own.label_high = args.labels[i];
+    pair |= static_cast<std::uint32_t>(own.label_low) << LABEL_SHIFT;
+  }
+  own.nan = nan || is_nan(similarity);
+  extent = extent + own;
+  return similarity;
+}
+
+// Arrays with an element a position. Whole tiles of it are written, so they are that long, and one more.
+template <class T, class Index>
+struct Arrays {
+  T *before, *after;         // the rank objective's sums ahead of a position; from it on
+  Index *run, *start;        // how many runs of equal scores are before its own; where each begins, and n
+  // For labels by bits only.
+  std::uint64_t* label;      // less the smallest
+  T *term, *below, *above;   // of the angular objective: the pair's, its partners' sums
+  Index* order[2];           // positions in this bit's order, and in the next one's
+};
+
+// What only several blocks need.
+template <class T>
+struct Crossing {
+  const void* keys;            // sorted
+  const std::uint32_t* pairs;  // in that order
+  const T* similarity;         // in the caller's
+  std::uint32_t n, tiles;
+  bool wide;                   // keys have 64 bits
+  unsigned char* spans;        // (2, tiles + 1) Span: of each tile forwards, backwards
+  unsigned char* joined;       // (2, blocks) Sum: of Z
+  unsigned char* kept;         // (2, n) Kept, where blocks have several tiles
+};
+constexpr std::size_t CROSSING_BYTES = 16;  // the largest Sum
+
+// Who works together.
+struct OneBlock {
+  static constexpr bool one = true;
+  static __device__ unsigned index() { return 0; }
+  static __device__ unsigned count() { return 1; }
+  static __device__ bool resident(std::uint32_t) { return true; }  // no block has two tiles
+  static __device__ void sync() { __syncthreads(); }
+};
+
+// A thread's part of a tile.
+template <class T, int Items>
+struct Mine {
+  std::uint32_t base, heads, run;  // heads, bit k: a run (or the end) is at base + k; run: the one before base
+  std::uint32_t ids;               // two bits a pair: 0, 1 or 2, where columns tell labels apart
+  int valid;
+  std::uint32_t pair[Items];
+  T c[Items], term[Items];  // of the angular objective
+
+  __device__ void place(std::uint32_t first, std::uint32_t n) {
+    base = first;
+    valid = base >= n ? 0 : (n - base < Items ? static_cast<int>(n - base) : Items);
+  }
+  __device__ bool begins(int k) const { return heads >> k & 1; }
+  __device__ bool ends(int k) const { return heads >> (k + 1) & 1; }
+  __device__ bool has_id(int k, std::uint32_t bits) const { return ids >> 2 * k & bits; }
+  template <class Bits>
+  __device__ __forceinline__ void find_heads(const Bits (&key)[Items], Bits before, Bits behind, std::uint32_t n) {
+    heads = 0;
+#pragma unroll
+    for (int k = 0; k <= Items; ++k) {
+      const Bits previous = k ? key[k ? k - 1 : 0] : before, own = k < Items ? key[k < Items ? k : 0] : behind;
+      const std::uint32_t p = base + k;
+      if (p == 0 || p == n || (p < n && own != previous)) heads |= 1u << k;
+    }
+  }
+};
+
+template <class T, int Block, int Items, class Index, class Blocks>
+struct Solver {
+  using Pairs = Mine<T, Items>;
+  static constexpr int tile_pairs = Block * Items;
+  static constexpr std::size_t scratch_bytes = (Block / 32 + 1) * sizeof(Span<LogSum<T>>);
+
+  const PairwiseArgs& args;
+  const Arrays<T, Index> at;
+  const Crossing<T>* crossing;  // null for one block
+  unsigned char* scratch;       // shared
+  T room;                       // formulas.h, linear_room
+  T middle = 0, middle_angle = 0;
+  std::int64_t label_low = 0;
+  std::uint64_t label_range = 0;
+  bool columns = false;  // labels are told apart by columns of sums
+
+  template <class V>
+  __device__ V* shared() const { return reinterpret_cast<V*>(scratch); }
+  __device__ std::uint32_t n() const { return static_cast<std::uint32_t>(args.n); }
+  __device__ std::uint32_t tiles() const {
+    if constexpr (Blocks::one) return 1;
+    else return crossing->tiles;
+  }
+  template <class D>
+  __device__ bool resident() const { return D::hot || Blocks::resident(tiles()); }
+  // A block's tiles: f(tile).
+  template <class F>
+  __device__ __forceinline__ void each_tile(const F& f) const {
+    for (std::uint32_t tile = Blocks::index(); tile < tiles(); tile += Blocks::count()) f(tile);
+  }
+  __device__ void place(Pairs& my, std::uint32_t tile) const { my.place(tile * tile_pairs + threadIdx.x * Items, n()); }
+  __device__ __forceinline__ void run(const Extent<T>& extent, Pairs& my) {
+    if (extent.nan) {
+      const std::uint32_t thread = Blocks::index() * Block + threadIdx.x, rows = args.parts ? 2 : 1;
+      T* const losses = static_cast<T*>(args.losses);
+      T* const grads = static_cast<T*>(args.grads);
+      if (thread < rows) losses[thread] = T(NAN);
+      for (std::int64_t i = thread; grads && i < rows * args.n; i += Blocks::count() * Block) grads[i] = T(NAN);
+      return;
+    }
+    const T low_angle = angle(extent.low), high_angle = angle(extent.high);
+    middle = T(0.5) * extent.low + T(0.5) * extent.high;
+    middle_angle = T(0.5) * (low_angle + high_angle);
+    label_low = extent.label_low;
+    label_range = static_cast<std::uint64_t>(extent.label_high) - static_cast<std::uint64_t>(extent.label_low);
+    columns = args.angle && args.labels && label_range < COLUMN_LABELS;
+    const T tau = static_cast<T>(args.tau);
+    const T rank = args.rank ? tau * (extent.high - extent.low) : T(0);
+    const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
+    const bool linear = rank < room && angles < room;
+    if constexpr (sizeof(T) == 4) {
+      if (linear && (columns || !args.angle) && Blocks::resident(tiles())) return solve<Linear<T, true>>(my);
+    }
+    linear ? apart<Linear<T, false>>(*this, my) : apart<Log<T>>(*this, my);
+  }
+  // Compact code for what is rare: double, the log domain, more labels, more pairs than the GPU's registers hold. Not
+  // inlined, and of copies, because what a call may reach lies in memory.
+  template <class D>
+  static __device__ __noinline__ void apart(Solver solver, Pairs my) { solver.template solve<D>(my); }
+
+  // ---- The pairs of a tile: from the sorted arrays of several blocks. One block has them from its sort. ----
+
+  template <class Bits>
+  __device__ __forceinline__ void read_heads(Pairs& my) const {
+    const Bits* const keys = static_cast<const Bits*>(crossing->keys) + my.base;
+    using Pack = Neighbours<Bits, Items>;
+    const Pack own = my.valid ? *reinterpret_cast<const Pack*>(keys) : Pack();
+    my.find_heads(own.at, my.base && my.valid ? keys[-1] : Bits(),
+                  my.valid == Items && my.base + Items < n() ? keys[Items] : Bits(), n());
+  }
+  __device__ __forceinline__ void fetch(Pairs& my, std::uint32_t tile) const {
+    place(my, tile);
+    if constexpr (!Blocks::one) {
+      crossing->wide ? read_heads<std::uint64_t>(my) : read_heads<std::uint32_t>(my);
+      using Pack = Neighbours<std::uint32_t, Items>;
+      const Pack pairs = my.valid ? *reinterpret_cast<const Pack*>(crossing->pairs + my.base) : Pack();
+#pragma unroll
+      for (int k = 0; k < Items; ++k) {
+        my.pair[k] = pairs.at[k];
+        my.c[k] = k < my.valid ? crossing->similarity[my.pair[k] & INDEX_MASK] : T(INFINITY);
+      }
+    }
+  }
+  template <class D>
+  __device__ __forceinline__ void find_terms(Pairs& my) const {
+    const T tau = D::scaled(args.tau);
+    my.ids = 0;
+    if (!args.angle) return;
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      // Behind the last pair a term is infinite, and adds nothing to the backward sums.
+      my.term[k] = k < my.valid ? D::term(tau * (middle_angle - angle(my.c[k]))) : T(INFINITY);
+      if (columns) my.ids |= (my.pair[k] - (static_cast<std::uint32_t>(label_low) << LABEL_SHIFT)) >> LABEL_SHIFT << 2 * k;
+    }
+  }
+  // The rank objective's is quicker made than kept.
+  template <class D>
+  __device__ __forceinline__ T rank_term(const Pairs& my, int k) const {
+    const T term = D::term(D::scaled(args.tau) * (my.c[k] - middle));
+    return D::hot || k < my.valid ? term : T(INFINITY);  // of an infinite c it is infinite
+  }
+
+  // ---- 1. Sums of the thread, the tile, all tiles. ----
+
+  // A pair joins the sums: forwards exp(x) to the columns of smaller labels, backwards exp(y) to those of larger ones.
+  template <class D, bool Reverse>
+  __device__ __forceinline__ void add(Span<typename D::Part>& span, const Pairs& my, int k, T rank_term, T term) const {
+    using Part = typename D::Part;
+    if (args.rank) span.rank = span.rank + Part(rank_term);
+    if (!columns) return;
+    if (my.has_id(k, 3) != Reverse) span.sum[0] = span.sum[0] + Part(term);
+    if (my.has_id(k, 2) != Reverse) span.sum[1] = span.sum[1] + Part(term);
+  }
+  template <class D>
+  __device__ __forceinline__ void sum_thread(const Pairs& my, Span<typename D::Part>& ahead,
+                                             Span<typename D::Part>& behind) const {
+    ahead = behind = Span<typename D::Part>();
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      ahead.hold(my.begins(k));
+      add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
+    }
+    ahead.flags = my.heads & ((1u << Items) - 1) ? ahead.RUN : 0;
+    ahead.count = __popc(my.heads & ((1u << my.valid) - 1));
+    if (!args.grads) return;
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = Items - 1; k >= 0; --k) {
+      behind.hold(my.ends(k));
+      add<D, true>(behind, my, k, D::inverse(rank_term<D>(my, k)), D::inverse(my.term[k]));
+    }
+    behind.flags = my.heads >> 1 ? behind.RUN : 0;
+  }
+  // Of a thread becomes before (behind) a thread, within the tile. `publish`: what the tile adds goes to the others.
+  // Returns how much the tile counts.
+  template <class D>
+  __device__ __forceinline__ std::uint32_t scan_tile(Span<typename D::Part>& forward, Span<typename D::Part>& backward,
+                                                     std::uint32_t tile, bool publish) const {
+    using Sum = Span<typename D::Sum>;
+    using Part = Span<typename D::Part>;
+    Part total, all;
+    forward = block_exclusive<false, Block>(forward, shared<Part>(), total);
+    if (args.grads) backward = block_exclusive<true, Block>(backward, shared<Part>(), all);
+    if (publish && threadIdx.x == 0) {
+      spans<typename D::Sum>(false)[tile] = Sum(total), spans<typename D::Sum>(true)[tile] = Sum(all);
+    }
+    return total.count;
+  }
+  template <class Sum>
+  __device__ Span<Sum>* spans(bool reverse) const {
+    return reinterpret_cast<Span<Sum>*>(crossing->spans) + (reverse ? tiles() + 1 : 0);
+  }
+  template <bool Reverse, class Sum>
+  static __device__ __forceinline__ void scan_tiles(Span<Sum>* sums, int tiles, Span<Sum>* shared) {
+    Span<Sum> before;
+    for (int first = 0; first < tiles; first += Block) {
+      // The thread order stays that of the tiles: a backward scan takes its chunks from the end.
+      const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
+      const bool in = t >= 0 && t < tiles;
+      Span<Sum> total;
+      const Span<Sum> earlier = block_exclusive<Reverse, Block>(in ? sums[t] : Span<Sum>(), shared, total);
+      if (in) sums[t] = before + earlier;
+      before = before + total;
+    }
+    if (threadIdx.x == 0) sums[tiles] = before;
+  }
+  // Spans of tiles become those before (behind) each, and of all at the end: by one block, once.
+  template <class Sum>
+  static __device__ __forceinline__ void join_tiles(Span<Sum>* sums, int tiles, Span<Sum>* shared) {
+    Blocks::sync();
+    if (Blocks::index() == 0) {
+      scan_tiles<false>(sums, tiles, shared);
+      scan_tiles<true>(sums + tiles + 1, tiles, shared);
+    }
+    Blocks::sync();
+  }
+  template <class D>
+  __device__ __forceinline__ void add_tiles(Span<typename D::Part>& forward, Span<typename D::Part>& backward,
+                                            std::uint32_t tile) const {
+    using Part = typename D::Part;
+    forward = Span<Part>(spans<typename D::Sum>(false)[tile]) + forward;
+    if (args.grads) backward = Span<Part>(spans<typename D::Sum>(true)[tile]) + backward;
+  }
+
+  // ---- 2. The tile again: tables for the rank objective, P and Q of the angular one. ----
+
+  template <class V, class Element>
+  static __device__ __forceinline__ void store(Element* array, const V (&values)[Items]) {
+    Neighbours<Element, Items> pack;
+#pragma unroll
+    for (int k = 0; k < Items; ++k) pack.at[k] = static_cast<Element>(values[k]);
+    *reinterpret_cast<Neighbours<Element, Items>*>(array) = pack;
+  }
+  template <class D>
+  __device__ __forceinline__ void write_sums(Pairs& my, Span<typename D::Part> ahead, Span<typename D::Part> behind,
+                                             typename D::Kept (&angular)[Items], typename D::Part& z) const {
+    using Part = typename D::Part;
+    T table[Items], below[Items];
+    std::uint32_t runs[Items], run = my.run = ahead.count - 1;
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      runs[k] = run += my.begins(k);
+      if (my.begins(k)) at.start[run] = static_cast<Index>(my.base + k);  // n, too, where the last run ends
+      ahead.hold(my.begins(k));
+      table[k] = D::value(ahead.rank);
+      below[k] = my.has_id(k, 3) ? (my.has_id(k, 1) ? D::value(ahead.held[1]) : D::nothing()) : D::value(ahead.held[0]);
+      add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
+    }
+    const bool closes = my.valid == Items && my.base + Items == n();
+    if (closes) at.start[run + 1] = static_cast<Index>(n());
+    store(at.run + my.base, runs);
+    if (args.rank) store(at.before + my.base, table);
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = Items - 1; k >= 0; --k) {
+      const T y = D::inverse(my.term[k]);
+      if (columns) z = z + Part(D::product(y, below[k]));
+      if (!args.grads) continue;
+      behind.hold(my.ends(k));
+      add<D, true>(behind, my, k, D::inverse(rank_term<D>(my, k)), y);
+      table[k] = D::value(behind.rank);
+      if (!columns) continue;
+      const T above = my.has_id(k, 2) ? D::value(behind.held[1])
+                                      : (my.has_id(k, 1) ? D::value(behind.held[0]) : D::nothing());
+      angular[k] = D::kept(my.term[k], below[k], above, angle_slope(my.c[k]));
+    }
+    if (!args.grads || !args.rank) return;
+    store(at.after + my.base, table);
+    if (closes) at.after[n()] = D::nothing();
+  }
+
+  // ---- 2b. P and Q of the angular objective with any labels, or none: by bits. ----
+  //
+  // l_i > l_j holds where the two first differ, from the top, at a bit that l_i has. So at each bit: among those that
+  // agree above it (a segment), the ones with the bit add to the column that those without it read. The order starts as
+  // that of the scores; after each bit those without it come first, which keeps segments together and scores sorted.
+
+  struct Entry {
+    std::uint32_t position, run;
+    std::uint64_t label;
+  };
+  __device__ Entry entry(int which, std::uint32_t q) const {
+    const std::uint32_t p = at.order[which][q];
+    return {p, at.run[p], at.label[p]};
+  }
+  // f(q, entry, whether it has the bit, whether it reads, span) along the thread's positions; the span is before
+  // (behind) q. bit -1: no labels, all add and read.
+  template <class D, bool Reverse, class F>
+  __device__ __forceinline__ void walk(const Pairs& my, int bit, int which, Span<typename D::Part>& span,
+                                       const F& f) const {
+    if (my.valid == 0) return;
+    const std::uint32_t first = Reverse ? my.base + my.valid - 1 : my.base, outer = Reverse ? n() - 1 : 0;
+    Entry previous{};
+    if (first != outer) previous = entry(which, Reverse ? first + 1 : first - 1);
+#pragma unroll 1
+    for (int k = 0; k < my.valid; ++k) {
+      const std::uint32_t q = Reverse ? first - k : first + k;
+      const Entry own = entry(which, q);
+      const bool segment = q == outer || (bit >= 0 && own.label >> bit >> 1 != previous.label >> bit >> 1);
+      if (segment) span.begin_segment();
+      if (segment || own.run != previous.run) span.begin_run();
+      const bool one = bit >= 0 && (own.label >> bit & 1);
+      f(q, own, one, bit < 0 || one == Reverse, span);
+      if (bit < 0 || one != Reverse) {
+        const T term = at.term[own.position];
+        span.sum[0] = span.sum[0] + typename D::Part(Reverse ? D::inverse(term) : term);
+      }
+      span.count += !one;
+      previous = own;
+    }
+  }
+  template <class D>
+  __device__ __forceinline__ void by_bits() const {
+    using Sum = typename D::Sum;
+    using Part = typename D::Part;
+    int bit = -1, which = 0;
+    if (args.labels) while (bit < 63 && label_range >> (bit + 1)) ++bit;
+    for (bool more = true; more; more = --bit >= 0, which ^= 1) {
+      Pairs my;
+      Span<Part> ahead, behind;
+      std::uint32_t zeros = 0;
+      const auto sum = [&](std::uint32_t tile, bool publish) {
+        const auto ignore = [](std::uint32_t, const Entry&, bool, bool, const Span<Part>&) {};
+        place(my, tile);
+        ahead = behind = Span<Part>();
+        walk<D, false>(my, bit, which, ahead, ignore);
+        if (args.grads) walk<D, true>(my, bit, which, behind, ignore);
+        zeros = scan_tile<D>(ahead, behind, tile, publish);
+      };
+      each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
+      if (tiles() > 1) join_tiles(spans<Sum>(false), static_cast<int>(tiles()), shared<Span<Sum>>());
+      each_tile([&](std::uint32_t tile) {
+        if (!resident<D>()) sum(tile, false);
+        if (tiles() > 1) {
+          add_tiles<D>(ahead, behind, tile);
+          zeros = spans<Sum>(false)[tiles()].count;
+        }
+        walk<D, false>(my, bit, which, ahead, [&](std::uint32_t q, const Entry& own, bool one, bool reads,
+                                                  const Span<Part>& span) {
+          T& below = at.below[own.position];
+          if (reads) below = D::plus(below, D::value(span.held[0]));
+          at.order[which ^ 1][one ? zeros + (q - span.count) : span.count] = static_cast<Index>(own.position);
+        });
+        if (args.grads) {
+          walk<D, true>(my, bit, which, behind, [&](std::uint32_t, const Entry& own, bool, bool reads,
+                                                    const Span<Part>& span) {
+            T& above = at.above[own.position];
+            if (reads) above = D::plus(above, D::value(span.held[0]));
+          });
+        }
+      });
+      Blocks::sync();
+    }
+  }
+  template <class D>
+  __device__ __forceinline__ void prepare_bits(const Pairs& my) const {
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      const std::uint32_t p = my.base + k;
+      if (k >= my.valid) continue;
+      at.term[p] = my.term[k];
+      at.below[p] = at.above[p] = D::nothing();
+      at.order[0][p] = static_cast<Index>(p);
+      at.label[p] = 0;
+      if (args.labels) at.label[p] = static_cast<std::uint64_t>(args.labels[my.pair[k] & INDEX_MASK] - label_low);
+    }
+  }
+  template <class D>
+  __device__ __forceinline__ void take_bits(const Pairs& my, typename D::Kept (&kept)[Items],
+                                            typename D::Part& z) const {
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      if (k >= my.valid) continue;
+      const T below = at.below[my.base + k];
+      z = z + typename D::Part(D::product(D::inverse(my.term[k]), below));
+      if (args.grads) kept[k] = D::kept(my.term[k], below, at.above[my.base + k], angle_slope(my.c[k]));
+    }
+  }
+
+  // ---- 3. Partners of the rank objective: a prefix and a suffix of the order. ----
+
+  __device__ __forceinline__ std::uint32_t partners_end(int rank, int threshold) const {
+    const int bound = rank - threshold, m = prefix_probe(bound < 0 ? 0 : bound);
+    if (bound < 0) return 0;
+    if (args.ties == Ties::dense) return at.start[m + 1];
+    const std::uint32_t run = at.run[m];
+    return prefix_end(args.ties, bound, static_cast<int>(at.start[run]), static_cast<int>(at.start[run + 1]) - 1);
+  }
+  __device__ __forceinline__ std::uint32_t partners_start(int rank, int threshold, std::uint32_t limit) const {
+    const int bound = rank + threshold, m = suffix_probe(bound);
+    if (static_cast<std::uint32_t>(m) >= limit) return n();
+    if (args.ties == Ties::dense) return at.start[m];
+    const std::uint32_t run = at.run[m];
+    return suffix_start(args.ties, bound, static_cast<int>(at.start[run]), static_cast<int>(at.start[run + 1]) - 1);
+  }
+  template <class D>
+  __device__ __forceinline__ void look_up(const Pairs& my, typename D::Kept (&kept)[Items], typename D::Part& z) const {
+    // Beyond 2 n it is the same: no partner.
+    const int threshold = static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n);
+    const std::uint32_t limit = args.ties == Ties::dense ? at.run[n() - 1] + 1u : n();
+    std::uint32_t run = my.run;
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      run += my.begins(k);
+      if (k >= my.valid) continue;
+      const int rank = doubled_rank(args.ties, static_cast<int>(my.base) + k, static_cast<int>(at.start[run]),
+                                    static_cast<int>(at.start[run + 1]) - 1, static_cast<int>(run));
+      const T below = at.before[partners_end(rank, threshold)];
+      const T x = rank_term<D>(my, k);
+      z = z + typename D::Part(D::product(D::inverse(x), below));
+      if (args.grads) kept[k] = D::kept(x, below, at.after[partners_start(rank, threshold, limit)], T(1));
+    }
+  }
+
+  // ---- All of it. ----
+
+  // What is kept between steps where a block has several tiles.
+  template <class D, class Move>
+  __device__ __forceinline__ void keep(const Pairs& my, int row, const Move& move) const {
+    auto* const kept = reinterpret_cast<typename D::Kept*>(crossing->kept) + row * args.n + my.base;
+#pragma unroll(D::hot ? Items : 1)
+    for (int k = 0; k < Items; ++k) {
+      if (k < my.valid) move(kept[k], k);
+    }
+  }
+
+  template <class D>
+  __device__ __forceinline__ void solve(Pairs& my) const {
+    using Sum = typename D::Sum;
+    using Part = typename D::Part;
+    using Kept = typename D::Kept;
+    Kept rank[Items], angular[Items];
+    Span<Part> forward, backward;
+    Sum z[2] = {Sum(), Sum()};
+    const bool bits = !D::hot && args.angle && !columns;
+    const auto sum = [&](std::uint32_t tile, bool publish) {
+      fetch(my, tile);
+      find_terms<D>(my);
+      sum_thread<D>(my, forward, backward);
+      scan_tile<D>(forward, backward, tile, publish);
+    };
+    each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
+    if (tiles() > 1) join_tiles(spans<Sum>(false), static_cast<int>(tiles()), shared<Span<Sum>>());
+    each_tile([&](std::uint32_t tile) {
+      if (!resident<D>()) sum(tile, false);
+      if (tiles() > 1) add_tiles<D>(forward, backward, tile);
+      Part part = Part();
+      write_sums<D>(my, forward, backward, angular, part);
+      z[1] = z[1] + Sum(part);
+      if (!resident<D>() && columns && args.grads) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
+      if (bits) prepare_bits<D>(my);
+    });
+    Blocks::sync();
+    if (bits) by_bits<D>();
+    each_tile([&](std::uint32_t tile) {
+      if (!resident<D>()) {
+        fetch(my, tile);
+        find_terms<D>(my);
+        if (my.valid) my.run = at.run[my.base] - (my.heads & 1);
+      }
+      Part first = Part(), second = Part();
+      if (args.rank) look_up<D>(my, rank, first);
+      if (bits) take_bits<D>(my, angular, second);
+      z[0] = z[0] + Sum(first), z[1] = z[1] + Sum(second);
+      if (resident<D>() || !args.grads) return;
+      if (args.rank) keep<D>(my, 0, [&](Kept& kept, int k) { kept = rank[k]; });
+      if (bits) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
+    });
+    for (Sum& part : z) part = block_sum<Block>(part, shared<Sum>());
+    if constexpr (!Blocks::one) sum_blocks(z[0], z[1]);
+    const typename D::Closed closed[2] = {D::close(z[0]), D::close(z[1])};
+    if (Blocks::index() == 0 && threadIdx.x == 0) {
+      T* const losses = static_cast<T*>(args.losses);
+      const T first = args.rank ? static_cast<T>(args.rank_weight) * D::loss(z[0]) : T(0);
+      const T second = args.angle ? static_cast<T>(args.angle_weight) * D::loss(z[1]) : T(0);
+      losses[0] = args.parts ? first : first + second;
+      if (args.parts) losses[1] = second;
+    }
+    if (!args.grads) return;
+    T* const grads = static_cast<T*>(args.grads);
+    const T rank_weight = static_cast<T>(args.tau * args.rank_weight);
+    const T angle_weight = static_cast<T>(args.tau * args.angle_weight);
+    each_tile([&](std::uint32_t tile) {
+      if (!resident<D>()) {
+        place(my, tile);
+#pragma unroll
+        for (int k = 0; k < Items; ++k) my.pair[k] = k < my.valid ? crossing->pairs[my.base + k] : 0;
+        if (args.rank) keep<D>(my, 0, [&](Kept& kept, int k) { rank[k] = kept; });
+        if (args.angle) keep<D>(my, 1, [&](Kept& kept, int k) { angular[k] = kept; });
+      }
+#pragma unroll(D::hot ? Items : 1)
+      for (int k = 0; k < Items; ++k) {
+        if (k >= my.valid) continue;
+        const std::uint32_t i = my.pair[k] & INDEX_MASK;
+        const T first = args.rank ? D::gradient(rank[k], closed[0], rank_weight) : T(0);
+        const T second = args.angle ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
+        grads[i] = args.parts ? first : first + second;
+        if (args.parts) grads[args.n + i] = second;
+      }
+    });
+  }
+  // Z of a block becomes that of all.
+  template <class Sum>
+  __device__ __forceinline__ void sum_blocks(Sum& rank, Sum& angular) const {
+    Sum* const of_blocks = reinterpret_cast<Sum*>(crossing->joined);
+    if (threadIdx.x == 0) of_blocks[Blocks::index()] = rank, of_blocks[Blocks::count() + Blocks::index()] = angular;
+    Blocks::sync();
+    rank = angular = Sum();
+    for (unsigned b = threadIdx.x; b < Blocks::count(); b += Block) {
+      rank = rank + of_blocks[b];
+      angular = angular + of_blocks[Blocks::count() + b];
+    }
+    rank = block_sum<Block>(rank, shared<Sum>());
+    angular = block_sum<Block>(angular, shared<Sum>());
+  }
+};
+
+}  // namespace raoe
