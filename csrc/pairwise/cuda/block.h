@@ -29,7 +29,7 @@ struct Shared {
   };
   struct Tables {
     Array<T, slots + 1> before, after;
-    Array<Index, slots + 1> run, start;
+    Array<Index, slots + 1> first, last, run, start;
     Array<std::uint64_t, slots> label;
     Array<T, slots> term, below, above;
     Array<Index, slots> order[2];
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
   auto& tables = shared.tables;
   typename Shared<T, Block>::Work work{
       args,
-      {tables.before.at, tables.after.at, tables.run.at, tables.start.at, tables.label.at, tables.term.at,
+      {tables.before.at, tables.after.at, tables.first.at, tables.last.at, tables.run.at, tables.start.at, tables.label.at, tables.term.at,
        tables.below.at, tables.above.at, {tables.order[0].at, tables.order[1].at}},
       nullptr, shared.scratch, room};
   typename Shared<T, Block>::Work::Pairs my;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
                                                        : sort_pairs<std::uint64_t, T, Block>(shared.wide, work, my);
 #pragma unroll
   for (int k = 0; k < Shared<T, Block>::items; ++k) {
-    my.c[k] = k < my.valid ? load<T>(args.similarity, args.similarity_type, my.pair[k] & INDEX_MASK) : T(INFINITY);
+    my.c[k] = load<T>(args.similarity, args.similarity_type, index_of(my.pair[k]));  // of no pair: the first's
   }
   work.run(extent, my);
 }

@@ -35,8 +35,10 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   }
   take(at.before, args.rank ? whole : 0);
   take(at.after, args.rank ? whole + 1 : 0);
-  take(at.run, whole);
-  take(at.start, n + 1);
+  take(at.first, whole);
+  take(at.last, whole);
+  take(at.run, args.ties == Ties::dense ? whole : 0);
+  take(at.start, args.ties == Ties::dense ? n + 1 : 0);
   take(at.label, angled);
   take(at.term, angled);
   take(at.below, angled);
@@ -48,7 +50,7 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   all.similarity = own ? static_cast<const T*>(args.similarity) : work.converted;
   if (own) work.converted = nullptr;
   take(work.extents, PREPARING_BLOCKS);
-  take(all.spans, 2 * (tiles + 1) * sizeof(Span<LogSum<double>>));
+  take(all.spans, 2 * (tiles + 1) * sizeof(Span<LogSum<double>, true>));
   take(all.joined, 2 * tiles * CROSSING_BYTES);
   take(all.kept, args.grads ? 2 * n * sizeof(typename Log<T>::Kept) : 0);
   temporary_bytes = sort_temporary_bytes(all.n, all.wide);

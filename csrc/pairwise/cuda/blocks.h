@@ -50,6 +50,10 @@ __device__ Extent<T> write_keys(const Work<T>& work) {
 template <class T>
 __global__ void __launch_bounds__(BLOCK) prepare(const Work<T> work) {
   __shared__ __align__(16) unsigned char scratch[(BLOCK / 32 + 1) * sizeof(Extent<T>)];
+  // The last tile's rest: read, and not used.
+  for (std::uint32_t p = work.crossing.n + threadIdx.x; !blockIdx.x && p < work.crossing.tiles * BLOCK * ITEMS<T>; p += BLOCK) {
+    work.sort.values[0][p] = work.sort.values[1][p] = 0;
+  }
   const Extent<T> extent = work.sort.wide ? write_keys<std::uint64_t>(work) : write_keys<std::uint32_t>(work);
   const Extent<T> all = block_sum<BLOCK>(extent, reinterpret_cast<Extent<T>*>(scratch));
   if (threadIdx.x == 0) work.extents[blockIdx.x] = all;

@@ -17,6 +17,13 @@ constexpr int LABEL_SHIFT = 28;  // a pair is its index, and above it its label'
 constexpr std::uint32_t INDEX_MASK = (1u << LABEL_SHIFT) - 1;
 constexpr int COLUMN_LABELS = 3;  // values that two columns of sums tell apart
 
+// Opaque, so that the compiler does not merge the mask with an address of 64 bits.
+__device__ __forceinline__ std::uint32_t index_of(std::uint32_t pair) {
+  std::uint32_t index = pair & INDEX_MASK;
+  asm("" : "+r"(index));
+  return index;
+}
+
 template <class T>
 __device__ __forceinline__ T load(const void* data, Float type, std::uint32_t i) {
   switch (type) {
@@ -65,7 +72,8 @@ __device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i
 template <class T, class Index>
 struct Arrays {
   T *before, *after;         // the rank objective's sums ahead of a position; from it on
-  Index *run, *start;        // how many runs of equal scores are before its own; where each begins, and n
+  Index *first, *last;       // of its run of equal scores
+  Index *run, *start;        // dense ranks only: how many runs are before its own; where each begins, and n
   // For labels by bits only.
   std::uint64_t* label;      // less the smallest
   T *term, *below, *above;   // of the angular objective: the pair's, its partners' sums
@@ -98,8 +106,8 @@ struct OneBlock {
 // A thread's part of a tile.
 template <class T, int Items>
 struct Mine {
-  std::uint32_t base, heads, run;  // heads, bit k: a run (or the end) is at base + k; run: the one before base
-  std::uint32_t ids;               // two bits a pair: 0, 1 or 2, where columns tell labels apart
+  std::uint32_t base, heads;  // heads, bit k: a run (or the end) begins at base + k
+  std::uint32_t ids;          // two bits a pair: 0, 1 or 2, where columns tell labels apart
   int valid;
   std::uint32_t pair[Items];
   T c[Items], term[Items];  // of the angular objective
@@ -117,17 +125,23 @@ struct Mine {
 #pragma unroll
     for (int k = 0; k <= Items; ++k) {
       const Bits previous = k ? key[k ? k - 1 : 0] : before, own = k < Items ? key[k < Items ? k : 0] : behind;
-      const std::uint32_t p = base + k;
-      if (p == 0 || p == n || (p < n && own != previous)) heads |= 1u << k;
+      if (own != previous) heads |= 1u << k;
     }
+    // The first pair begins one; behind the last one only the end counts.
+    heads |= base ? 0 : 1;
+    if (base + Items >= n) heads = (heads & ((1u << valid) - 1)) | (base + valid == n ? 1u << valid : 0);
   }
 };
 
 template <class T, int Block, int Items, class Index, class Blocks>
 struct Solver {
   using Pairs = Mine<T, Items>;
+  template <class D>
+  using Plain = Span<typename D::Part, false>;
+  template <class D>
+  using Segmented = Span<typename D::Part, true>;
   static constexpr int tile_pairs = Block * Items;
-  static constexpr std::size_t scratch_bytes = (Block / 32 + 1) * sizeof(Span<LogSum<T>>);
+  static constexpr std::size_t scratch_bytes = (Block / 32 + 1) * sizeof(Span<LogSum<T>, true>);
 
   const PairwiseArgs& args;
   const Arrays<T, Index> at;
@@ -148,6 +162,7 @@ struct Solver {
   }
   template <class D>
   __device__ bool resident() const { return D::hot || Blocks::resident(tiles()); }
+  __device__ bool dense() const { return args.ties == Ties::dense; }
   // A block's tiles: f(tile).
   template <class F>
   __device__ __forceinline__ void each_tile(const F& f) const {
@@ -174,12 +189,12 @@ struct Solver {
     const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
     const bool linear = rank < room && angles < room;
     if constexpr (sizeof(T) == 4) {
-      if (linear && (columns || !args.angle) && Blocks::resident(tiles())) return solve<Linear<T, true>>(my);
+      if (linear && (columns || !args.angle) && !dense() && Blocks::resident(tiles())) return solve<Linear<T, true>>(my);
     }
     linear ? apart<Linear<T, false>>(*this, my) : apart<Log<T>>(*this, my);
   }
-  // Compact code for what is rare: double, the log domain, more labels, more pairs than the GPU's registers hold. Not
-  // inlined, and of copies, because what a call may reach lies in memory.
+  // Compact code for what is rare: double, the log domain, more labels, dense ranks, more pairs than the GPU's registers
+  // hold. Not inlined, and of copies, because what a call may reach lies in memory.
   template <class D>
   static __device__ __noinline__ void apart(Solver solver, Pairs my) { solver.template solve<D>(my); }
 
@@ -188,21 +203,18 @@ struct Solver {
   template <class Bits>
   __device__ __forceinline__ void read_heads(Pairs& my) const {
     const Bits* const keys = static_cast<const Bits*>(crossing->keys) + my.base;
-    using Pack = Neighbours<Bits, Items>;
-    const Pack own = my.valid ? *reinterpret_cast<const Pack*>(keys) : Pack();
-    my.find_heads(own.at, my.base && my.valid ? keys[-1] : Bits(),
-                  my.valid == Items && my.base + Items < n() ? keys[Items] : Bits(), n());
+    const auto own = *reinterpret_cast<const Neighbours<Bits, Items>*>(keys);
+    my.find_heads(own.at, keys[my.base ? -1 : 0], keys[my.base + Items < n() ? Items : 0], n());
   }
   __device__ __forceinline__ void fetch(Pairs& my, std::uint32_t tile) const {
     place(my, tile);
     if constexpr (!Blocks::one) {
       crossing->wide ? read_heads<std::uint64_t>(my) : read_heads<std::uint32_t>(my);
-      using Pack = Neighbours<std::uint32_t, Items>;
-      const Pack pairs = my.valid ? *reinterpret_cast<const Pack*>(crossing->pairs + my.base) : Pack();
+      const auto pairs = *reinterpret_cast<const Neighbours<std::uint32_t, Items>*>(crossing->pairs + my.base);
 #pragma unroll
       for (int k = 0; k < Items; ++k) {
         my.pair[k] = pairs.at[k];
-        my.c[k] = k < my.valid ? crossing->similarity[my.pair[k] & INDEX_MASK] : T(INFINITY);
+        my.c[k] = crossing->similarity[index_of(my.pair[k])];
       }
     }
   }
@@ -210,18 +222,26 @@ struct Solver {
   __device__ __forceinline__ void find_terms(Pairs& my) const {
     const T tau = D::scaled(args.tau);
     my.ids = 0;
-    if (!args.angle) return;
+    if (args.angle) {
+#pragma unroll(D::hot ? Items : 1)
+      for (int k = 0; k < Items; ++k) my.term[k] = D::term(D::exponent(-tau, angle(my.c[k]), middle_angle));
+    }
+    if (my.valid < Items) {  // behind the last pair terms are infinite, and add nothing to the backward sums
+#pragma unroll
+      for (int k = 0; k < Items; ++k) {
+        if (k >= my.valid) my.c[k] = my.term[k] = T(INFINITY);
+      }
+    }
+    if (!columns) return;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      // Behind the last pair a term is infinite, and adds nothing to the backward sums.
-      my.term[k] = k < my.valid ? D::term(tau * (middle_angle - angle(my.c[k]))) : T(INFINITY);
-      if (columns) my.ids |= (my.pair[k] - (static_cast<std::uint32_t>(label_low) << LABEL_SHIFT)) >> LABEL_SHIFT << 2 * k;
+      my.ids |= (my.pair[k] - (static_cast<std::uint32_t>(label_low) << LABEL_SHIFT)) >> LABEL_SHIFT << 2 * k;
     }
   }
   // The rank objective's is quicker made than kept.
   template <class D>
   __device__ __forceinline__ T rank_term(const Pairs& my, int k) const {
-    const T term = D::term(D::scaled(args.tau) * (my.c[k] - middle));
+    const T term = D::term(D::exponent(D::scaled(args.tau), my.c[k], middle));
     return D::hot || k < my.valid ? term : T(INFINITY);  // of an infinite c it is infinite
   }
 
@@ -229,7 +249,7 @@ struct Solver {
 
   // A pair joins the sums: forwards exp(x) to the columns of smaller labels, backwards exp(y) to those of larger ones.
   template <class D, bool Reverse>
-  __device__ __forceinline__ void add(Span<typename D::Part>& span, const Pairs& my, int k, T rank_term, T term) const {
+  __device__ __forceinline__ void add(Plain<D>& span, const Pairs& my, int k, T rank_term, T term) const {
     using Part = typename D::Part;
     if (args.rank) span.rank = span.rank + Part(rank_term);
     if (!columns) return;
@@ -237,73 +257,69 @@ struct Solver {
     if (my.has_id(k, 2) != Reverse) span.sum[1] = span.sum[1] + Part(term);
   }
   template <class D>
-  __device__ __forceinline__ void sum_thread(const Pairs& my, Span<typename D::Part>& ahead,
-                                             Span<typename D::Part>& behind) const {
-    ahead = behind = Span<typename D::Part>();
+  __device__ __forceinline__ void sum_thread(const Pairs& my, Plain<D>& ahead,
+                                             Plain<D>& behind) const {
+    ahead = behind = Plain<D>();
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
       ahead.hold(my.begins(k));
       add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
     }
-    ahead.flags = my.heads & ((1u << Items) - 1) ? ahead.RUN : 0;
-    ahead.count = __popc(my.heads & ((1u << my.valid) - 1));
-    if (!args.grads) return;
+    const std::uint32_t heads = my.heads & ((1u << my.valid) - 1), tails = my.heads >> 1;
+    ahead.count = __popc(heads);
+    ahead.edge = heads ? my.base + 32 - __clz(heads) : 0;
 #pragma unroll(D::hot ? Items : 1)
-    for (int k = Items - 1; k >= 0; --k) {
+    for (int k = Items - 1; args.grads && k >= 0; --k) {
       behind.hold(my.ends(k));
       add<D, true>(behind, my, k, D::inverse(rank_term<D>(my, k)), D::inverse(my.term[k]));
     }
-    behind.flags = my.heads >> 1 ? behind.RUN : 0;
+    behind.edge = tails ? ~(my.base + __ffs(tails) - 1) : 0;
   }
   // Of a thread becomes before (behind) a thread, within the tile. `publish`: what the tile adds goes to the others.
   // Returns how much the tile counts.
-  template <class D>
-  __device__ __forceinline__ std::uint32_t scan_tile(Span<typename D::Part>& forward, Span<typename D::Part>& backward,
+  template <class Sum, class Part, bool Segments>
+  __device__ __forceinline__ std::uint32_t scan_tile(Span<Part, Segments>& forward, Span<Part, Segments>& backward,
                                                      std::uint32_t tile, bool publish) const {
-    using Sum = Span<typename D::Sum>;
-    using Part = Span<typename D::Part>;
-    Part total, all;
-    forward = block_exclusive<false, Block>(forward, shared<Part>(), total);
-    if (args.grads) backward = block_exclusive<true, Block>(backward, shared<Part>(), all);
-    if (publish && threadIdx.x == 0) {
-      spans<typename D::Sum>(false)[tile] = Sum(total), spans<typename D::Sum>(true)[tile] = Sum(all);
-    }
-    return total.count;
+    using S = Span<Part, Segments>;
+    using Wide = Span<Sum, Segments>;
+    S total, all;
+    forward = block_exclusive<false, Block>(forward, shared<S>(), total);
+    backward = block_exclusive<true, Block>(backward, shared<S>(), all);  // its edges, even without a gradient
+    if (publish && threadIdx.x == 0) spans<Wide>(false)[tile] = Wide(total), spans<Wide>(true)[tile] = Wide(all);
+    return total.count & S::COUNT;
   }
-  template <class Sum>
-  __device__ Span<Sum>* spans(bool reverse) const {
-    return reinterpret_cast<Span<Sum>*>(crossing->spans) + (reverse ? tiles() + 1 : 0);
+  template <class Wide>
+  __device__ Wide* spans(bool reverse) const {
+    return reinterpret_cast<Wide*>(crossing->spans) + (reverse ? tiles() + 1 : 0);
   }
-  template <bool Reverse, class Sum>
-  static __device__ __forceinline__ void scan_tiles(Span<Sum>* sums, int tiles, Span<Sum>* shared) {
-    Span<Sum> before;
+  template <bool Reverse, class Wide>
+  static __device__ __forceinline__ void scan_tiles(Wide* sums, int tiles, Wide* shared) {
+    Wide before;
     for (int first = 0; first < tiles; first += Block) {
       // The thread order stays that of the tiles: a backward scan takes its chunks from the end.
       const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
       const bool in = t >= 0 && t < tiles;
-      Span<Sum> total;
-      const Span<Sum> earlier = block_exclusive<Reverse, Block>(in ? sums[t] : Span<Sum>(), shared, total);
+      Wide total;
+      const Wide earlier = block_exclusive<Reverse, Block>(in ? sums[t] : Wide(), shared, total);
       if (in) sums[t] = before + earlier;
       before = before + total;
     }
     if (threadIdx.x == 0) sums[tiles] = before;
   }
   // Spans of tiles become those before (behind) each, and of all at the end: by one block, once.
-  template <class Sum>
-  static __device__ __forceinline__ void join_tiles(Span<Sum>* sums, int tiles, Span<Sum>* shared) {
+  template <class Wide>
+  __device__ __forceinline__ void join_tiles() const {
     Blocks::sync();
     if (Blocks::index() == 0) {
-      scan_tiles<false>(sums, tiles, shared);
-      scan_tiles<true>(sums + tiles + 1, tiles, shared);
+      scan_tiles<false>(spans<Wide>(false), static_cast<int>(tiles()), shared<Wide>());
+      scan_tiles<true>(spans<Wide>(true), static_cast<int>(tiles()), shared<Wide>());
     }
     Blocks::sync();
   }
-  template <class D>
-  __device__ __forceinline__ void add_tiles(Span<typename D::Part>& forward, Span<typename D::Part>& backward,
-                                            std::uint32_t tile) const {
-    using Part = typename D::Part;
-    forward = Span<Part>(spans<typename D::Sum>(false)[tile]) + forward;
-    if (args.grads) backward = Span<Part>(spans<typename D::Sum>(true)[tile]) + backward;
+  template <class Wide, class S>
+  __device__ __forceinline__ void add_tiles(S& forward, S& backward, std::uint32_t tile) const {
+    forward = S(spans<Wide>(false)[tile]) + forward;
+    backward = S(spans<Wide>(true)[tile]) + backward;
   }
 
   // ---- 2. The tile again: tables for the rank objective, P and Q of the angular one. ----
@@ -316,27 +332,34 @@ struct Solver {
     *reinterpret_cast<Neighbours<Element, Items>*>(array) = pack;
   }
   template <class D>
-  __device__ __forceinline__ void write_sums(Pairs& my, Span<typename D::Part> ahead, Span<typename D::Part> behind,
+  __device__ __forceinline__ void write_sums(Pairs& my, Plain<D> ahead, Plain<D> behind,
                                              typename D::Kept (&angular)[Items], typename D::Part& z) const {
     using Part = typename D::Part;
     T table[Items], below[Items];
-    std::uint32_t runs[Items], run = my.run = ahead.count - 1;
+    std::uint32_t edges[Items], runs[Items], run = ahead.count - 1;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      runs[k] = run += my.begins(k);
-      if (my.begins(k)) at.start[run] = static_cast<Index>(my.base + k);  // n, too, where the last run ends
+      edges[k] = k ? (my.begins(k) ? my.base + k : edges[k ? k - 1 : 0]) : (my.begins(k) ? my.base : ahead.edge - 1);
+      if (!D::hot) {
+        runs[k] = run += my.begins(k);
+        if (dense() && my.begins(k)) at.start[run] = static_cast<Index>(my.base + k);  // n, too, where the last run ends
+      }
       ahead.hold(my.begins(k));
       table[k] = D::value(ahead.rank);
       below[k] = my.has_id(k, 3) ? (my.has_id(k, 1) ? D::value(ahead.held[1]) : D::nothing()) : D::value(ahead.held[0]);
       add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
     }
     const bool closes = my.valid == Items && my.base + Items == n();
-    if (closes) at.start[run + 1] = static_cast<Index>(n());
-    store(at.run + my.base, runs);
+    store(at.first + my.base, edges);
+    if (!D::hot && dense()) {
+      if (closes) at.start[run + 1] = static_cast<Index>(n());
+      store(at.run + my.base, runs);
+    }
     if (args.rank) store(at.before + my.base, table);
 #pragma unroll(D::hot ? Items : 1)
     for (int k = Items - 1; k >= 0; --k) {
       const T y = D::inverse(my.term[k]);
+      edges[k] = my.ends(k) ? my.base + k : (k + 1 < Items ? edges[k + 1 < Items ? k + 1 : k] : ~behind.edge);
       if (columns) z = z + Part(D::product(y, below[k]));
       if (!args.grads) continue;
       behind.hold(my.ends(k));
@@ -347,6 +370,7 @@ struct Solver {
                                       : (my.has_id(k, 1) ? D::value(behind.held[0]) : D::nothing());
       angular[k] = D::kept(my.term[k], below[k], above, angle_slope(my.c[k]));
     }
+    store(at.last + my.base, edges);
     if (!args.grads || !args.rank) return;
     store(at.after + my.base, table);
     if (closes) at.after[n()] = D::nothing();
@@ -364,12 +388,12 @@ struct Solver {
   };
   __device__ Entry entry(int which, std::uint32_t q) const {
     const std::uint32_t p = at.order[which][q];
-    return {p, at.run[p], at.label[p]};
+    return {p, at.first[p], at.label[p]};
   }
   // f(q, entry, whether it has the bit, whether it reads, span) along the thread's positions; the span is before
   // (behind) q. bit -1: no labels, all add and read.
   template <class D, bool Reverse, class F>
-  __device__ __forceinline__ void walk(const Pairs& my, int bit, int which, Span<typename D::Part>& span,
+  __device__ __forceinline__ void walk(const Pairs& my, int bit, int which, Segmented<D>& span,
                                        const F& f) const {
     if (my.valid == 0) return;
     const std::uint32_t first = Reverse ? my.base + my.valid - 1 : my.base, outer = Reverse ? n() - 1 : 0;
@@ -394,39 +418,40 @@ struct Solver {
   }
   template <class D>
   __device__ __forceinline__ void by_bits() const {
-    using Sum = typename D::Sum;
-    using Part = typename D::Part;
+    using Wide = Span<typename D::Sum, true>;
+    using Part = Segmented<D>;
     int bit = -1, which = 0;
     if (args.labels) while (bit < 63 && label_range >> (bit + 1)) ++bit;
     for (bool more = true; more; more = --bit >= 0, which ^= 1) {
       Pairs my;
-      Span<Part> ahead, behind;
+      Part ahead, behind;
       std::uint32_t zeros = 0;
       const auto sum = [&](std::uint32_t tile, bool publish) {
-        const auto ignore = [](std::uint32_t, const Entry&, bool, bool, const Span<Part>&) {};
+        const auto ignore = [](std::uint32_t, const Entry&, bool, bool, const Part&) {};
         place(my, tile);
-        ahead = behind = Span<Part>();
+        ahead = behind = Part();
         walk<D, false>(my, bit, which, ahead, ignore);
         if (args.grads) walk<D, true>(my, bit, which, behind, ignore);
-        zeros = scan_tile<D>(ahead, behind, tile, publish);
+        zeros = scan_tile<typename D::Sum>(ahead, behind, tile, publish);
       };
       each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-      if (tiles() > 1) join_tiles(spans<Sum>(false), static_cast<int>(tiles()), shared<Span<Sum>>());
+      if (tiles() > 1) join_tiles<Wide>();
       each_tile([&](std::uint32_t tile) {
         if (!resident<D>()) sum(tile, false);
         if (tiles() > 1) {
-          add_tiles<D>(ahead, behind, tile);
-          zeros = spans<Sum>(false)[tiles()].count;
+          add_tiles<Wide>(ahead, behind, tile);
+          zeros = spans<Wide>(false)[tiles()].count & Wide::COUNT;
         }
         walk<D, false>(my, bit, which, ahead, [&](std::uint32_t q, const Entry& own, bool one, bool reads,
-                                                  const Span<Part>& span) {
+                                                  const Part& span) {
           T& below = at.below[own.position];
           if (reads) below = D::plus(below, D::value(span.held[0]));
-          at.order[which ^ 1][one ? zeros + (q - span.count) : span.count] = static_cast<Index>(own.position);
+          const std::uint32_t before = span.count & Part::COUNT;
+          at.order[which ^ 1][one ? zeros + (q - before) : before] = static_cast<Index>(own.position);
         });
         if (args.grads) {
           walk<D, true>(my, bit, which, behind, [&](std::uint32_t, const Entry& own, bool, bool reads,
-                                                    const Span<Part>& span) {
+                                                    const Part& span) {
             T& above = at.above[own.position];
             if (reads) above = D::plus(above, D::value(span.held[0]));
           });
@@ -445,7 +470,7 @@ struct Solver {
       at.below[p] = at.above[p] = D::nothing();
       at.order[0][p] = static_cast<Index>(p);
       at.label[p] = 0;
-      if (args.labels) at.label[p] = static_cast<std::uint64_t>(args.labels[my.pair[k] & INDEX_MASK] - label_low);
+      if (args.labels) at.label[p] = static_cast<std::uint64_t>(args.labels[index_of(my.pair[k])] - label_low);
     }
   }
   template <class D>
@@ -462,36 +487,31 @@ struct Solver {
 
   // ---- 3. Partners of the rank objective: a prefix and a suffix of the order. ----
 
-  __device__ __forceinline__ std::uint32_t partners_end(int rank, int threshold) const {
+  template <bool Dense>
+  __device__ __forceinline__ int partners_end(int rank, int threshold) const {
     const int bound = rank - threshold, m = prefix_probe(bound < 0 ? 0 : bound);
-    if (bound < 0) return 0;
-    if (args.ties == Ties::dense) return at.start[m + 1];
-    const std::uint32_t run = at.run[m];
-    return prefix_end(args.ties, bound, static_cast<int>(at.start[run]), static_cast<int>(at.start[run + 1]) - 1);
+    const int end = Dense ? int(at.start[m + 1]) : prefix_end(args.ties, bound, int(at.first[m]), int(at.last[m]));
+    return bound < 0 ? 0 : end;
   }
-  __device__ __forceinline__ std::uint32_t partners_start(int rank, int threshold, std::uint32_t limit) const {
-    const int bound = rank + threshold, m = suffix_probe(bound);
-    if (static_cast<std::uint32_t>(m) >= limit) return n();
-    if (args.ties == Ties::dense) return at.start[m];
-    const std::uint32_t run = at.run[m];
-    return suffix_start(args.ties, bound, static_cast<int>(at.start[run]), static_cast<int>(at.start[run + 1]) - 1);
+  template <bool Dense>
+  __device__ __forceinline__ int partners_start(int rank, int threshold, int limit) const {
+    const int bound = rank + threshold, m = suffix_probe(bound), probe = m < limit ? m : limit - 1;
+    const int start = Dense ? int(at.start[probe]) : suffix_start(args.ties, bound, int(at.first[probe]), int(at.last[probe]));
+    return m < limit ? start : static_cast<int>(n());
   }
-  template <class D>
+  template <class D, bool Dense>
   __device__ __forceinline__ void look_up(const Pairs& my, typename D::Kept (&kept)[Items], typename D::Part& z) const {
     // Beyond 2 n it is the same: no partner.
     const int threshold = static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n);
-    const std::uint32_t limit = args.ties == Ties::dense ? at.run[n() - 1] + 1u : n();
-    std::uint32_t run = my.run;
+    const int limit = Dense ? at.run[n() - 1] + 1 : n();
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      run += my.begins(k);
-      if (k >= my.valid) continue;
-      const int rank = doubled_rank(args.ties, static_cast<int>(my.base) + k, static_cast<int>(at.start[run]),
-                                    static_cast<int>(at.start[run + 1]) - 1, static_cast<int>(run));
-      const T below = at.before[partners_end(rank, threshold)];
-      const T x = rank_term<D>(my, k);
+      const int p = k < my.valid ? my.base + k : 0;  // an infinite term adds nothing
+      if (!D::hot && k >= my.valid) break;
+      const int rank = Dense ? 2 * int(at.run[p]) : doubled_rank(args.ties, p, int(at.first[p]), int(at.last[p]), 0);
+      const T below = at.before[partners_end<Dense>(rank, threshold)], x = rank_term<D>(my, k);
       z = z + typename D::Part(D::product(D::inverse(x), below));
-      if (args.grads) kept[k] = D::kept(x, below, at.after[partners_start(rank, threshold, limit)], T(1));
+      if (args.grads) kept[k] = D::kept(x, below, at.after[partners_start<Dense>(rank, threshold, limit)], T(1));
     }
   }
 
@@ -513,20 +533,20 @@ struct Solver {
     using Part = typename D::Part;
     using Kept = typename D::Kept;
     Kept rank[Items], angular[Items];
-    Span<Part> forward, backward;
+    Plain<D> forward, backward;
     Sum z[2] = {Sum(), Sum()};
     const bool bits = !D::hot && args.angle && !columns;
     const auto sum = [&](std::uint32_t tile, bool publish) {
       fetch(my, tile);
       find_terms<D>(my);
       sum_thread<D>(my, forward, backward);
-      scan_tile<D>(forward, backward, tile, publish);
+      scan_tile<Sum>(forward, backward, tile, publish);
     };
     each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-    if (tiles() > 1) join_tiles(spans<Sum>(false), static_cast<int>(tiles()), shared<Span<Sum>>());
+    if (tiles() > 1) join_tiles<Span<Sum, false>>();
     each_tile([&](std::uint32_t tile) {
       if (!resident<D>()) sum(tile, false);
-      if (tiles() > 1) add_tiles<D>(forward, backward, tile);
+      if (tiles() > 1) add_tiles<Span<Sum, false>>(forward, backward, tile);
       Part part = Part();
       write_sums<D>(my, forward, backward, angular, part);
       z[1] = z[1] + Sum(part);
@@ -539,10 +559,9 @@ struct Solver {
       if (!resident<D>()) {
         fetch(my, tile);
         find_terms<D>(my);
-        if (my.valid) my.run = at.run[my.base] - (my.heads & 1);
       }
       Part first = Part(), second = Part();
-      if (args.rank) look_up<D>(my, rank, first);
+      if (args.rank) dense() ? look_up<D, true>(my, rank, first) : look_up<D, false>(my, rank, first);
       if (bits) take_bits<D>(my, angular, second);
       z[0] = z[0] + Sum(first), z[1] = z[1] + Sum(second);
       if (resident<D>() || !args.grads) return;
@@ -574,7 +593,7 @@ struct Solver {
 #pragma unroll(D::hot ? Items : 1)
       for (int k = 0; k < Items; ++k) {
         if (k >= my.valid) continue;
-        const std::uint32_t i = my.pair[k] & INDEX_MASK;
+        const std::uint32_t i = index_of(my.pair[k]);
         const T first = args.rank ? D::gradient(rank[k], closed[0], rank_weight) : T(0);
         const T second = args.angle ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
         grads[i] = args.parts ? first : first + second;

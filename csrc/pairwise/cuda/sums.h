@@ -48,6 +48,8 @@ struct Linear {
     T root;        // 1 / (1 + Z) in two factors, for it may be below the normal numbers
   };
   static __device__ T scaled(double tau) { return static_cast<T>(tau * exponent_unit<T>); }
+  // In one instruction. The rounding of tau x middle is in all terms alike, and leaves their products.
+  static __device__ T exponent(T tau, T c, T middle) { return fma(tau, c, -(tau * middle)); }
   static __device__ T term(T exponent) { return fast_exp(exponent); }
   static __device__ T inverse(T term) { return reciprocal(term); }
   static __device__ T nothing() { return T(0); }
@@ -96,6 +98,7 @@ struct Log {
     T loss;
   };
   static __device__ T scaled(double tau) { return static_cast<T>(tau); }
+  static __device__ T exponent(T tau, T c, T middle) { return tau * (c - middle); }
   static __device__ T term(T exponent) {  // sums of two of them are finite
     constexpr T most = sizeof(T) == 4 ? T(8e37) : T(4e307);
     return exponent > most ? most : (exponent < -most ? -most : exponent);
@@ -116,47 +119,54 @@ struct Log {
 // ---- A range of positions, summed up in one direction. ----
 
 // `sum` counts what stands in two columns; `held` is what `sum` was where the last run in the range began, which is
-// what its pairs read: equal scores are no partners. Where a segment begins, `sum` starts again.
-template <class Sum>
+// what its pairs read: equal scores are no partners. Where a segment begins, if there are any, `sum` starts again.
+template <class Sum, bool Segments>
 struct Span {
-  enum : std::uint32_t { RUN = 1, SEGMENT = 2, AFRESH = 4 };  // begins in here; `held` counts from a segment in here
+  // In `count`, above what is counted: a segment begins in here; `held` counts from a segment in here.
+  enum : std::uint32_t { SEGMENT = 1u << 30, AFRESH = 1u << 31, COUNT = SEGMENT - 1 };
   Sum rank{}, sum[2]{}, held[2]{};
-  std::uint32_t count = 0, flags = 0;
+  std::uint32_t count = 0, edge = 0;  // edge: 1 + where the last run begins, backwards ~ where it ends; 0: none does
 
   Span() = default;
   template <class Other>
-  __device__ explicit Span(const Span<Other>& other)
+  __device__ __forceinline__ explicit Span(const Span<Other, Segments>& other)
       : rank(other.rank), sum{Sum(other.sum[0]), Sum(other.sum[1])}, held{Sum(other.held[0]), Sum(other.held[1])},
-        count(other.count), flags(other.flags) {}
+        count(other.count), edge(other.edge) {}
 
-  __device__ void hold(bool begins) {
+  __device__ __forceinline__ void hold(bool begins) {
     held[0] = begins ? sum[0] : held[0];
     held[1] = begins ? sum[1] : held[1];
   }
   __device__ void begin_run() {
     hold(true);
-    flags = (flags & ~std::uint32_t(AFRESH)) | RUN | (flags & SEGMENT ? AFRESH : 0);
+    edge = 1;
+    count = (count & ~std::uint32_t(AFRESH)) | (count & SEGMENT ? AFRESH : 0);
   }
   __device__ void begin_segment() {
     sum[0] = sum[1] = Sum{};
-    flags |= SEGMENT;
+    count |= SEGMENT;
   }
 };
 
 // a, then b.
-template <class Sum>
-__device__ __forceinline__ Span<Sum> operator+(const Span<Sum>& a, const Span<Sum>& b) {
-  using S = Span<Sum>;
+template <class Sum, bool Segments>
+__device__ __forceinline__ Span<Sum, Segments> operator+(const Span<Sum, Segments>& a, const Span<Sum, Segments>& b) {
+  using S = Span<Sum, Segments>;
+  const bool run = b.edge != 0, fresh = Segments && (b.count & S::AFRESH), cut = Segments && (b.count & S::SEGMENT);
   S all;
   all.rank = a.rank + b.rank;
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
-    all.sum[k] = b.flags & S::SEGMENT ? b.sum[k] : a.sum[k] + b.sum[k];
-    all.held[k] = !(b.flags & S::RUN) ? a.held[k] : (b.flags & S::AFRESH ? b.held[k] : a.sum[k] + b.held[k]);
+    all.sum[k] = cut ? b.sum[k] : a.sum[k] + b.sum[k];
+    all.held[k] = !run ? a.held[k] : (fresh ? b.held[k] : a.sum[k] + b.held[k]);
   }
+  all.edge = a.edge < b.edge ? b.edge : a.edge;
   all.count = a.count + b.count;
-  const std::uint32_t afresh = b.flags & S::RUN ? b.flags | (a.flags & S::SEGMENT ? S::AFRESH : 0) : a.flags;
-  all.flags = ((a.flags | b.flags) & (S::RUN | S::SEGMENT)) | (afresh & S::AFRESH);
+  if (Segments) {
+    const std::uint32_t segment = (a.count | b.count) & S::SEGMENT;
+    const bool afresh = run ? fresh || (a.count & S::SEGMENT) : (a.count & S::AFRESH) != 0;
+    all.count = ((a.count & S::COUNT) + (b.count & S::COUNT)) | segment | (afresh ? S::AFRESH : 0);
+  }
   return all;
 }
 
@@ -169,8 +179,8 @@ struct Extent {
 
 template <class T>
 __device__ __forceinline__ Extent<T> operator+(Extent<T> a, const Extent<T>& b) {
-  a.low = b.low < a.low ? b.low : a.low;
-  a.high = b.high > a.high ? b.high : a.high;
+  a.low = fmin(a.low, b.low);
+  a.high = fmax(a.high, b.high);
   a.label_low = b.label_low < a.label_low ? b.label_low : a.label_low;
   a.label_high = b.label_high > a.label_high ? b.label_high : a.label_high;
   a.nan |= b.nan;
