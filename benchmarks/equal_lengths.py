@@ -41,8 +41,11 @@ def encoder(device: str, shape: dict[str, Any], name: str = "scratch") -> Any:
 
     listed = rows(6000) if name == "scratch" else ()  # what its tokenizer learns from
     sentences = [row[column] for row in listed for column in ("sentence1", "sentence2")]
-    settings = {"device": device, "max_seq_length": 64, "scratch": shape}
-    return load_encoder(name, sentences=sentences, seed=0, **settings).train()
+    settings = {"device": device, "max_seq_length": 512, "scratch": shape}
+    model = load_encoder(name, sentences=sentences, seed=0, **settings).train()
+    if name == "scratch":  # the tokenizer found fewer words than BERT's, whose gradient is part of a step
+        model[0].model.resize_token_embeddings(MINILM["vocab_size"])
+    return model
 
 
 def rows(pairs: int) -> list[dict[str, Any]]:

@@ -6,12 +6,12 @@ its interpreter (TRITON_INTERPRET unset), which is decided when it is first impo
 
 from __future__ import annotations
 
-import io
 import re
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -36,8 +36,8 @@ class Variant(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """seconds of compilation, registers a thread, bytes a thread spilled (stores + loads), bytes of shared
-    memory."""
+    """seconds it took (next to none where Triton's cache had it), registers a thread, bytes a thread that spilled into
+    local memory, bytes of shared memory, and the code: "ttgir" and "ptx" as text, "cubin" as bytes."""
 
     name: str
     arch: int
@@ -45,6 +45,7 @@ class Compiled(NamedTuple):
     registers: int
     spilled: int
     shared: int
+    code: dict[str, Any]
 
 
 # Shared memory that one block may use, bytes: CUDA C++ Programming Guide, table of compute capabilities.
@@ -67,29 +68,30 @@ def variants() -> Iterator[Variant]:
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Compile for compute capability `arch` (80, 90, 100), past Triton's cache."""
+    """Compile for compute capability `arch` (80, 90, 100), or find it in Triton's cache."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     source = ASTSource(variant.kernel, variant.signature, constexprs=variant.constants)
-    log = io.StringIO()
-    with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), redirect_stdout(log):
-        triton.knobs.compilation.always_compile = True
-        triton.knobs.nvidia.dump_ptxas_log = True
-        start = time.perf_counter()
-        kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.warps})
-        seconds = time.perf_counter() - start
-    return Compiled(variant.name, arch, seconds, *resources(log.getvalue()), kernel.metadata.shared)
+    start = time.perf_counter()
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": variant.warps})
+    seconds = time.perf_counter() - start
+    code = {kind: kernel.asm[kind] for kind in ("ttgir", "ptx", "cubin")}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code["cubin"])
+        file.flush()
+        (usage,) = resources(triton.knobs.nvidia.cuobjdump.path, file.name).values()
+    return Compiled(variant.name, arch, seconds, *usage, kernel.metadata.shared, code)
 
 
-def resources(log: str) -> tuple[int, int]:
-    """Registers a thread and bytes spilled, from what `ptxas -v` prints about one kernel."""
-    registers = re.findall(r"Used (\d+) registers", log)
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    if len(registers) != 1 or len(spills) != 1:
-        raise RuntimeError(f"no resource usage of one kernel in ptxas' output: {log!r}")
-    return int(registers[0]), sum(map(int, spills[0]))
+def resources(cuobjdump: str, binary: str) -> dict[str, tuple[int, int]]:
+    """Registers a thread and bytes of its local memory, of every kernel in a file, as NVIDIA's tool says."""
+    said = subprocess.run([cuobjdump, "-res-usage", binary], check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
+    if not found:
+        raise RuntimeError(f"no kernel's resources in what cuobjdump says of {binary}: {said!r}")
+    return {name: (int(registers), int(stack) + int(local)) for name, registers, stack, local in found}
 
 
 def report(arches: Iterable[int], chosen: str = "") -> Iterator[Compiled]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -11,6 +13,18 @@ if not torch.cuda.is_available():
     # The kernels' tests run Triton's interpreter, and triton reads this as it is imported, which sentence-transformers
     # does too.
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def without_interpreter() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+
+
+@pytest.fixture(scope="session")
+def elsewhere():
+    """elsewhere(function, *arguments): its result in a process whose Triton compiles. One for all tests, as importing
+    takes longer than most kernels; what it has compiled is in Triton's cache for all of them."""
+    with ProcessPoolExecutor(1, get_context("spawn"), without_interpreter) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
 @pytest.fixture

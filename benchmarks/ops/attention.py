@@ -17,18 +17,32 @@ from raoe_kernels import bidirectional_attention, dual_attention
 SIZES = {"cpu": [64, 512], "cuda": [64, 512, 2048, 8192]}
 # (tokens of a batch with its padding, heads, head dimension)
 SHAPE = {"cpu": (2048, 4, 32), "cuda": (32768, 32, 128)}
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TESTS = ["tests/kernels/test_attention.py", "tests/kernels/test_attention_calls.py"]
 
 
+def drawn(length: int, device: str) -> torch.Tensor:
+    """The lengths of a batch."""
+    batch = max(1, SHAPE[device][0] // length)
+    return torch.randint(max(1, length // 12), length + 1, (batch,), generator=torch.Generator().manual_seed(length))
+
+
+def least(length: int, device: str) -> tuple[int, int]:
+    """Bytes and FLOPs: q, k, v, two results and their gradients in, three gradients out; two products forward, five
+    backward, of each real query with each real key."""
+    lengths, (_, heads, width) = drawn(length, device), SHAPE[device]
+    cells = int((lengths**2).sum()) * heads
+    return 10 * len(lengths) * length * heads * width * DTYPES[device].itemsize, 14 * cells * width
+
+
 def case(length: int, device: str) -> Case:
-    tokens, heads, width = SHAPE[device]
-    batch = max(1, tokens // length)
+    lengths = drawn(length, device).to(device)
+    batch, (_, heads, width) = len(lengths), SHAPE[device]
     seeded = torch.Generator().manual_seed(length)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    dtype = DTYPES[device]
     q, k, v = (
         torch.randn(batch, heads, length, width, generator=seeded).to(device, dtype).requires_grad_() for _ in range(3)
     )
-    lengths = torch.randint(max(1, length // 12), length + 1, (batch,), generator=seeded).to(device)
     real = torch.arange(length, device=device) < lengths[:, None]
     mask = real[:, None, None, :]
     causal = mask & torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -59,13 +73,11 @@ def case(length: int, device: str) -> Case:
         result["flex_attention, compiled"] = step(_flex(q, k, v, lengths))
     else:
         missing["flex_attention, compiled"] = "has no backward on a CPU"
-    cells = int((lengths.long() ** 2).sum()) * heads
     return Case(
         f"{batch} x {heads} heads, lengths to {length}, width {width}",
         result,
-        bytes=10 * q.numel() * q.element_size(),  # q, k, v, two results and their gradients in, three gradients out
-        flops=14 * cells * width,  # two products forward, five backward
-        missing=missing,
+        *least(length, device),
+        missing,
     )
 
 

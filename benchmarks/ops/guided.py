@@ -18,6 +18,7 @@ from raoe_kernels.guided import reference
 
 SIZES = {"cpu": [8, 64], "cuda": [8, 64, 256]}
 VOCABULARY = 128 * 1024
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 GUIDANCE = 1.5
 TESTS = ["tests/kernels/test_guided.py", "tests/kernels/test_guided_calls.py"]
 
@@ -29,9 +30,14 @@ def eager(current: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
     return GUIDANCE * p - (GUIDANCE - 1) * q
 
 
+def least(rows: int, device: str) -> tuple[int, int]:
+    """Bytes: both contexts are read once and a float32 result is written."""
+    return rows * VOCABULARY * (2 * DTYPES[device].itemsize + 4), 0
+
+
 def case(rows: int, device: str) -> Case:
     seeded = torch.Generator().manual_seed(rows)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    dtype = DTYPES[device]
     copies = [
         [(4 * torch.randn(rows, VOCABULARY, generator=seeded)).to(device, dtype) for _ in range(2)]
         for _ in range(COPIES if rows <= 64 else 1)  # two contexts of 64 MiB do not stay in a cache
@@ -54,10 +60,7 @@ def case(rows: int, device: str) -> Case:
         result["transformers CFG processor"] = step(_transformers(rows, device))
     except ImportError as error:
         missing["transformers CFG processor"] = str(error)
-    # Both contexts are read once and a float32 result is written.
-    cells = rows * VOCABULARY
-    size = copies[0][0].element_size()
-    return Case(f"{rows} rows of {VOCABULARY:,} logits, forward", result, bytes=cells * (2 * size + 4), missing=missing)
+    return Case(f"{rows} rows of {VOCABULARY:,} logits, forward", result, *least(rows, device), missing)
 
 
 def _transformers(rows: int, device: str) -> Mix:

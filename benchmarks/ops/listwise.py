@@ -26,6 +26,11 @@ def eager(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     return (s.flip(1).logcumsumexp(1).flip(1) - s).sum(1).mean()
 
 
+def least(lists: int, device: str) -> tuple[int, int]:
+    """Bytes: student and teacher in, a gradient out."""
+    return 3 * 4 * lists * ITEMS, 0
+
+
 def case(lists: int, device: str) -> Case:
     seeded = torch.Generator().manual_seed(lists)
     copies = []
@@ -50,5 +55,4 @@ def case(lists: int, device: str) -> Case:
         "compiled eager": step(torch.compile(eager, dynamic=False)),
         "compiled scan": lambda i: compiled(copies[i % COPIES][0].detach(), copies[i % COPIES][1]),
     }
-    # Student and teacher in, a gradient out.
-    return Case(f"{lists:,} lists of {ITEMS}, forward + backward", result, bytes=3 * 4 * lists * ITEMS)
+    return Case(f"{lists:,} lists of {ITEMS}, forward + backward", result, *least(lists, device))

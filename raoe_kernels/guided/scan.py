@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -20,10 +21,10 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _may_forbid(logits: Tensor) -> bool:
-    """Whether a logit may be -inf. To look for one element by element costs more than a log-softmax, so on a CPU a look
-    at the smallest spares that; elsewhere it would wait for the device."""
-    return logits.device.type != "cpu" or not bool(logits.amin() > -INF)
+def _finite(number: Tensor) -> bool:
+    """Whether a logit can not be -inf, by a number that is not finite where one is, such as the smallest or a sum: to
+    look element by element costs more than a log-softmax. On a device that would have to wait for it nobody asks."""
+    return number.device.type == "cpu" and math.isfinite(number)
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
@@ -31,13 +32,11 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
     dtype = wide(current.dtype)
     result = current.new_empty(current.shape, dtype=dtype)
     for part in _chunks(current):
-        x, y = current[part], previous[part]
+        x, y, mixed = current[part], previous[part], result[part]
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        if _may_forbid(y):
+        if not _finite(torch.lerp(q, p, guidance, out=mixed).sum()):
             q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
-        mixed = torch.sub(p, q, out=result[part]).mul_(guidance - 1).add_(p)
-        if _may_forbid(x):
-            mixed.masked_fill_(x == -INF, -INF)
+            torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
     return result, None, None  # torch's own softmax is faster than one from a normaliser
 
 
@@ -54,7 +53,7 @@ def backward(
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
     for part in _chunks(current):
         x, y, g = current[part], previous[part], grad[part]
-        forbids = _may_forbid(x) or _may_forbid(y)
+        forbids = not (_finite(x.amin()) and _finite(y.amin()))
         if forbids:
             g = g.masked_fill((x == -INF) | (y == -INF), 0)
         total = g.sum(-1, keepdim=True)
@@ -63,7 +62,7 @@ def backward(
                 softmax = logits.softmax(-1, dtype=g.dtype)
                 if forbids:
                     softmax.masked_fill_(logits == -INF, 0)  # NaN for a row of nothing else
-                out[part].copy_(softmax.mul_(total).neg_().add_(g).mul_(weight))
+                torch.add(softmax.mul_(-weight * total), g, alpha=weight, out=out[part])
     return by_current, by_previous
 
 
@@ -71,9 +70,9 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     """argmax of x + (guidance - 1) (x - y), which is guidance x - (guidance - 1) y, and exactly x where y = x."""
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
-        x = current[part].to(wide(current.dtype))
-        scores = (x - previous[part]).mul_(guidance - 1).add_(x)
-        if _may_forbid(x):
-            scores.masked_fill_(x == -INF, -INF)
+        x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))
+        scores = torch.lerp(y, x, guidance)
+        if not _finite(scores.sum()):
+            scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
         best[part] = scores.argmax(-1)
     return best

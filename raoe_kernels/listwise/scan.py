@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from .._dtypes import wide
 
 INF = float("inf")
+LINEAR = 85.0
+"""As far below a row's largest score, less ln n, exponentials and sums of their reciprocals are float32 numbers."""
 
 
 def list_mle(
@@ -16,6 +20,8 @@ def list_mle(
     """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
+
+    On a CPU the sums are of exponentials as they are wherever these fit, which needs no logarithm a term.
     """
     if mask is not None:
         teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
@@ -27,15 +33,24 @@ def list_mle(
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
     s = tau * (known - largest.masked_fill(largest == -INF, 0))
-    remaining = s.flip(1).logcumsumexp(1).flip(1)
-    terms = remaining - s
-    if inside is not None:
-        terms = terms.masked_fill(~inside, 0)
-    loss = terms.sum()
+    there = s if inside is None else s.masked_fill(~inside, 0)
+    linear = s.device.type == "cpu" and bool(there.amin() > math.log(s.shape[1]) - LINEAR)
+    if linear:
+        weight = s.exp()
+        left = weight.flip(1).cumsum(1).flip(1)
+        terms = left.log() - s
+    else:
+        remaining = s.flip(1).logcumsumexp(1).flip(1)
+        terms = remaining - s
+    loss = (terms if inside is None else terms.masked_fill(~inside, 0)).sum()
     if not need_grad:
         return loss, None
-    chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
-    grad = (s + chosen.logcumsumexp(1)).exp() - 1
+    if linear:
+        chosen = left.reciprocal() if inside is None else left.reciprocal().masked_fill(~inside, 0)
+        grad = weight * chosen.cumsum(1) - 1
+    else:
+        chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
+        grad = (s + chosen.logcumsumexp(1)).exp() - 1
     return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
 
 

@@ -39,6 +39,7 @@ def by_length(
     columns: Sequence[Mapping[str, Any]],
     *,
     most: int | None = None,
+    most_texts: int | None = None,
     multiple: int = 1,
     forward: int | None = None,
     keep_leading: bool = False,
@@ -50,6 +51,7 @@ def by_length(
     Args:
         columns: features of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
         most: tokens of a run, padding included; a longer text is a run of its own.
+        most_texts: the same, as so many texts as long as the longest.
         multiple: runs' lengths are multiples of it, so that few shapes are compiled.
         forward: what a run costs, in tokens; FORWARD of the device by default.
         keep_leading: leave padding in front, where a model counts positions from it.
@@ -59,7 +61,7 @@ def by_length(
         return None
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
-    texts = 0
+    embedded = 0
     for kind in filter(None, dict.fromkeys(shared)):  # columns with another prompt, or of another task, are read apart
         numbers = [number for number, each in enumerate(shared) if each == kind]
         merged = _merged([columns[number] for number in numbers], multiple)
@@ -74,7 +76,8 @@ def by_length(
         order = np.argsort(lengths, kind="stable")
         device = merged["input_ids"].device
         cost = FORWARD.get(device.type, FORWARD["cuda"]) if forward is None else forward
-        for start, stop in cut(lengths[order], cost, most):
+        room = most if most_texts is None else most_texts * int(lengths.max())
+        for start, stop in cut(lengths[order], cost, room):
             some = chosen[order[start:stop]]
             right = int(end[some].max())
             left = int(first[some].min())
@@ -84,11 +87,11 @@ def by_length(
             index = torch.from_numpy(some).to(device)
             features.append({**dict(kind), **{name: each[index, left:right] for name, each in merged.items()}})
         places = np.empty(len(chosen), dtype=np.int64)
-        places[order] = np.arange(texts, texts + len(chosen))
+        places[order] = np.arange(embedded, embedded + len(chosen))
         found = torch.from_numpy(places[text_of]).to(device).split(heights)
         for number, each in zip(numbers, found, strict=True):
             rows[number] = each
-        texts += len(chosen)
+        embedded += len(chosen)
     return Runs(features, rows)
 
 
@@ -100,7 +103,7 @@ def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     keep_leading = counts_leading_padding(model)
 
     def by_runs(features: dict[str, Any], **others: Any) -> dict[str, Any]:
-        runs = by_length([features], most=batch_size * longest([features]), keep_leading=keep_leading)
+        runs = by_length([features], most_texts=batch_size, keep_leading=keep_leading)
         if runs is None:
             return forward(features, **others)
         made = [forward(run, **others)["sentence_embedding"] for run in runs.features]
@@ -139,11 +142,6 @@ def counts_leading_padding(model: Any) -> bool:
     """Whether a model's positions may count padding in front of a text; relative ones do not."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
-
-
-def longest(columns: Sequence[Mapping[str, Any]]) -> int:
-    """Tokens of the longest text; 0 of columns that are not rows of tokens."""
-    return max((int(each["attention_mask"].sum(1).max()) for each in columns if "attention_mask" in each), default=0)
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from torch import Tensor, nn
 
-from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, longest, words_looked_up_once
+from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
 from raoe_train.losses.base import carrying
 
 ROW = "row"  # of features: where a text's embedding is
@@ -118,13 +118,13 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def _runs(self, features: list[dict[str, Tensor]]) -> Runs | None:
         *wrappers, inner = _layers(self.model)
-        most = None
+        room: dict[str, int] = {}
         if self.uses_gradient_cache:
             cached = next(loss for loss in _losses(self.loss) if hasattr(loss, "mini_batch_size"))
-            most = getattr(cached, "mini_batch_num_tokens", None)
-            most = cached.mini_batch_size * longest(features) if most is None else most
+            tokens = getattr(cached, "mini_batch_num_tokens", None)
+            room = {"most_texts": cached.mini_batch_size} if tokens is None else {"most": tokens}
         aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
-        runs = by_length(features, most=most, multiple=aligned, keep_leading=counts_leading_padding(inner))
+        runs = by_length(features, **room, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
             # nobody looks up what is beyond a process's own
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)

@@ -21,7 +21,8 @@ LAUNCH = re.compile(r"([\w:]+(?:<[\w, ]+>)?)<<<(.*?)>>>\((.*?)\);")
 
 def translate(source: str) -> str:
     """CUDA's own syntax as calls of the emulator."""
-    source = LAUNCH.sub(r"emulator::Launch(\2)([&] { \1(\3); });", source)
+    source = LAUNCH.sub(r'emulator::Launch("\1", \2)([&] { \1(\3); });', source)
+    source = re.sub(r"cudaLaunchCooperativeKernel\((\w+)", r'emulator::launch_together("\1", \1', source)
     return re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"unsigned char* \1 = emulator::dynamic_shared();", source)
 
 
@@ -29,11 +30,12 @@ def translate(source: str) -> str:
 SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, LOADS = 16": "BLOCK = 32, LOADS = 2"}
 
 
-def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> ModuleType:
-    """The module, with functions besides: `schedule(order, multiprocessors)`, the order in which emulated threads run and
-    how many blocks a cooperative launch may have, and `operations()`, what a stream has been given since the last call.
+def build(folder: Path, changes: Mapping[str, str], counting: bool = False, compiler: str = "g++") -> ModuleType:
+    """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and how many
+    blocks a cooperative launch may have.
 
-    changes are replaced in the headers: the constants of another tile size.
+    changes are replaced in the headers: the constants of another tile size. With counting, `watch([(address, bytes)])`
+    begins, and `operations()` is what has been put on the stream since: name, bytes read and written, blocks, threads.
     """
     import pybind11
 
@@ -43,12 +45,8 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
         copy.parent.mkdir(exist_ok=True, parents=True)
         text = translate(path.read_text(encoding="utf-8"))
         if path.suffix == ".cpp":
-            text = '#include "emulator.h"\n' + text.replace(
-                "PYBIND11_MODULE(_native_cuda, module) {",
-                'PYBIND11_MODULE(_native_cuda, module) {\n'
-                '  module.def("schedule", [](int order, int most) { emulator::order = order, emulator::multiprocessors = most; });'
-                '  module.def("operations", [] { return std::exchange(emulator::operations, 0); });',
-            )
+            start = "PYBIND11_MODULE(_native_cuda, module) {"
+            text = '#include "emulator_bindings.h"\n' + text.replace(start, start + " emulator::define(module);")
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)
     missing = set(changes)
@@ -64,10 +62,14 @@ def build(folder: Path, changes: Mapping[str, str], compiler: str = "g++") -> Mo
         raise AssertionError(f"no header says {missing}")
     includes = [HERE / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
     flags = ["-std=c++17", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
+    kernels = sources[:-1]  # the binding moves no memory of a call's
+    if counting:
+        sources.append(HERE / "counters.cpp")
     objects = []
     for source in sources:
-        objects.append(source.with_suffix(".o"))
-        subprocess.run([compiler, *flags, "-c", str(source), "-o", str(objects[-1])], check=True)
+        objects.append(folder / f"{source.stem}-{len(objects)}.o")
+        seen = ["-fsanitize=thread", "-fno-threadsafe-statics"] if counting and source in kernels else []
+        subprocess.run([compiler, *flags, *seen, "-c", str(source), "-o", str(objects[-1])], check=True)
     library = folder / f"_native_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
     subprocess.run([compiler, "-shared", "-o", str(library), *map(str, objects)], check=True)
     spec = importlib.util.spec_from_file_location("_native_cuda", library)

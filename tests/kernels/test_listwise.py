@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raoe_kernels import list_mle_loss, refine_similarity
+from raoe_kernels.listwise import scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 
@@ -112,6 +113,21 @@ def test_a_long_list_keeps_its_digits(place):
     truth = run(student.double(), teacher, backend="scan")
     torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(ours[1].cpu().double(), truth[1], rtol=2e-5, atol=2e-5 * truth[1].abs().max().item())
+
+
+@pytest.mark.parametrize("beyond", [-1.0, 1.0])
+@pytest.mark.parametrize("ascending", [True, False])
+def test_on_both_sides_of_where_exponentials_fit(beyond, ascending, place):
+    """Sums of reciprocals are largest where the lowest scores are ranked last, weights smallest where first."""
+    device, backend = place
+    spread = scan.LINEAR - math.log(40) + beyond
+    student = torch.linspace(0, spread, 40, device=device).repeat(2, 1)
+    student[1, 3:30] = student[1, 3]  # few at the ends
+    teacher = torch.arange(40, device=device).expand(2, 40) * (1 if ascending else -1)
+    ours = run(student, teacher, backend=backend, tau=1.0)
+    truth = run(student.double(), teacher, backend="reference", tau=1.0)
+    torch.testing.assert_close(ours[0].double(), truth[0], rtol=2e-6, atol=0)
+    torch.testing.assert_close(ours[1].double(), truth[1], rtol=2e-5, atol=2e-5)
 
 
 def test_scan_is_the_softmax_of_what_is_left(place):

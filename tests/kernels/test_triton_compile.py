@@ -1,15 +1,22 @@
-"""Every Triton kernel compiled for GPUs that are not there, in processes whose Triton is no interpreter."""
+"""Every Triton kernel compiled for GPUs that are not there, and what its code must show before it runs on one.
+
+A variant is compiled once, in a process whose Triton is no interpreter; every gate reads that code. planted.py holds
+kernels that fail the gates.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
+from multiprocessing import get_context
+from typing import Any
 
 import pytest
+
+from benchmarks import assembly
+from raoe_kernels.triton_compile import SHARED_LIMIT, Compiled, compile_variant, report, variants
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
@@ -65,7 +72,7 @@ REPRESENTATIVES = {
     "guided_argmax": ["guided_argmax bf16 aligned"],
 }
 
-# Variants that may spill, bytes a thread (stores + loads); every other one may not. At 4,096 pairs a thread of the
+# Variants that may spill, bytes a thread of local memory; every other one may not. At 4,096 pairs a thread of the
 # 512 has eight pairs and 128 registers: what one objective leaves behind waits in local memory while the other runs.
 # At 128 and 1,024 it is Triton 3.6 that spills, 32 and 48 bytes.
 # Attention in float64 is for checks; at 256 columns two tiles of doubles do not fit, however small.
@@ -77,146 +84,181 @@ SPILLS = {
 } | {"pairwise.label_partners fp64 fp64 fp64": 160, "pairwise.scan_tiles fp32 fp64 fp32": 32}
 SPILLS |= dict.fromkeys(("attention_backward_kv fp64 256", "attention_backward_kv fp64 256 dual"), 768)
 
-SCRIPT = """
-import json, sys
-from raoe_kernels import triton_compile as t
-for chosen in sys.argv[2:]:
-    for row in t.report(json.loads(sys.argv[1]), chosen):
-        print(json.dumps(row._asdict()))
-"""
+
+# Of each kernel whose rows are long, the 16-byte loads and stores: two sweeps over two contexts, and over the gradient
+# from above; one sweep. In its loops nothing narrower may move. Rows of "any" alignment may start anywhere.
+WIDE = {
+    "guided_forward": (4, 1),
+    "guided_backward": (6, 2),
+    "guided_argmax": (2, 0),
+    "cosine_forward": (2, 0),
+    "cosine_backward": (2, 2),
+}
+# Kernels with matrix products.
+PRODUCTS = (
+    "attention_forward",
+    "attention_backward_q",
+    "attention_backward_kv",
+    "info_nce_forward",
+    "info_nce_gradient",
+)
 
 
-def in_compiling_process(script: str, *arguments: str) -> list:
-    """Run a script whose every line of output is JSON; what the lines say."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def compiled(arches: list[int], chosen: str) -> list[Compiled]:
+    return list(report(arches, chosen))
 
 
-def complaints(rows: list[dict], shared_limit: dict[str, int]) -> list[str]:
+def complaints(rows: list[Compiled], shared_limit: dict[int, int] = SHARED_LIMIT) -> list[str]:
     """What is wrong with compiled kernels: spills above the table, shared memory above the chip's, no registers."""
     found = []
     for row in rows:
-        if row["spilled"] > SPILLS.get(row["name"], 0):
-            found.append(f"{row['name']} spills {row['spilled']} bytes on sm_{row['arch']}")
-        if row["shared"] > shared_limit[str(row["arch"])]:
-            found.append(f"{row['name']} uses {row['shared']} bytes of shared memory on sm_{row['arch']}")
-        if not 0 < row["registers"] <= 255:
-            found.append(f"{row['name']} claims {row['registers']} registers")
+        if row.spilled > SPILLS.get(row.name, 0):
+            found.append(f"{row.name} spills {row.spilled} bytes on sm_{row.arch}")
+        if row.shared > shared_limit[row.arch]:
+            found.append(f"{row.name} uses {row.shared} bytes of shared memory on sm_{row.arch}")
+        if not 0 < row.registers <= 255:
+            found.append(f"{row.name} claims {row.registers} registers")
     return found
 
 
-def limits() -> dict[str, int]:
-    from raoe_kernels.triton_compile import SHARED_LIMIT
+def replicated(row: Compiled) -> list[assembly.Dot]:
+    """Products whose warps do the same work: more of them along the rows than rows / 16."""
+    return [dot for dot in assembly.dots(row.code["ttgir"]) if dot.replicated > 1]
 
-    return {str(arch): limit for arch, limit in SHARED_LIMIT.items()}
+
+def without_wgmma(row: Compiled) -> list[assembly.Dot]:
+    """Products of half precision on sm_90 that have tiles for Hopper's instruction and do not use it."""
+    dots = assembly.dots(row.code["ttgir"])
+    return [dot for dot in dots if dot.dtype in assembly.HALF and min(dot[:2]) >= 64 and dot.by != "wgmma"]
 
 
-def test_quick_ones_compile_for_every_architecture():
-    names = ["pairwise.rank_partners fp32 fp32", "cosine_forward fp32"]
-    rows = in_compiling_process(SCRIPT, "[80, 90, 100]", *names)
-    assert [(row["name"], row["arch"]) for row in rows] == [(name, arch) for name in names for arch in (80, 90, 100)]
-    assert complaints(rows, limits()) == []
-    assert len(complaints(rows, dict.fromkeys(limits(), 16))) == len(rows)  # 32 bytes and 64: too much for that
+def narrow(row: Compiled) -> list[assembly.Access]:
+    """Loads and stores in loops of less than 16 bytes a thread."""
+    return [access for access in assembly.accesses(row.code["ptx"]) if access.looped and access.bytes < 16]
+
+
+def wide(row: Compiled) -> tuple[int, int]:
+    """How many loads and stores of 16 bytes there are."""
+    found = [access.kind for access in assembly.accesses(row.code["ptx"]) if access.bytes == 16]
+    return found.count("ld"), found.count("st")
+
+
+def groups(*kernels: str) -> list[str]:
+    return [group for group, prefix in SM_90_GROUPS.items() if prefix.split()[0] in kernels]
+
+
+def open_until(redesigned: dict[str, str], chosen: list[str]) -> list[Any]:
+    """Groups as parameters; those of a kernel that is being redesigned may fail the gate until that is here."""
+    found = []
+    for group in chosen:
+        why = [reason for kernel, reason in redesigned.items() if group.startswith(kernel)]
+        marks = [pytest.mark.xfail(reason=why[0], strict=False)] if why else []
+        found.append(pytest.param(group, marks=marks))
+    return found
+
+
+def test_quick_ones_compile_for_every_architecture(elsewhere):
+    for name in ("pairwise.rank_partners fp32 fp32", "cosine_forward fp32"):
+        rows = elsewhere(compiled, [80, 90, 100], name)
+        assert [(row.name, row.arch) for row in rows] == [(name, arch) for arch in (80, 90, 100)]
+        assert complaints(rows) == []
+        assert len(complaints(rows, dict.fromkeys(SHARED_LIMIT, 16))) == 3  # 32 bytes and 64: too much for that
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", REPRESENTATIVES)
-def test_every_kernel_compiles_for_other_architectures(kernel):
-    names = REPRESENTATIVES[kernel]
-    rows = in_compiling_process(SCRIPT, "[80, 100]", *names)
-    assert {row["name"] for row in rows} >= set(names) and complaints(rows, limits()) == []
+def test_every_kernel_compiles_for_other_architectures(kernel, elsewhere):
+    for name in REPRESENTATIVES[kernel]:
+        rows = elsewhere(compiled, [80, 100], name)
+        assert name in {row.name for row in rows} and complaints(rows) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", SM_90_GROUPS)
-def test_every_variant_compiles_for_sm_90(group):
-    rows = in_compiling_process(SCRIPT, "[90]", SM_90_GROUPS[group])
-    assert rows and complaints(rows, limits()) == []
+def test_every_variant_compiles_for_sm_90(group, elsewhere):
+    rows = elsewhere(compiled, [90], SM_90_GROUPS[group])
+    assert rows and complaints(rows) == []
+    assert {bool(assembly.dots(row.code["ttgir"])) for row in rows} == {group in groups(*PRODUCTS)}
 
 
-def test_no_variant_is_left_out():
-    names = in_compiling_process("import json; from raoe_kernels import triton_compile as t\n"
-                                 "for v in t.variants(): print(json.dumps(v.name))")  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("group", open_until({"attention": "attention: tile table"}, groups(*PRODUCTS)))
+def test_no_warp_repeats_anothers_products(group, elsewhere):
+    assert {
+        row.name: replicated(row) for row in elsewhere(compiled, [90], SM_90_GROUPS[group]) if replicated(row)
+    } == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "group",
+    open_until(
+        {"attention": "attention: tile table", "info_nce": "infonce: products by cuBLAS"},
+        [group for group in groups(*PRODUCTS) if group.endswith(("fp16", "bf16"))],
+    ),
+)
+def test_tiles_of_64_use_wgmma(group, elsewhere):
+    rows = elsewhere(compiled, [90], SM_90_GROUPS[group])
+    assert {row.name: without_wgmma(row) for row in rows if without_wgmma(row)} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "group", open_until({"cosine": "cosine: wide loads", "guided": "guided: rows x slices"}, groups(*WIDE))
+)
+def test_long_rows_move_16_bytes_at_once(group, elsewhere):
+    for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
+        if row.name.endswith(" any"):
+            assert wide(row) == (0, 0), row.name
+        else:
+            assert narrow(row) == [] and all(map(int.__ge__, wide(row), WIDE[row.name.split()[0]])), row.name
+
+
+def names_of_variants() -> list[str]:
+    return [variant.name for variant in variants()]
+
+
+def test_no_variant_is_left_out(elsewhere):
+    names = elsewhere(names_of_variants)
     assert len(names) == len(set(names)) >= 13
     for name in names:
         assert sum(name.startswith(prefix) for prefix in SM_90_GROUPS.values()) == 1, name
     assert set(SPILLS) <= set(names)
     assert {name.split()[0] for name in names} == set(REPRESENTATIVES)
     assert {name for chosen in REPRESENTATIVES.values() for name in chosen} <= set(names)
+    assert {*WIDE, *PRODUCTS} <= set(REPRESENTATIVES)
 
 
-ACCESSES = """
-import json, re, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from raoe_kernels.triton_compile import variants
-
-found = {v.name: v for v in variants() if v.name in sys.argv}
-for name in sys.argv[1:]:
-    v = found[name]
-    source = ASTSource(v.kernel, v.signature, constexprs=v.constants)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": v.warps}).asm["ptx"]
-    print(json.dumps([len(re.findall(kind + r"[.]global\\S*[.](v4[.]b32|v2[.]b64) ", ptx)) for kind in ("ld", "st")]))
-"""
-
-# 16-byte loads and stores: two sweeps over two contexts, and over the gradient from above; one sweep.
-WIDE = {"guided_forward": (4, 1), "guided_backward": (6, 2), "guided_argmax": (2, 0)}
+def planted(name: str) -> Compiled:
+    return compile_variant(import_module("tests.kernels.planted").variants()[name], 90)
 
 
-@pytest.mark.slow
-def test_aligned_guided_rows_move_16_bytes_at_once():
-    names = [f"{kernel} {dtype} aligned" for dtype in ("bf16", "fp32", "fp64") for kernel in WIDE]
-    for name, (loads, stores) in zip(names, wide_accesses(names), strict=True):
-        least = WIDE[name.split()[0]]
-        assert loads >= least[0] and stores >= least[1], (name, loads, stores)
-    assert wide_accesses(["guided_forward bf16 any"]) == [[0, 0]]  # they may start anywhere
+@pytest.mark.parametrize(
+    ("gate", "good", "bad"),
+    [
+        (lambda row: complaints([row]), "greedy 64", "greedy 4096"),
+        (replicated, "products 64 by 4 warps", "products 64 by 8 warps"),
+        (replicated, "products 32 by 2 warps", "products 32 by 8 warps"),
+        (without_wgmma, "products 64 by 4 warps", "products 64 by 2 warps"),
+        (narrow, "copy", "copy strided"),
+    ],
+    ids=["spills", "replicated wgmma", "replicated mma", "without wgmma", "narrow"],
+)
+def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
+    """Each gate on a kernel that it passes, and on the same one launched so that it must not."""
+    assert gate(elsewhere(planted, good)) == [] and len(gate(elsewhere(planted, bad))) > 0
+    if gate is narrow:
+        assert wide(elsewhere(planted, good)) == (2, 2)
 
 
-def wide_accesses(names: list[str]) -> list[list[int]]:
-    """Loads and stores of 16 bytes in the PTX of each of these variants."""
-    return in_compiling_process(ACCESSES, *names)
-
-
-GREEDY = """
-import json, sys
-import triton, triton.language as tl
-from raoe_kernels.triton_compile import Variant, compile_variant, signature_of
-
-@triton.jit
-def greedy(x, n, BLOCK: tl.constexpr):
-    a = tl.load(x + tl.arange(0, BLOCK))
-    b = tl.load(x + BLOCK + tl.arange(0, BLOCK))
-    for _ in range(n):
-        a, b = a * b + 1, a ^ (b >> 1)
-    tl.store(x + tl.arange(0, BLOCK), a + b)
-
-for block in (64, 4096):
-    variant = Variant("greedy", greedy, signature_of(greedy, x="*i32"), {"BLOCK": block}, 1)
-    print(json.dumps(compile_variant(variant, 90)._asdict()))
-"""
-
-
-def test_the_check_sees_spills(tmp_path):
-    """Two arrays of 128 numbers a thread do not fit its 255 registers; two of two numbers do."""
-    script = tmp_path / "greedy.py"  # Triton reads a kernel's source from its file
-    script.write_text(GREEDY)
-    modest, greedy = in_compiling_process(f"import runpy; runpy.run_path({str(script)!r})")
-    assert complaints([modest], limits()) == []
-    (found,) = complaints([greedy], limits())
-    assert "spills" in found
+def refusal() -> str:
+    """What the interpreter's process says when it is asked to compile."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    with pytest.raises(RuntimeError) as caught:
+        list(report([90], "cosine_forward fp32"))
+    return str(caught.value)
 
 
 def test_the_interpreter_is_refused():
-    script = (
-        "import os, json; os.environ['TRITON_INTERPRET'] = '1'\n"
-        "from raoe_kernels import triton_compile as t\n"
-        "try: list(t.report([90], 'cosine_forward fp32'))\n"
-        "except RuntimeError as error: print(json.dumps(str(error)))\n"
-    )
-    (message,) = in_compiling_process(script)
-    assert "TRITON_INTERPRET" in message
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        assert "TRITON_INTERPRET" in pool.submit(refusal).result()

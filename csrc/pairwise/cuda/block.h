@@ -93,16 +93,15 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
 
 template <class T, int Block>
 bool launch_one_block(const PairwiseArgs& args, cudaStream_t stream) {
-  constexpr auto kernel = one_block<T, Block>;
   constexpr int bytes = sizeof(Shared<T, Block>);
   static_assert(Block > 256 || bytes <= 64 * 1024, "1,024 pairs take one block on every GPU: native.py counts on it");
   if (args.n > Block * Shared<T, Block>::items || bytes > shared_memory()) return false;
   if (args.losses == nullptr) return true;
   if (bytes > 48 * 1024) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+    check_cuda(cudaFuncSetAttribute(one_block<T, Block>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
                "shared memory for the pairwise losses");
   }
-  kernel<<<1, Block, bytes, stream>>>(args, static_cast<T>(linear_room(sizeof(T) == 4, args.n)));
+  one_block<T, Block><<<1, Block, bytes, stream>>>(args, static_cast<T>(linear_room(sizeof(T) == 4, args.n)));
   check_cuda(cudaGetLastError(), "the pairwise losses in one block");
   return true;
 }

@@ -1,7 +1,6 @@
 // The pairwise losses of more pairs than one thread block holds: keys, a device-wide sort, and one cooperative launch of
 // solve.h. Nothing is read back: what the host cannot know is decided on the device.
-#include <cooperative_groups.h>
-
+#include "../../cuda_check.h"
 #include "blocks.h"
 
 namespace raoe {
@@ -72,12 +71,13 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
   sort_by_key(work.sort, work.crossing.n, temporary, bytes, stream);
   work.crossing.keys = work.sort.keys[0];
   work.crossing.pairs = work.sort.values[0];
-  constexpr auto kernel = all_blocks<T, AllBlocks>;
   int resident = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, BLOCK, SCRATCH_BYTES<T>), "the occupancy");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, SCRATCH_BYTES<T>),
+             "how many blocks run together");
   const unsigned most = resident * device_attribute(cudaDevAttrMultiProcessorCount);
   void* arguments[] = {&work};
-  check_cuda(cudaLaunchCooperativeKernel(kernel, tiles < most ? tiles : most, BLOCK, arguments, SCRATCH_BYTES<T>, stream),
+  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, SCRATCH_BYTES<T>,
+                                         stream),
              "the pairwise losses");
   return all;
 }

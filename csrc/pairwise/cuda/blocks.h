@@ -59,16 +59,16 @@ __global__ void __launch_bounds__(BLOCK) prepare(const Work<T> work) {
   if (threadIdx.x == 0) work.extents[blockIdx.x] = all;
 }
 
-template <class T, class Blocks>
+template <class T, class Blocks = AllBlocks>
 using BlocksSolver = Solver<T, BLOCK, ITEMS<T>, std::uint32_t, Blocks>;
 template <class T>
-constexpr std::size_t SCRATCH_BYTES = BlocksSolver<T, AllBlocks>::scratch_bytes;
+constexpr std::size_t SCRATCH_BYTES = BlocksSolver<T>::scratch_bytes;
 
-template <class T, class Blocks>
+template <class T>
 __global__ void __launch_bounds__(BLOCK, 2) all_blocks(const Work<T> work) {
   extern __shared__ __align__(16) unsigned char memory[];
-  BlocksSolver<T, Blocks> solver{work.args, work.at, &work.crossing, memory, work.room};
-  typename BlocksSolver<T, Blocks>::Pairs my;
+  BlocksSolver<T> solver{work.args, work.at, &work.crossing, memory, work.room};
+  typename BlocksSolver<T>::Pairs my;
   Extent<T> extent;
   for (unsigned b = threadIdx.x; b < work.preparing; b += BLOCK) extent = extent + work.extents[b];
   solver.run(block_sum<BLOCK>(extent, reinterpret_cast<Extent<T>*>(memory)), my);

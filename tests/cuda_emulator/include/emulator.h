@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "counters.h"
+
 #define __CUDACC__ 1
 #define __host__
 #define __device__
@@ -70,7 +72,6 @@ inline jmp_buf scheduler;
 inline bool progress = false;
 inline int order = 0;               // 0 ascending, 1 descending, otherwise the seed of a random order
 inline int multiprocessors = 132;   // each takes one block of a cooperative launch
-inline int operations = 0;          // launches and what else a stream is given, since the caller last looked
 inline std::vector<std::unique_ptr<char[]>> stacks;  // free ones
 
 }  // namespace emulator
@@ -175,16 +176,16 @@ inline void run_blocks(const std::vector<unsigned>& indices, unsigned threads, s
 }
 
 struct Launch {
+  const char* name;
   std::int64_t blocks;
   unsigned threads;
   std::size_t bytes;
-  Launch(std::int64_t grid_size, unsigned block_size, std::size_t shared, const void*)
-      : blocks(grid_size), threads(block_size), bytes(shared) {
+  Launch(const char* kernel, std::int64_t grid_size, unsigned block_size, std::size_t shared, const void*)
+      : name(kernel), blocks(grid_size), threads(block_size), bytes(shared) {
     if (blocks < 1 || threads % 32 || threads > 1024) throw std::runtime_error("an illegal launch");
     if (bytes > 227 * 1024) throw std::runtime_error("more shared memory than a GPU has");
   }
   void operator()(const std::function<void()>& kernel, bool cooperative = false) const {
-    ++operations;
     body = &kernel;
     gridDim.x = static_cast<unsigned>(blocks);
     blockDim.x = threads;
@@ -199,9 +200,10 @@ struct Launch {
       if (blocks > multiprocessors) throw std::runtime_error("a cooperative launch of more blocks than fit");
       run_blocks(indices, threads, bytes);
       grid = nullptr;
-      return;
+    } else {
+      for (const unsigned index : indices) run_blocks({index}, threads, bytes);
     }
-    for (const unsigned index : indices) run_blocks({index}, threads, bytes);
+    finished(name, counts[0], counts[1], blocks, threads);
   }
 };
 
@@ -282,12 +284,14 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, i
   *blocks = 1;
   return cudaSuccess;
 }
+namespace emulator {
 template <class Arguments>
-cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(Arguments), unsigned blocks, unsigned threads, void** arguments,
-                                        std::size_t bytes, cudaStream_t) {
-  emulator::Launch(blocks, threads, bytes, nullptr)([&] { kernel(*static_cast<Arguments*>(arguments[0])); }, true);
+cudaError_t launch_together(const char* name, void (*kernel)(Arguments), unsigned blocks, unsigned threads,
+                            void** arguments, std::size_t bytes, cudaStream_t) {
+  Launch(name, blocks, threads, bytes, nullptr)([&] { kernel(*static_cast<Arguments*>(arguments[0])); }, true);
   return cudaSuccess;
 }
+}  // namespace emulator
 
 // ---- 16-bit floats. ----
 
@@ -352,7 +356,6 @@ struct DeviceRadixSort {
       bytes = 1000;
       return cudaSuccess;
     }
-    emulator::operations += 4 + 2 * sizeof(K);  // CUB 3.0: two memsets, histograms and their sums; of a byte's pass, two
     std::vector<std::uint32_t> index(n);
     std::iota(index.begin(), index.end(), 0u);
     const K* key = keys.Current();
@@ -365,6 +368,15 @@ struct DeviceRadixSort {
     std::memset(values.Current(), 0xff, n * sizeof(V));
     keys.selector ^= 1;
     values.selector ^= 1;
+    // CUB's own way (InvokeOnesweep): a histogram of all digits, their sums, and a pass for each digit of 8 bits.
+    const std::int64_t moved = std::int64_t(n) * (sizeof(K) + sizeof(V));
+    for (const char* cleared : {"counters", "bins"}) emulator::finished(std::string("radix sort: clear ") + cleared, 0, 0);
+    emulator::finished("radix sort: histogram", std::int64_t(n) * sizeof(K), 0);
+    emulator::finished("radix sort: sums", 0, 0);
+    for (std::size_t digit = 0; digit < sizeof(K); ++digit) {
+      emulator::finished("radix sort: clear look-back", 0, 0);
+      emulator::finished("radix sort: pass", moved, moved);
+    }
     return cudaSuccess;
   }
 };

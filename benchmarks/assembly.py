@@ -1,0 +1,151 @@
+"""What compiled code says about itself: Triton's layouts (TTGIR), accesses to memory (PTX), instructions (SASS)."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+HALF = ("f16", "bf16")
+
+
+class Dot(NamedTuple):
+    """A matrix product of a kernel: rows x columns of its result, the type of what is multiplied, the instruction
+    ("wgmma", "mma": mma.sync, "fma": no tensor core, "tcgen05"), and how many warps do the same work for nothing."""
+
+    rows: int
+    columns: int
+    dtype: str
+    by: str
+    replicated: int
+
+
+# An alias of a layout, "#mma = #ttg.nvidia_mma<{versionMajor = 2, …, warpsPerCTA = [4, 1], instrShape = [16, 8]}>".
+LAYOUT = re.compile(r"^(#\w+) = #ttn?g\.(\w+)<\{(.*)\}>$", re.MULTILINE)
+# "ttng.warp_group_dot %a, %b, %c : !ttg.memdesc<64x32xbf16, …> * !ttg.memdesc<32x64xbf16, …> -> tensor<64x64xf32, #m>"
+DOT = re.compile(r"(tt\.dot|ttng\.warp_group_dot) .*<(\d+)x\d+x(\w+), .* \* .*<\d+x(\d+)x\w+, .*-> tensor<.*, (#\w+)>")
+TCGEN05 = re.compile(r"ttng\.tc_gen5_mma %.* : !ttg\.memdesc<(\d+)x\d+x(\w+), .*!ttg\.memdesc<\d+x(\d+)x\w+,")
+
+
+def dots(ttgir: str) -> list[Dot]:
+    layouts = {name: (kind, _lists(text)) for name, kind, text in LAYOUT.findall(ttgir)}
+    found = []
+    for operation, rows, dtype, columns, layout in DOT.findall(ttgir):
+        kind, lists = layouts[layout]
+        shape, warps = (int(rows), int(columns)), lists["warpsPerCTA"]
+        if kind == "nvidia_mma":
+            by = "wgmma" if operation == "ttng.warp_group_dot" else "mma"
+            unit = lists["instrShape"][:2]
+        else:
+            by = "fma"
+            unit = [a * b for a, b in zip(lists["sizePerThread"], lists["threadsPerWarp"], strict=True)]
+        replicated = 1
+        for size, of_warp, count in zip(shape, unit, warps, strict=True):
+            replicated *= max(1, of_warp * count // max(size, of_warp))
+        found.append(Dot(*shape, dtype, by, replicated))
+    return found + [Dot(int(m), int(n), dtype, "tcgen05", 1) for m, dtype, n in TCGEN05.findall(ttgir)]
+
+
+def _lists(text: str) -> dict[str, list[int]]:
+    """The lists of numbers in "a = [1, 2], b = 3, c = [4]"."""
+    return {
+        name: [int(x) for x in re.findall(r"\d+", given)] for name, given in re.findall(r"(\w+) = \[([^]]*)\]", text)
+    }
+
+
+class Access(NamedTuple):
+    """A load or store of global memory: "ld" or "st", bytes a thread moves at once, and whether it is in a loop."""
+
+    kind: str
+    bytes: int
+    looped: bool
+
+
+LABEL = re.compile(r"^(\$\w+):")
+BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$\w+);")
+GLOBAL = re.compile(r"\b(ld|st)\.global[.\w:]*?(?:\.v(\d))?\.[bufs](\d+)\b")
+COPY = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\b.*?\], (0x[0-9a-f]+|\d+)")
+
+
+def accesses(ptx: str) -> list[Access]:
+    lines = ptx.splitlines()
+    inside = [False] * len(lines)
+    for begin, end in loops(lines):
+        inside[begin : end + 1] = [True] * (end + 1 - begin)
+    found = []
+    for line, looped in zip(lines, inside, strict=True):
+        for kind, vector, bits in GLOBAL.findall(line):
+            found.append(Access(kind, int(vector or 1) * int(bits) // 8, looped))
+        found += [Access("ld", int(size, 0), looped) for size in COPY.findall(line)]
+    return found
+
+
+def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
+    """First and last line of each loop: a branch back to a label above it."""
+    labels: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        if label := LABEL.match(line):
+            labels[label[1]] = number
+        for target in BRANCH.findall(line):
+            if target in labels:
+                yield labels[target], number
+
+
+class Instruction(NamedTuple):
+    """A machine instruction: where it is, its name without what stands behind the first dot, where it may jump to, and
+    its bytes of global memory a thread (0 where it is no load of it)."""
+
+    address: int
+    name: str
+    target: int | None
+    loads: int
+
+
+SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)\s*(.*?);", re.MULTILINE)
+
+
+def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
+    """The functions in a file, less what pads them and what they call: slow ways of roots and quotients, for numbers at
+    the ends of a type's range. `options` are cuobjdump's."""
+    from triton import knobs  # it brings NVIDIA's tools along
+
+    said = [knobs.nvidia.cuobjdump.path, "-sass", *options, str(binary)]
+    return functions(subprocess.run(said, check=True, capture_output=True, text=True).stdout)
+
+
+def functions(text: str) -> dict[str, list[Instruction]]:
+    """`sass` of what the tool printed."""
+    found = {}
+    for part in re.split(r"\bFunction : ", text)[1:]:
+        name, _, body = part.partition("\n")
+        code, called = [], []
+        for address, operation, more, operands in SASS.findall(body):
+            jump = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if operation in ("BRA", "CALL") else None
+            if jump and operation == "CALL":
+                called.append(int(jump[1], 16))
+            size = re.search(r"\.(64|128)\b", more)
+            loads = (int(size[1]) if size else 32) // 8 if operation == "LDG" else 0
+            code.append(Instruction(int(address, 16), operation, int(jump[1], 16) if jump else None, loads))
+        end = min(called, default=code[-1].address + 1)
+        code = [one for one in code if one.address < end and one.name != "NOP" and one.target != one.address]
+        found[name.strip()] = code
+    return found
+
+
+def inner_loops(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:
+    """The loops that hold no other loop."""
+    places = {one.address: k for k, one in enumerate(code)}
+    back = [(places.get(one.target, k + 1), k) for k, one in enumerate(code) if one.name == "BRA" and one.target]
+    spans = [(begin, end) for begin, end in back if begin <= end]
+    return [
+        code[begin : end + 1]
+        for begin, end in spans
+        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
+    ]
+
+
+def executed(code: Sequence[Instruction], rounds: float = 1) -> float:
+    """Instructions of a thread that takes both sides of every branch, and each inner loop so many times."""
+    return len(code) + (rounds - 1) * sum(map(len, inner_loops(code)))

@@ -1,0 +1,79 @@
+"""The emulator's counters: what calls of csrc's CUDA kernels put on the stream."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+
+from tests.cuda_emulator import emulate
+
+FLOAT32 = 2  # csrc/types.h, Float
+KEYS = [torch.float32, torch.float64, torch.int64]  # csrc/pairwise/pairwise.h, Key
+
+
+class Operation(NamedTuple):
+    """A launch, a memset or a step of CUB's sort: bytes that it reads and writes at least once, and of a launch its
+    blocks and the threads of each."""
+
+    name: str
+    read: int
+    written: int
+    blocks: int
+    threads: int
+
+
+@cache
+def module() -> ModuleType:
+    folder = tempfile.mkdtemp(prefix="raoe_counting_")
+    try:
+        return emulate.build(Path(folder), {}, counting=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+def on_stream(call: Callable[[], object], *memory: torch.Tensor) -> list[Operation]:
+    """What a call does, with bytes of these."""
+    module().watch([(x.data_ptr(), x.nbytes) for x in memory])
+    call()
+    done = [Operation(*each) for each in module().operations()]
+    module().watch([])
+    return done
+
+
+def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]:
+    """raoe_loss of as many pairs with three labels and its gradient: both objectives, average ranks."""
+    seeded = torch.Generator().manual_seed(pairs)
+    similarity, grads = torch.rand(pairs, generator=seeded), torch.empty(pairs)
+    given = torch.rand(pairs, generator=seeded).to(scores)
+    labels, losses = torch.randint(3, (pairs,), generator=seeded), torch.empty(())
+    arguments = (
+        similarity.data_ptr(), given.data_ptr(), labels.data_ptr(), pairs, FLOAT32, KEYS.index(scores), 0, True, True,
+        False, 20.0, 4, 1.0, 1.0, losses.data_ptr(), grads.data_ptr(),
+    )  # fmt: skip
+    workspace = torch.empty(module().pairwise_workspace(*arguments) + 256, dtype=torch.uint8)
+    start = workspace.data_ptr() + -workspace.data_ptr() % 256
+    memory = (similarity, given, labels, losses, grads, workspace)
+    return on_stream(lambda: module().pairwise(*arguments, start, 0), *memory)
+
+
+def cosine(pairs: int, columns: int) -> list[Operation]:
+    """pairwise_cosine of float32 rows, forward and backward to both."""
+    a, b, by_a, by_b = torch.ones(4, pairs, columns).unbind()
+    c, inverse_a, inverse_b, grad = torch.ones(4, pairs).unbind()
+    memory = (a, b, by_a, by_b, c, inverse_a, inverse_b, grad)
+    shape, of_rows = (pairs, columns, columns, columns, FLOAT32), [x.data_ptr() for x in (c, inverse_a, inverse_b)]
+
+    def step() -> None:
+        module().cosine(a.data_ptr(), b.data_ptr(), *shape, 1e-8, *of_rows, 0)
+        module().cosine_grad(
+            grad.data_ptr(), a.data_ptr(), b.data_ptr(), *shape, *of_rows, by_a.data_ptr(), by_b.data_ptr(), 0
+        )
+
+    return on_stream(step, *memory)
