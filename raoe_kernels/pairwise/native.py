@@ -11,6 +11,7 @@ from .params import TIES, PairwiseParams
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
+_ONE_BLOCK = 1024  # pairs that one thread block takes without a workspace on every GPU
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
@@ -50,8 +51,10 @@ def forward(
         compiled.pairwise(*arguments, torch.get_num_threads())
         return losses, grads
     with torch.cuda.device(similarity.device):
-        workspace = losses.new_empty(compiled.pairwise_workspace(*arguments), dtype=torch.uint8)
-        compiled.pairwise(*arguments, workspace.data_ptr(), torch.cuda.current_stream().cuda_stream)
+        needed = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
+        workspace = losses.new_empty(needed, dtype=torch.uint8) if needed else losses  # held until all is queued
+        stream = torch._C._cuda_getCurrentRawStream(similarity.device.index)
+        compiled.pairwise(*arguments, workspace.data_ptr(), stream)
     return losses, grads
 
 

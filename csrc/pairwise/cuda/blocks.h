@@ -41,7 +41,10 @@ __device__ Extent<T> write_keys(const Work<T>& work) {
   std::uint32_t* const pairs = work.sort.values[0];
 #pragma unroll 4
   for (std::uint32_t i = blockIdx.x * BLOCK + threadIdx.x; i < work.crossing.n; i += work.preparing * BLOCK) {
-    const T similarity = read_pair(work.args, i, keys[i], pairs[i], extent);
+    Bits key;
+    std::uint32_t pair;
+    const T similarity = read_pair(work.args, i, key, pair, extent);
+    keys[i] = key, pairs[i] = pair;
     if (work.converted) work.converted[i] = similarity;
   }
   return extent;

@@ -56,9 +56,9 @@ __device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i
                                        Extent<T>& extent) {
   bool nan = false;
   key = load_key<Bits>(args.scores, args.score_type, i, nan);
-  pair = i;
   const T similarity = load<T>(args.similarity, args.similarity_type, i);
   Extent<T> own{similarity, similarity};
+  pair = i;
   if (args.labels) {
     own.label_low = own.label_high = args.labels[i];
     pair |= static_cast<std::uint32_t>(own.label_low) << LABEL_SHIFT;
@@ -224,7 +224,7 @@ struct Solver {
     my.ids = 0;
     if (args.angle) {
 #pragma unroll(D::hot ? Items : 1)
-      for (int k = 0; k < Items; ++k) my.term[k] = D::term(D::exponent(-tau, angle(my.c[k]), middle_angle));
+      for (int k = 0; k < Items; ++k) my.term[k] = D::term(D::exponent(-tau, quick_angle(my.c[k]), middle_angle));
     }
     if (my.valid < Items) {  // behind the last pair terms are infinite, and add nothing to the backward sums
 #pragma unroll
@@ -239,10 +239,10 @@ struct Solver {
     }
   }
   // The rank objective's is quicker made than kept.
-  template <class D>
+  template <class D, bool Inverse = false>
   __device__ __forceinline__ T rank_term(const Pairs& my, int k) const {
-    const T term = D::term(D::exponent(D::scaled(args.tau), my.c[k], middle));
-    return D::hot || k < my.valid ? term : T(INFINITY);  // of an infinite c it is infinite
+    const T exponent = D::exponent(D::scaled(args.tau), my.c[k], middle), term = D::term(Inverse ? -exponent : exponent);
+    return D::hot || k < my.valid ? term : (Inverse ? D::nothing() : T(INFINITY));  // of an infinite c it is that
   }
 
   // ---- 1. Sums of the thread, the tile, all tiles. ----
@@ -271,7 +271,7 @@ struct Solver {
 #pragma unroll(D::hot ? Items : 1)
     for (int k = Items - 1; args.grads && k >= 0; --k) {
       behind.hold(my.ends(k));
-      add<D, true>(behind, my, k, D::inverse(rank_term<D>(my, k)), D::inverse(my.term[k]));
+      add<D, true>(behind, my, k, rank_term<D, true>(my, k), D::inverse(my.term[k]));
     }
     behind.edge = tails ? ~(my.base + __ffs(tails) - 1) : 0;
   }
@@ -363,7 +363,7 @@ struct Solver {
       if (columns) z = z + Part(D::product(y, below[k]));
       if (!args.grads) continue;
       behind.hold(my.ends(k));
-      add<D, true>(behind, my, k, D::inverse(rank_term<D>(my, k)), y);
+      add<D, true>(behind, my, k, rank_term<D, true>(my, k), y);
       table[k] = D::value(behind.rank);
       if (!columns) continue;
       const T above = my.has_id(k, 2) ? D::value(behind.held[1])

@@ -216,7 +216,6 @@ inline unsigned char* dynamic_shared() {
 
 inline void __syncthreads() { emulator::wait_for_block(); }
 
-inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
