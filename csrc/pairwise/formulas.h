@@ -43,13 +43,9 @@ RAOE_HD std::uint64_t orderable(std::int64_t score) { return static_cast<std::ui
 
 template <class Int>
 RAOE_HD Int doubled_rank(Ties ties, Int position, Int first, Int last, Int index) {
-  switch (ties) {
-    case Ties::average: return first + last;
-    case Ties::min: return 2 * first;
-    case Ties::max: return 2 * last;
-    case Ties::dense: return 2 * index;
-    default: return 2 * position;  // ordinal
-  }
+  if (ties == Ties::dense) return 2 * index;
+  if (ties == Ties::ordinal) return 2 * position;
+  return (ties == Ties::max ? last : first) + (ties == Ties::min ? first : last);  // average: of both
 }
 
 // How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends.

@@ -162,6 +162,15 @@ struct Solver {
   }
   template <class D>
   __device__ bool resident() const { return D::hot || Blocks::resident(tiles()); }
+  // What is wanted: at compile time where it is hot.
+  template <class D>
+  __device__ bool ranked() const { return D::hot ? D::hot & RANK : args.rank; }
+  template <class D>
+  __device__ bool angled() const { return D::hot ? D::hot & ANGLE : args.angle; }
+  template <class D>
+  __device__ bool by_columns() const { return D::hot ? D::hot & ANGLE : columns; }
+  template <class D>
+  __device__ bool with_slopes() const { return D::hot || args.grads; }
   __device__ bool dense() const { return args.ties == Ties::dense; }
   // A block's tiles: f(tile).
   template <class F>
@@ -189,12 +198,15 @@ struct Solver {
     const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
     const bool linear = rank < room && angles < room;
     if constexpr (sizeof(T) == 4) {
-      if (linear && (columns || !args.angle) && !dense() && Blocks::resident(tiles())) return solve<Linear<T, true>>(my);
+      if (linear && args.grads && args.ties == Ties::average && Blocks::resident(tiles())) {
+        if (columns) return args.rank ? solve<Linear<T, RANK | ANGLE>>(my) : solve<Linear<T, ANGLE>>(my);
+        if (!args.angle) return solve<Linear<T, RANK>>(my);
+      }
     }
-    linear ? apart<Linear<T, false>>(*this, my) : apart<Log<T>>(*this, my);
+    linear ? apart<Linear<T>>(*this, my) : apart<Log<T>>(*this, my);
   }
-  // Compact code for what is rare: double, the log domain, more labels, dense ranks, more pairs than the GPU's registers
-  // hold. Not inlined, and of copies, because what a call may reach lies in memory.
+  // Compact code for what is rare: double, the log domain, more labels, other ranks than the average, no gradient, more
+  // pairs than the GPU's registers hold. Not inlined, and of copies, because what a call may reach lies in memory.
   template <class D>
   static __device__ __noinline__ void apart(Solver solver, Pairs my) { solver.template solve<D>(my); }
 
@@ -222,7 +234,7 @@ struct Solver {
   __device__ __forceinline__ void find_terms(Pairs& my) const {
     const T tau = D::scaled(args.tau);
     my.ids = 0;
-    if (args.angle) {
+    if (angled<D>()) {
 #pragma unroll(D::hot ? Items : 1)
       for (int k = 0; k < Items; ++k) my.term[k] = D::term(D::exponent(-tau, quick_angle(my.c[k]), middle_angle));
     }
@@ -232,7 +244,7 @@ struct Solver {
         if (k >= my.valid) my.c[k] = my.term[k] = T(INFINITY);
       }
     }
-    if (!columns) return;
+    if (!by_columns<D>()) return;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
       my.ids |= (my.pair[k] - (static_cast<std::uint32_t>(label_low) << LABEL_SHIFT)) >> LABEL_SHIFT << 2 * k;
@@ -247,12 +259,12 @@ struct Solver {
 
   // ---- 1. Sums of the thread, the tile, all tiles. ----
 
-  // A pair joins the sums: forwards exp(x) to the columns of smaller labels, backwards exp(y) to those of larger ones.
+  // A pair joins the sums: forwards exp(x) to the by_columns<D>() of smaller labels, backwards exp(y) to those of larger ones.
   template <class D, bool Reverse>
   __device__ __forceinline__ void add(Plain<D>& span, const Pairs& my, int k, T rank_term, T term) const {
     using Part = typename D::Part;
-    if (args.rank) span.rank = span.rank + Part(rank_term);
-    if (!columns) return;
+    if (ranked<D>()) span.rank = span.rank + Part(rank_term);
+    if (!by_columns<D>()) return;
     if (my.has_id(k, 3) != Reverse) span.sum[0] = span.sum[0] + Part(term);
     if (my.has_id(k, 2) != Reverse) span.sum[1] = span.sum[1] + Part(term);
   }
@@ -269,22 +281,27 @@ struct Solver {
     ahead.count = __popc(heads);
     ahead.edge = heads ? my.base + 32 - __clz(heads) : 0;
 #pragma unroll(D::hot ? Items : 1)
-    for (int k = Items - 1; args.grads && k >= 0; --k) {
+    for (int k = Items - 1; with_slopes<D>() && k >= 0; --k) {
       behind.hold(my.ends(k));
       add<D, true>(behind, my, k, rank_term<D, true>(my, k), D::inverse(my.term[k]));
     }
     behind.edge = tails ? ~(my.base + __ffs(tails) - 1) : 0;
   }
+  template <class D, bool Reverse, class S>
+  static __device__ __forceinline__ S scan(S value, S* shared, S& total) {
+    if constexpr (D::hot != 0) return block_exclusive<Reverse, Block>(value, shared, total);
+    else return block_exclusive_apart<Reverse, Block>(value, shared, total);
+  }
   // Of a thread becomes before (behind) a thread, within the tile. `publish`: what the tile adds goes to the others.
   // Returns how much the tile counts.
-  template <class Sum, class Part, bool Segments>
+  template <class D, class Part, bool Segments>
   __device__ __forceinline__ std::uint32_t scan_tile(Span<Part, Segments>& forward, Span<Part, Segments>& backward,
                                                      std::uint32_t tile, bool publish) const {
     using S = Span<Part, Segments>;
-    using Wide = Span<Sum, Segments>;
+    using Wide = Span<typename D::Sum, Segments>;
     S total, all;
-    forward = block_exclusive<false, Block>(forward, shared<S>(), total);
-    backward = block_exclusive<true, Block>(backward, shared<S>(), all);  // its edges, even without a gradient
+    forward = scan<D, false>(forward, shared<S>(), total);
+    backward = scan<D, true>(backward, shared<S>(), all);  // its edges, even without a gradient
     if (publish && threadIdx.x == 0) spans<Wide>(false)[tile] = Wide(total), spans<Wide>(true)[tile] = Wide(all);
     return total.count & S::COUNT;
   }
@@ -292,7 +309,7 @@ struct Solver {
   __device__ Wide* spans(bool reverse) const {
     return reinterpret_cast<Wide*>(crossing->spans) + (reverse ? tiles() + 1 : 0);
   }
-  template <bool Reverse, class Wide>
+  template <class D, bool Reverse, class Wide>
   static __device__ __forceinline__ void scan_tiles(Wide* sums, int tiles, Wide* shared) {
     Wide before;
     for (int first = 0; first < tiles; first += Block) {
@@ -300,19 +317,19 @@ struct Solver {
       const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
       const bool in = t >= 0 && t < tiles;
       Wide total;
-      const Wide earlier = block_exclusive<Reverse, Block>(in ? sums[t] : Wide(), shared, total);
+      const Wide earlier = scan<D, Reverse>(in ? sums[t] : Wide(), shared, total);
       if (in) sums[t] = before + earlier;
       before = before + total;
     }
     if (threadIdx.x == 0) sums[tiles] = before;
   }
   // Spans of tiles become those before (behind) each, and of all at the end: by one block, once.
-  template <class Wide>
+  template <class D, class Wide>
   __device__ __forceinline__ void join_tiles() const {
     Blocks::sync();
     if (Blocks::index() == 0) {
-      scan_tiles<false>(spans<Wide>(false), static_cast<int>(tiles()), shared<Wide>());
-      scan_tiles<true>(spans<Wide>(true), static_cast<int>(tiles()), shared<Wide>());
+      scan_tiles<D, false>(spans<Wide>(false), static_cast<int>(tiles()), shared<Wide>());
+      scan_tiles<D, true>(spans<Wide>(true), static_cast<int>(tiles()), shared<Wide>());
     }
     Blocks::sync();
   }
@@ -355,23 +372,23 @@ struct Solver {
       if (closes) at.start[run + 1] = static_cast<Index>(n());
       store(at.run + my.base, runs);
     }
-    if (args.rank) store(at.before + my.base, table);
+    if (ranked<D>()) store(at.before + my.base, table);
 #pragma unroll(D::hot ? Items : 1)
     for (int k = Items - 1; k >= 0; --k) {
       const T y = D::inverse(my.term[k]);
       edges[k] = my.ends(k) ? my.base + k : (k + 1 < Items ? edges[k + 1 < Items ? k + 1 : k] : ~behind.edge);
-      if (columns) z = z + Part(D::product(y, below[k]));
-      if (!args.grads) continue;
+      if (by_columns<D>()) z = z + Part(D::product(y, below[k]));
+      if (!with_slopes<D>()) continue;
       behind.hold(my.ends(k));
       add<D, true>(behind, my, k, rank_term<D, true>(my, k), y);
       table[k] = D::value(behind.rank);
-      if (!columns) continue;
+      if (!by_columns<D>()) continue;
       const T above = my.has_id(k, 2) ? D::value(behind.held[1])
                                       : (my.has_id(k, 1) ? D::value(behind.held[0]) : D::nothing());
       angular[k] = D::kept(my.term[k], below[k], above, angle_slope(my.c[k]));
     }
     store(at.last + my.base, edges);
-    if (!args.grads || !args.rank) return;
+    if (!with_slopes<D>() || !ranked<D>()) return;
     store(at.after + my.base, table);
     if (closes) at.after[n()] = D::nothing();
   }
@@ -431,11 +448,11 @@ struct Solver {
         place(my, tile);
         ahead = behind = Part();
         walk<D, false>(my, bit, which, ahead, ignore);
-        if (args.grads) walk<D, true>(my, bit, which, behind, ignore);
-        zeros = scan_tile<typename D::Sum>(ahead, behind, tile, publish);
+        if (with_slopes<D>()) walk<D, true>(my, bit, which, behind, ignore);
+        zeros = scan_tile<D>(ahead, behind, tile, publish);
       };
       each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-      if (tiles() > 1) join_tiles<Wide>();
+      if (tiles() > 1) join_tiles<D, Wide>();
       each_tile([&](std::uint32_t tile) {
         if (!resident<D>()) sum(tile, false);
         if (tiles() > 1) {
@@ -449,7 +466,7 @@ struct Solver {
           const std::uint32_t before = span.count & Part::COUNT;
           at.order[which ^ 1][one ? zeros + (q - before) : before] = static_cast<Index>(own.position);
         });
-        if (args.grads) {
+        if (with_slopes<D>()) {
           walk<D, true>(my, bit, which, behind, [&](std::uint32_t, const Entry& own, bool, bool reads,
                                                     const Part& span) {
             T& above = at.above[own.position];
@@ -481,26 +498,27 @@ struct Solver {
       if (k >= my.valid) continue;
       const T below = at.below[my.base + k];
       z = z + typename D::Part(D::product(D::inverse(my.term[k]), below));
-      if (args.grads) kept[k] = D::kept(my.term[k], below, at.above[my.base + k], angle_slope(my.c[k]));
+      if (with_slopes<D>()) kept[k] = D::kept(my.term[k], below, at.above[my.base + k], angle_slope(my.c[k]));
     }
   }
 
   // ---- 3. Partners of the rank objective: a prefix and a suffix of the order. ----
 
   template <bool Dense>
-  __device__ __forceinline__ int partners_end(int rank, int threshold) const {
+  __device__ __forceinline__ int partners_end(Ties ties, int rank, int threshold) const {
     const int bound = rank - threshold, m = prefix_probe(bound < 0 ? 0 : bound);
-    const int end = Dense ? int(at.start[m + 1]) : prefix_end(args.ties, bound, int(at.first[m]), int(at.last[m]));
+    const int end = Dense ? int(at.start[m + 1]) : prefix_end(ties, bound, int(at.first[m]), int(at.last[m]));
     return bound < 0 ? 0 : end;
   }
   template <bool Dense>
-  __device__ __forceinline__ int partners_start(int rank, int threshold, int limit) const {
+  __device__ __forceinline__ int partners_start(Ties ties, int rank, int threshold, int limit) const {
     const int bound = rank + threshold, m = suffix_probe(bound), probe = m < limit ? m : limit - 1;
-    const int start = Dense ? int(at.start[probe]) : suffix_start(args.ties, bound, int(at.first[probe]), int(at.last[probe]));
+    const int start = Dense ? int(at.start[probe]) : suffix_start(ties, bound, int(at.first[probe]), int(at.last[probe]));
     return m < limit ? start : static_cast<int>(n());
   }
   template <class D, bool Dense>
   __device__ __forceinline__ void look_up(const Pairs& my, typename D::Kept (&kept)[Items], typename D::Part& z) const {
+    const Ties ties = D::hot ? Ties::average : args.ties;
     // Beyond 2 n it is the same: no partner.
     const int threshold = static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n);
     const int limit = Dense ? at.run[n() - 1] + 1 : n();
@@ -508,10 +526,11 @@ struct Solver {
     for (int k = 0; k < Items; ++k) {
       const int p = k < my.valid ? my.base + k : 0;  // an infinite term adds nothing
       if (!D::hot && k >= my.valid) break;
-      const int rank = Dense ? 2 * int(at.run[p]) : doubled_rank(args.ties, p, int(at.first[p]), int(at.last[p]), 0);
-      const T below = at.before[partners_end<Dense>(rank, threshold)], x = rank_term<D>(my, k);
+      const int rank = Dense ? 2 * int(at.run[p]) : doubled_rank(ties, p, int(at.first[p]), int(at.last[p]), 0);
+      const T below = at.before[partners_end<Dense>(ties, rank, threshold)], x = rank_term<D>(my, k);
       z = z + typename D::Part(D::product(D::inverse(x), below));
-      if (args.grads) kept[k] = D::kept(x, below, at.after[partners_start<Dense>(rank, threshold, limit)], T(1));
+      if (!with_slopes<D>()) continue;
+      kept[k] = D::kept(x, below, at.after[partners_start<Dense>(ties, rank, threshold, limit)], T(1));
     }
   }
 
@@ -535,22 +554,22 @@ struct Solver {
     Kept rank[Items], angular[Items];
     Plain<D> forward, backward;
     Sum z[2] = {Sum(), Sum()};
-    const bool bits = !D::hot && args.angle && !columns;
+    const bool bits = !D::hot && angled<D>() && !columns;
     const auto sum = [&](std::uint32_t tile, bool publish) {
       fetch(my, tile);
       find_terms<D>(my);
       sum_thread<D>(my, forward, backward);
-      scan_tile<Sum>(forward, backward, tile, publish);
+      scan_tile<D>(forward, backward, tile, publish);
     };
     each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-    if (tiles() > 1) join_tiles<Span<Sum, false>>();
+    if (tiles() > 1) join_tiles<D, Span<Sum, false>>();
     each_tile([&](std::uint32_t tile) {
       if (!resident<D>()) sum(tile, false);
       if (tiles() > 1) add_tiles<Span<Sum, false>>(forward, backward, tile);
       Part part = Part();
       write_sums<D>(my, forward, backward, angular, part);
       z[1] = z[1] + Sum(part);
-      if (!resident<D>() && columns && args.grads) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
+      if (!resident<D>() && by_columns<D>() && with_slopes<D>()) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
       if (bits) prepare_bits<D>(my);
     });
     Blocks::sync();
@@ -561,11 +580,11 @@ struct Solver {
         find_terms<D>(my);
       }
       Part first = Part(), second = Part();
-      if (args.rank) dense() ? look_up<D, true>(my, rank, first) : look_up<D, false>(my, rank, first);
+      if (ranked<D>()) !D::hot && dense() ? look_up<D, true>(my, rank, first) : look_up<D, false>(my, rank, first);
       if (bits) take_bits<D>(my, angular, second);
       z[0] = z[0] + Sum(first), z[1] = z[1] + Sum(second);
-      if (resident<D>() || !args.grads) return;
-      if (args.rank) keep<D>(my, 0, [&](Kept& kept, int k) { kept = rank[k]; });
+      if (resident<D>() || !with_slopes<D>()) return;
+      if (ranked<D>()) keep<D>(my, 0, [&](Kept& kept, int k) { kept = rank[k]; });
       if (bits) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
     });
     for (Sum& part : z) part = block_sum<Block>(part, shared<Sum>());
@@ -573,12 +592,12 @@ struct Solver {
     const typename D::Closed closed[2] = {D::close(z[0]), D::close(z[1])};
     if (Blocks::index() == 0 && threadIdx.x == 0) {
       T* const losses = static_cast<T*>(args.losses);
-      const T first = args.rank ? static_cast<T>(args.rank_weight) * D::loss(z[0]) : T(0);
-      const T second = args.angle ? static_cast<T>(args.angle_weight) * D::loss(z[1]) : T(0);
+      const T first = ranked<D>() ? static_cast<T>(args.rank_weight) * D::loss(z[0]) : T(0);
+      const T second = angled<D>() ? static_cast<T>(args.angle_weight) * D::loss(z[1]) : T(0);
       losses[0] = args.parts ? first : first + second;
       if (args.parts) losses[1] = second;
     }
-    if (!args.grads) return;
+    if (!with_slopes<D>()) return;
     T* const grads = static_cast<T*>(args.grads);
     const T rank_weight = static_cast<T>(args.tau * args.rank_weight);
     const T angle_weight = static_cast<T>(args.tau * args.angle_weight);
@@ -587,15 +606,15 @@ struct Solver {
         place(my, tile);
 #pragma unroll
         for (int k = 0; k < Items; ++k) my.pair[k] = k < my.valid ? crossing->pairs[my.base + k] : 0;
-        if (args.rank) keep<D>(my, 0, [&](Kept& kept, int k) { rank[k] = kept; });
-        if (args.angle) keep<D>(my, 1, [&](Kept& kept, int k) { angular[k] = kept; });
+        if (ranked<D>()) keep<D>(my, 0, [&](Kept& kept, int k) { rank[k] = kept; });
+        if (angled<D>()) keep<D>(my, 1, [&](Kept& kept, int k) { angular[k] = kept; });
       }
 #pragma unroll(D::hot ? Items : 1)
       for (int k = 0; k < Items; ++k) {
         if (k >= my.valid) continue;
         const std::uint32_t i = index_of(my.pair[k]);
-        const T first = args.rank ? D::gradient(rank[k], closed[0], rank_weight) : T(0);
-        const T second = args.angle ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
+        const T first = ranked<D>() ? D::gradient(rank[k], closed[0], rank_weight) : T(0);
+        const T second = angled<D>() ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
         grads[i] = args.parts ? first : first + second;
         if (args.parts) grads[args.n + i] = second;
       }

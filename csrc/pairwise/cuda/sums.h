@@ -50,10 +50,13 @@ constexpr double exponent_unit = sizeof(T) == 4 ? 1.4426950408889634 : 1.0;  // 
 // ---- The domains. A term is exp(x), its inverse exp(-x) the other side's. A tile adds up Parts, all tiles Sums; what
 // is read elsewhere is kept as a T. ----
 
-// Hot: loops over a thread's pairs are unrolled and everything is in registers.
-template <class T, bool Hot>
+enum : int { RANK = 1, ANGLE = 2 };
+
+// Hot are exactly these objectives, with their gradient: loops over a thread's pairs are unrolled, everything is in
+// registers. 0: the arguments say which.
+template <class T, int Hot = 0>
 struct Linear {
-  static constexpr bool hot = Hot;
+  static constexpr int hot = Hot;
   using Part = T;
   using Sum = double;
   struct Kept {  // of a pair, for its gradient
@@ -103,7 +106,7 @@ __device__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
 
 template <class T>
 struct Log {
-  static constexpr bool hot = false;
+  static constexpr int hot = 0;
   using Part = LogSum<T>;
   using Sum = LogSum<T>;
   struct Kept {
@@ -255,6 +258,12 @@ __device__ __forceinline__ V block_exclusive(V value, V* shared, V& total) {
   before = shared[warp] + before;
   __syncthreads();
   return before;
+}
+
+// The same, as a call: its code is long where sums are logarithms.
+template <bool Reverse, int Block, class V>
+__device__ __noinline__ V block_exclusive_apart(V value, V* shared, V& total) {
+  return block_exclusive<Reverse, Block>(value, shared, total);
 }
 
 // The sum over the block, in every thread.
