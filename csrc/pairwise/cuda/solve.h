@@ -196,16 +196,18 @@ struct Solver {
     const T tau = static_cast<T>(args.tau);
     const T rank = args.rank ? tau * (extent.high - extent.low) : T(0);
     const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
-    const bool linear = rank < room && angles < room;
     if constexpr (sizeof(T) == 4) {
-      if (linear && args.grads && args.ties == Ties::average && Blocks::resident(tiles())) {
-        if (columns) return args.rank ? solve<Linear<T, RANK | ANGLE>>(my) : solve<Linear<T, ANGLE>>(my);
-        if (!args.angle) return solve<Linear<T, RANK>>(my);
+      if (rank < room && angles < room) {
+        if (args.grads && args.ties == Ties::average && Blocks::resident(tiles())) {
+          if (columns) return args.rank ? solve<Linear<RANK | ANGLE>>(my) : solve<Linear<ANGLE>>(my);
+          if (!args.angle) return solve<Linear<RANK>>(my);
+        }
+        return apart<Linear<0>>(*this, my);
       }
     }
-    linear ? apart<Linear<T>>(*this, my) : apart<Log<T>>(*this, my);
+    apart<Log<T>>(*this, my);
   }
-  // Compact code for what is rare: double, the log domain, more labels, other ranks than the average, no gradient, more
+  // Compact code for what is rare: the log domain (double knows no other), more labels, other ranks than the average, no gradient, more
   // pairs than the GPU's registers hold. Not inlined, and of copies, because what a call may reach lies in memory.
   template <class D>
   static __device__ __noinline__ void apart(Solver solver, Pairs my) { solver.template solve<D>(my); }

@@ -9,13 +9,10 @@
 
 namespace raoe {
 
-// ---- What the sums need of arithmetic: float's exp, 1/x as one instruction each, good to 2 ulp. ----
+// ---- What the sums need of arithmetic, in one GPU instruction each, good to 2 ulp. ----
 
-// exp(x), x in the unit that `exponent_unit` gives.
-__device__ __forceinline__ double fast_exp(double x) { return exp(x); }
-__device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
 #if defined(__CUDA_ARCH__)
-__device__ __forceinline__ float fast_exp(float x) {
+__device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -26,7 +23,7 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 #else
-inline float fast_exp(float x) { return exp2f(x); }
+inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
 #endif
 
@@ -44,20 +41,18 @@ __device__ __forceinline__ float quick_angle(float c) {
   return clipped < 0 ? 3.14159265f - p : p;
 }
 
-template <class T>
-constexpr double exponent_unit = sizeof(T) == 4 ? 1.4426950408889634 : 1.0;  // float: log2(e)
-
 // ---- The domains. A term is exp(x), its inverse exp(-x) the other side's. A tile adds up Parts, all tiles Sums; what
 // is read elsewhere is kept as a T. ----
 
 enum : int { RANK = 1, ANGLE = 2 };
 
-// Hot are exactly these objectives, with their gradient: loops over a thread's pairs are unrolled, everything is in
-// registers. 0: the arguments say which.
-template <class T, int Hot = 0>
+// Of floats. Hot are exactly these objectives, with their gradient: loops over a thread's pairs are unrolled, everything
+// is in registers. 0: the arguments say which.
+template <int Hot>
 struct Linear {
   static constexpr int hot = Hot;
-  using Part = T;
+  using T = float;
+  using Part = float;
   using Sum = double;
   struct Kept {  // of a pair, for its gradient
     T slope;
@@ -65,12 +60,12 @@ struct Linear {
   struct Closed {  // of an objective
     T root;        // 1 / (1 + Z) in two factors, for it may be below the normal numbers
   };
-  static __device__ T scaled(double tau) { return static_cast<T>(tau * exponent_unit<T>); }
+  static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // exponents of 2
   // In one instruction. The rounding of tau x middle is in all terms alike, and leaves their products.
-  static __device__ T exponent(T tau, T c, T middle) { return fma(tau, c, -(tau * middle)); }
-  static __device__ T term(T exponent) { return fast_exp(exponent); }
+  static __device__ T exponent(T tau, T c, T middle) { return fmaf(tau, c, -(tau * middle)); }
+  static __device__ T term(T exponent) { return power_of_two(exponent); }
   static __device__ T inverse(T term) { return reciprocal(term); }
-  static __device__ T nothing() { return T(0); }
+  static __device__ T nothing() { return 0; }
   static __device__ T value(Part sum) { return sum; }
   static __device__ T plus(T a, T b) { return a + b; }
   static __device__ T product(T a, T b) { return a * b; }
@@ -92,8 +87,9 @@ struct LogSum {
   __device__ explicit LogSum(T exponent) : max(exponent), sum(exponent == T(-INFINITY) ? T(0) : T(1)) {}
 };
 
+// A call: the compilers take minutes over an inlined scan of these.
 template <class T>
-__device__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
+__device__ __noinline__ LogSum<T> operator+(LogSum<T> a, LogSum<T> b) {
   if (a.max < b.max) {
     const LogSum<T> larger = b;
     b = a;
