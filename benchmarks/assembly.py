@@ -94,21 +94,21 @@ def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 
 class Instruction(NamedTuple):
-    """A machine instruction: where it is, its name without what stands behind the first dot, where it may jump to, and
+    """A machine instruction: where it is, its name up to the first dot, where it jumps to, whether it always does, and
     its bytes of global memory a thread (0 where it is no load of it)."""
 
     address: int
     name: str
     target: int | None
+    always: bool
     loads: int
 
 
-SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)\s*(.*?);", re.MULTILINE)
+SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)\s*(.*?);", re.MULTILINE)
 
 
 def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
-    """The functions in a file, less what pads them and what they call: slow ways of roots and quotients, for numbers at
-    the ends of a type's range. `options` are cuobjdump's."""
+    """The functions in a file, as `functions` gives them. `options` are cuobjdump's."""
     from triton import knobs  # it brings NVIDIA's tools along
 
     said = [knobs.nvidia.cuobjdump.path, "-sass", *options, str(binary)]
@@ -116,22 +116,37 @@ def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:
-    """`sass` of what the tool printed."""
+    """The functions in what `cuobjdump -sass` prints: what a warp can reach whose threads stay together, less what it
+    calls, which is rarely needed: __noinline__, roots and quotients of numbers at the ends of a type's range."""
     found = {}
     for part in re.split(r"\bFunction : ", text)[1:]:
         name, _, body = part.partition("\n")
-        code, called = [], []
-        for address, operation, more, operands in SASS.findall(body):
-            jump = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if operation in ("BRA", "CALL") else None
-            if jump and operation == "CALL":
-                called.append(int(jump[1], 16))
+        code = []
+        for address, predicate, operation, more, operands in SASS.findall(body):
+            jump = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if operation == "BRA" and ".DIV" not in more else None
             size = re.search(r"\.(64|128)\b", more)
             loads = (int(size[1]) if size else 32) // 8 if operation == "LDG" else 0
-            code.append(Instruction(int(address, 16), operation, int(jump[1], 16) if jump else None, loads))
-        end = min(called, default=code[-1].address + 1)
-        code = [one for one in code if one.address < end and one.name != "NOP" and one.target != one.address]
-        found[name.strip()] = code
+            target = int(jump[1], 16) if jump else None
+            code.append(Instruction(int(address, 16), operation, target, not predicate, loads))
+        found[name.strip()] = _reached(code)
     return found
+
+
+def _reached(code: list[Instruction]) -> list[Instruction]:
+    places = {one.address: k for k, one in enumerate(code)}
+    reached: set[int] = set()
+    ahead = [0]
+    while ahead:
+        place = ahead.pop()
+        while place < len(code) and place not in reached:
+            reached.add(place)
+            one = code[place]
+            if one.target is not None:
+                ahead.append(places.get(one.target, len(code)))
+            if one.always and (one.target is not None or one.name in ("EXIT", "RET")):
+                break
+            place += 1
+    return [code[place] for place in sorted(reached)]
 
 
 def inner_loops(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:

@@ -14,6 +14,7 @@ import torch
 from benchmarks import assembly, dry_run, report
 from benchmarks.__main__ import declared
 from benchmarks.dry_run import Operation
+from tests.cuda_emulator import counted
 
 
 class Machine(NamedTuple):
@@ -45,29 +46,40 @@ COPY, MATMUL = 0.9, 0.8
 SYNC = 0.63  # of that, what mma.sync reaches on sm_90, whose own instruction is wgmma
 START = 2e-6  # seconds from one small kernel's begin to the next one's
 CALL = 5e-6  # seconds of the host for an operation, torch's or ours
+AUTOGRAD = 30e-6  # and for a forward and a backward that compute nothing: "floor" in docs/benchmarks, on a CPU
 HEADER = """\
-Predicted, not measured: `python -m benchmarks model` made this page. An op's operations are those that its code puts on
-the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its instructions
-those of the kernels that Triton {triton} compiles. Times are microseconds. An operation takes the longest of
+Predicted, not measured: `python -m benchmarks model --gpu GPU` made this page. An op's operations are those that its
+code puts on the stream, counted by running it on tensors without memory (CUDA C++: by the emulator's counters); its
+instructions those of the kernels as {compilers} compile them. Times are microseconds. An operation takes the
+longest of
 
 - memory: bytes / {COPY} of the bandwidth, or 64 bytes a clock and multiprocessor that has a program;
-- products: FLOPs / {MATMUL} of the peak;
+- products: FLOPs / {MATMUL} of the peak, and on sm_90 {SYNC} of that where a kernel has no wgmma;
 - instructions: of all warps / 4 a clock and multiprocessor that has a program;
 
 and {START:g} us to start. A call takes the longer of its operations in a row and of the host, {CALL:g} us an operation
-that Python starts. "Of the limit": what the least bytes and FLOPs of the result (`benchmarks/ops`) take at the peaks,
-over what the call takes. The shares of the peaks and the times to start are assumptions; the first run that measures
-replaces them."""
+that Python starts and {AUTOGRAD:g} us where there is a backward. "Of the limit": what the least bytes and FLOPs of the
+result (`benchmarks/ops`) take at the peaks, over what the call takes. The shares of the peaks and the times to start
+are assumptions; the first run that measures replaces them."""
 
 
 class Call(NamedTuple):
     """What a call of an op does: our contender of the benchmark, its operations, how often each kernel goes round its
-    innermost loops, and how many of the operations the host starts one by one from Python."""
+    innermost loops, how many of the operations the host starts one by one from Python, and whether it goes backward."""
 
     contender: str
     operations: list[Operation]
     rounds: Mapping[str, float]
     host: int
+    backward: bool = True
+
+
+def compilers() -> str:
+    """What the page's machine code is made by."""
+    from raoe_kernels import _build
+
+    built = (_build.info() or {"modules": {"cuda": {}}})["modules"]["cuda"]
+    return f"Triton {version('triton')} and nvcc {built.get('nvcc', '(not here)')}"
 
 
 @cache
@@ -80,57 +92,55 @@ def _functions(arch: int) -> Mapping[str, list[assembly.Instruction]]:
     return {}
 
 
-def _native(kernel: str, threads: int, arch: int) -> list[assembly.Instruction]:
-    """A kernel's code in float, in blocks of so many threads where it is made for several sizes."""
+def _native(kernel: str, arch: int, *constants: str) -> list[assembly.Instruction]:
+    """The code of a kernel in float; constants are of its template's arguments, as the compiler's names have them."""
     name = kernel.partition("<")[0].rpartition("::")[2]
-    mangled = [function for function in _functions(arch) if re.search(rf"\d{name}I(?!d)", function)]
-    chosen = [function for function in mangled if f"Li{threads}E" in function] or mangled
+    mangled = [function for function in _functions(arch) if re.search(rf"\d{name}If", function)]
+    chosen = [function for function in mangled if all(each in function for each in constants)]
     return _functions(arch)[chosen[0]] if chosen else []
 
 
-SAMPLE = 1 << 14  # pairs that the emulator runs of those that several blocks take; bytes and blocks grow with them
+def _grown(one: counted.Operation, factor: float, code: list[assembly.Instruction]) -> Operation:
+    """What the emulator counted, for so many times the pairs."""
+    moved, blocks = round((one.read + one.written) * factor), round(one.blocks * factor)
+    return Operation(one.name, moved, programs=blocks, warps=one.threads // 32, code=code)
+
+
+SAMPLE = 1 << 14  # pairs that the emulator runs of many; bytes and blocks grow with them
 
 
 def pairwise(pairs: int, arch: int) -> Call:
     """raoe_loss in CUDA C++, and torch's pass that scales the gradient; all of a call's kernels start from C++."""
-    from tests.cuda_emulator import counted
-
     run = min(pairs, SAMPLE)
-    grow = pairs / run
     operations = []
     for one in counted.pairwise(run):
-        code = _native(one.name, one.threads, arch) if one.threads else ()
-        moved, blocks = round((one.read + one.written) * grow), round(one.blocks * grow)
-        operations.append(Operation(one.name, moved, programs=blocks, warps=one.threads // 32, code=code))
+        blocks = [f"Li{one.threads}E"] if "one_block" in one.name else []
+        operations.append(_grown(one, pairs / run, _native(one.name, arch, *blocks) if one.threads else []))
     return Call("raoe_loss native", [*operations, Operation("aten.mul", 8 * pairs)], {}, 2)
 
 
 def guided(rows: int, arch: int) -> Call:
-    """Two sweeps over both contexts' rows; the second finds a part of them in the cache, which is not counted on."""
+    """Two launches for as many rows as the L2 cache holds; it is counted on that the second one reads from there."""
     from raoe_kernels.guided import triton_kernels as kernels
 
     op = declared("guided")
     current, previous = (torch.empty(rows, op.VOCABULARY, dtype=op.DTYPES["cuda"], device="meta") for _ in range(2))
     operations = dry_run.operations(lambda: kernels.forward(current, previous, op.GUIDANCE), arch)
-    size = current.itemsize
-    steps = op.VOCABULARY / (kernels.LANES[size] * kernels.WIDTH[size])
-    return Call("guided_log_probs triton", operations, {"guided_forward": steps}, len(operations))
+    slices = -(-op.VOCABULARY // kernels.COLUMNS[current.itemsize])
+    for place, one in enumerate(operations):
+        cached = dry_run.size_of(current, previous) if one.name == "guided_forward_mix" else 0
+        operations[place] = one._replace(bytes=(one.bytes - cached) * one.programs // (rows * slices))
+    rounds = {"guided_forward_mix": (slices - 1) // kernels.JOINED}
+    return Call("guided_log_probs triton", operations, rounds, len(operations), backward=False)
 
 
 def cosine(pairs: int, arch: int) -> Call:
-    from raoe_kernels.cosine import triton_kernels as kernels
-
-    op = declared("cosine")
-    a, b = (torch.empty(pairs, op.COLUMNS, device="meta") for _ in range(2))
-
-    def step() -> None:
-        saved = kernels.forward(a, b, 1e-8)
-        kernels.backward(saved[0], a, b, *saved, (True, True))
-
-    operations = dry_run.operations(step, arch)
-    steps = -(-op.COLUMNS // kernels.COLUMNS)
-    rounds = dict.fromkeys(("cosine_forward", "cosine_backward"), steps)
-    return Call("pairwise_cosine triton", operations, rounds, len(operations))
+    """Forward and backward in CUDA C++, a warp a row or, where rows are few, a block; 16 bytes a thread and round."""
+    columns, run = declared("cosine").COLUMNS, min(pairs, SAMPLE)
+    found = counted.cosine(run, columns)
+    lanes = found[0].blocks * found[0].threads // run
+    operations = [_grown(one, pairs / run, _native(one.name, arch, "Li4E", f"Li{lanes}E")) for one in found]
+    return Call("pairwise_cosine native", operations, {one.name: columns / (4 * lanes) for one in operations}, 2)
 
 
 def listwise(lists: int, arch: int) -> Call:
@@ -139,8 +149,11 @@ def listwise(lists: int, arch: int) -> Call:
 
     op = declared("listwise")
     student, teacher = (torch.empty(lists, op.ITEMS, device="meta") for _ in range(2))
-    loss = lambda: list_mle_loss(student.requires_grad_(), teacher, tau=op.TAU, backend="scan").backward()  # noqa: E731
-    operations = dry_run.operations(loss, arch)
+
+    def step() -> None:
+        list_mle_loss(student.requires_grad_(), teacher, tau=op.TAU, backend="scan").backward()
+
+    operations = dry_run.operations(step, arch)
     return Call("list_mle_loss scan", operations, {}, len(operations))
 
 
@@ -198,6 +211,7 @@ OPS: dict[str, Callable[[int, int], Call]] = {
     "pairwise": pairwise,
     "cosine": cosine,
     "guided": guided,
+    "infonce": infonce,
     "attention": attention,
     "listwise": listwise,
 }
@@ -242,7 +256,8 @@ HEAD = (
 
 def page(gpus: Iterable[str], rows: list[report.Row]) -> str:
     """The whole page; `rows` are those of result files, of which the ones of these GPUs stand under "measured"."""
-    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, START=START * 1e6, CALL=CALL * 1e6, triton=version("triton"))
+    times = {"START": START * 1e6, "CALL": CALL * 1e6, "AUTOGRAD": AUTOGRAD * 1e6}
+    about = HEADER.format(COPY=COPY, MATMUL=MATMUL, SYNC=SYNC, compilers=compilers(), **times)
     lines = ["# What the kernels should take on a GPU", "", about, ""]
     for gpu in gpus:
         machine = MACHINES[gpu]
@@ -266,7 +281,7 @@ def of_op(name: str, machine: Machine, rows: list[report.Row]) -> list[str]:
 def _row(size: int, call: Call, machine: Machine, least: tuple[int, int], measured: str) -> str:
     rounds = [call.rounds.get(one.name, 1) for one in call.operations]
     costs = [cost(one, each, machine) for one, each in zip(call.operations, rounds, strict=True)]
-    device, host = sum(each.seconds() for each in costs), CALL * call.host
+    device, host = sum(each.seconds() for each in costs), CALL * call.host + AUTOGRAD * call.backward
     takes = max(device, host)
     terms = {term: sum(getattr(each, term) for each in costs) for term in Cost._fields}
     # What limits: the term in which the device spends most, and the host where the device waits for it.

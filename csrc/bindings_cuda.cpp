@@ -61,6 +61,7 @@ void define_pairwise(py::module_& module, raoe::PairwiseArgs (*)(Args...)) {
 
 // Arguments as in the structures PairwiseArgs, CosineArgs and CosineGradArgs, addresses as integers (0: none).
 PYBIND11_MODULE(_native_cuda, module) {
+  module.def("unusable", &raoe::cosine_cuda_unusable);
   define_pairwise(module, &pairwise_args);
   module.def("cosine", &cosine);
   module.def("cosine_grad", &cosine_grad);

@@ -62,7 +62,7 @@ def table(device: str) -> list[str]:
     available = backends(device)
     reasons: list[str] = []
     width = max(map(len, available)) + 2
-    lines = [f"Backends on {device}", "  " + " " * width + "".join(f"{name:<11}" for name in NAMES).rstrip()]
+    lines = ["  " + " " * width + "".join(f"{name:<11}" for name in NAMES).rstrip()]
     for function, entries in available.items():
         cells = []
         for name in NAMES:
@@ -77,12 +77,19 @@ def table(device: str) -> list[str]:
     return [*lines, *(f"  ({number}) {reason}" for number, reason in enumerate(reasons, 1))]
 
 
+def tables() -> dict[str, list[str]]:
+    """A table for the CPU and one for all GPUs that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        alike.setdefault(tuple(table(f"cuda:{index}")), []).append(f"cuda:{index}")
+    return {"cpu": table("cpu")} | {", ".join(devices): list(lines) for lines, devices in alike.items()}
+
+
 def main() -> None:
     for name, text in (*versions(), *build(), *devices()):
         print(f"{name:<14}{text}")
-    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-        print()
-        print("\n".join(table(device)))
+    for device, lines in tables().items():
+        print(f"\nBackends on {device}", *lines, sep="\n")
 
 
 if __name__ == "__main__":

@@ -44,12 +44,16 @@ class Backend:
 
 @dataclass
 class Op:
-    """An op's backends by name; `functions` are the public names that run on it."""
+    """An op's backends by name; `functions` are the public names that run on it.
+
+    by_case: device type -> the module that auto runs there in place of Triton's, one that chooses call by call
+    """
 
     key: str
     functions: tuple[str, ...]
     backends: Mapping[str, Backend]
-    _chosen: dict[tuple[str, str], ModuleType] = field(default_factory=dict, repr=False)
+    by_case: Mapping[str, str] = field(default_factory=dict)
+    _chosen: dict[tuple[str, torch.device], ModuleType] = field(default_factory=dict, repr=False)
 
     def available(self, device: torch.device) -> dict[str, bool | str]:
         """Per backend name: True, or why it is not there for `device`."""
@@ -58,9 +62,9 @@ class Op:
     def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
         """The module that serves a call on `device`."""
         name = self._wish(backend)
-        module = self._chosen.get((name, device.type))
+        module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
-            module = self._chosen[name, device.type] = self._resolve(name, device)
+            module = self._chosen[name, device] = self._resolve(name, device)
         return module
 
     def _missing(self, name: str, device: torch.device) -> str | None:
@@ -78,6 +82,8 @@ class Op:
         if name == "auto":
             order = AUTO.get(device.type, ("scan",))
             name = next(n for n in order if self._missing(n, device) is None)
+            if name == "triton" and device.type in self.by_case:
+                return import_module(self.by_case[device.type])
         reason = self._missing(name, device)
         if reason is not None:
             raise RuntimeError(f"backend {name!r} cannot run {self.key} on {device}: {reason}")

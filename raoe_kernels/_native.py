@@ -29,8 +29,23 @@ def missing(device: torch.device) -> str | None:
         return f"no compiled kernels are written for {device.type} devices"
     if device.type == "cuda" and torch.version.hip:
         return "the compiled kernels are CUDA, this torch is built for ROCm"
-    module = _load(device.type)
-    return module if isinstance(module, str) else None
+    loaded = _load(device.type)
+    if isinstance(loaded, str):
+        return loaded
+    if device.type == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return _unusable(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _unusable(index: int) -> str | None:
+    """Why that GPU or its driver does not take the CUDA module's code, None if it does."""
+    with torch.cuda.device(index):
+        why = module("cuda").unusable()
+    name = torch.cuda.get_device_name(index)
+    return f"the compiled CUDA kernels do not run on {name}: {why}" if why else None
 
 
 def module(kind: str) -> ModuleType:

@@ -1,12 +1,14 @@
-"""bidirectional_attention and dual_attention on right-padded batches, forward + backward, against torch's own.
+"""bidirectional_attention and dual_attention, right-padded and packed, forward + backward, against torch's own.
 
 Lengths are uniform between a twelfth of the longest and the longest (5 to 60 at 64, as NLI sentences are). "SDPA twice"
-is what dual_attention replaces: one causal and one full call.
+is what dual_attention replaces: one causal and one full call. "As if full" attends to padding, too: what cuDNN
+takes when it is given no mask.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 from benchmarks.case import Call, Case, ours
 from raoe_kernels import bidirectional_attention, dual_attention
 
-SIZES = {"cpu": [64, 512], "cuda": [64, 512, 2048, 8192]}
+SIZES = {"cpu": [8, 32, 64, 128, 512], "cuda": [64, 512, 2048, 8192]}
 # (tokens of a batch with its padding, heads, head dimension)
 SHAPE = {"cpu": (2048, 4, 32), "cuda": (32768, 32, 128)}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
@@ -48,31 +50,50 @@ def case(length: int, device: str) -> Case:
     causal = mask & torch.ones(length, length, dtype=torch.bool, device=device).tril()
     upstream = torch.randn(batch, heads, length, width, generator=seeded).to(device, dtype) * real[:, None, :, None]
 
-    def step(attention: Callable[[], tuple[torch.Tensor, ...]]) -> Call:
+    padded = (q, k, v), upstream
+    packed = [x.detach().transpose(1, 2)[real].requires_grad_() for x in padded[0]], upstream.transpose(1, 2)[real]
+    ends = F.pad(lengths.cumsum(0), (1, 0)).int()
+
+    def step(attention: Callable[..., tuple[torch.Tensor, ...]], form=padded) -> Call:
+        inputs, above = form
+
         def call(i: int) -> None:
-            q.grad = k.grad = v.grad = None
-            results = attention()
-            torch.autograd.backward(results, [upstream] * len(results))
+            for x in inputs:
+                x.grad = None
+            results = attention(*inputs)
+            torch.autograd.backward(results, [above] * len(results))
 
         return call
 
-    def sdpa(which: torch.Tensor) -> torch.Tensor:
+    def sdpa(q, k, v, which: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=which)
 
     result: dict[str, Call] = {}
+    forms = {"": ({"lengths": lengths}, padded), "packed ": ({"cu_seqlens": ends, "max_seqlen": length}, packed)}
     for name in ours("dual_attention", device):
-        options = {"lengths": lengths, "backend": name}
-        result[f"dual {name}"] = step(lambda o=options: dual_attention(q, k, v, **o))
-        result[f"bidirectional {name}"] = step(lambda o=options: (bidirectional_attention(q, k, v, **o),))
-    result["SDPA twice, masks"] = step(lambda: (sdpa(causal), sdpa(mask)))
-    result["SDPA, mask"] = step(lambda: (sdpa(mask),))
+        for word, (where, form) in forms.items():
+            options = where | {"backend": name}
+            result[f"dual {word}{name}"] = step(lambda *x, o=options: dual_attention(*x, **o), form)
+            result[f"bidirectional {word}{name}"] = step(
+                lambda *x, o=options: (bidirectional_attention(*x, **o),), form
+            )
+    result["SDPA twice, masks"] = step(lambda *x: (sdpa(*x, causal), sdpa(*x, mask)))
+    result["SDPA, mask"] = step(lambda *x: (sdpa(*x, mask),))
     compiled = torch.compile(dual_attention, dynamic=False)
-    result["dual scan, compiled"] = step(lambda: compiled(q, k, v, lengths=lengths, backend="scan"))
+    result["dual scan, compiled"] = step(lambda *x: compiled(*x, lengths=lengths, backend="scan"))
     missing = {}
     if device == "cuda":
-        result["flex_attention, compiled"] = step(_flex(q, k, v, lengths))
+        result["flex_attention, compiled"] = step(_flex(lengths, length))
+        for name, twice in (("cuDNN, as if full", False), ("cuDNN twice, as if full", True)):
+            result[name] = step(_cudnn(twice))
+        if find_spec("torch.nn.attention.varlen"):
+            for name, twice in (("varlen_attn, packed", False), ("varlen_attn twice, packed", True)):
+                result[name] = step(_varlen(ends, length, twice), packed)
+        else:
+            missing["varlen_attn, packed"] = f"torch {torch.__version__} does not have it"
     else:
         missing["flex_attention, compiled"] = "has no backward on a CPU"
+        missing |= dict.fromkeys(("cuDNN, as if full", "varlen_attn, packed"), "is for CUDA")
     return Case(
         f"{batch} x {heads} heads, lengths to {length}, width {width}",
         result,
@@ -81,12 +102,31 @@ def case(length: int, device: str) -> Case:
     )
 
 
-def _flex(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor):
+def _cudnn(twice: bool):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attention(q, k, v):
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return tuple(F.scaled_dot_product_attention(q, k, v, is_causal=way) for way in (True, False)[1 - twice :])
+
+    return attention
+
+
+def _varlen(ends: torch.Tensor, longest: int, twice: bool):
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attention(q, k, v):
+        windows = ((-1, 0), (-1, -1))[1 - twice :]
+        return tuple(varlen_attn(q, k, v, ends, ends, longest, longest, window_size=window) for window in windows)
+
+    return attention
+
+
+def _flex(lengths: torch.Tensor, longest: int):
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    batch, _, length, _ = q.shape
     block = create_block_mask(
-        lambda b, h, row, column: column < lengths[b], batch, None, length, length, device=q.device.type
+        lambda b, h, row, column: column < lengths[b], len(lengths), None, longest, longest, device=lengths.device.type
     )
     compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda: (compiled(q, k, v, block_mask=block),)
+    return lambda q, k, v: (compiled(q, k, v, block_mask=block),)

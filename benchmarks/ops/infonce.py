@@ -2,7 +2,8 @@
 
 "eager" is cross entropy of normalised rows, what everybody writes who has no kernel; sentence-transformers' own classes
 are handed ready embeddings, and the cached one takes as many rows at a time as our scan. "compiled scan" is
-torch.compile of our chunked form.
+torch.compile of our chunked form. On unit rows InfoNCE is a language model's cross entropy with tau times the columns
+for its head, so fused linear cross entropies are contenders: they get rows normalised and rounded by torch.
 """
 
 from __future__ import annotations
@@ -63,13 +64,13 @@ def case(rows: int, device: str) -> Case:
         result[f"info_nce_loss {name}"] = step(lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name))
     if rows <= LOGITS_UP_TO:
         result["eager"] = step(eager)
-    missing = {"Inf-CL flash loss": "needs a GPU"} if device == "cpu" else {}
+    missing = dict.fromkeys(GPU_PEERS, "needs a GPU") if device == "cpu" else {}
     peers: dict[str, Callable[[], Loss]] = {"compiled scan": _compiled_scan} if rows <= LOGITS_UP_TO else {}
     if rows <= LOGITS_UP_TO:
         peers |= {"compiled eager": lambda: torch.compile(eager, dynamic=False), "MultipleNegativesRankingLoss": _stock}
     peers["CachedMultipleNegativesRankingLoss"] = _cached
     if device == "cuda":
-        peers["Inf-CL flash loss"] = _flash
+        peers |= GPU_PEERS
     for name, make in peers.items():
         if rows > ALL_UP_TO[device]:
             missing[name] = f"not timed beyond {ALL_UP_TO[device]:,} anchors on a {device}"
@@ -146,3 +147,42 @@ def _flash() -> Loss:
         return cal_flash_loss(F.normalize(a, dim=1), keys, torch.arange(len(a), device=a.device), TAU).mean()
 
     return flash
+
+
+def _linear(cross_entropy: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Loss:
+    """InfoNCE by a cross entropy of (rows, weight of the head, targets)."""
+
+    def loss(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        head = TAU * F.normalize(torch.cat((p, n)), dim=1)
+        return cross_entropy(F.normalize(a, dim=1), head, torch.arange(len(a), device=a.device))
+
+    return loss
+
+
+def _liger() -> Loss:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss()
+    return _linear(lambda rows, head, targets: loss(head, rows, targets))
+
+
+def _quack() -> Loss:
+    """PyPI's quack-kernels, by chunks of 4,096 rows."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return _linear(chunked_linear_cross_entropy)
+
+
+def _cut() -> Loss:
+    """ml-cross-entropy as it is exact: its default drops small weights."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    return _linear(lambda rows, head, targets: linear_cross_entropy(rows, head, targets, impl="cce_exact"))
+
+
+GPU_PEERS: dict[str, Callable[[], Loss]] = {
+    "Inf-CL flash loss": _flash,
+    "Liger fused linear cross entropy": _liger,
+    "QuACK chunked linear cross entropy": _quack,
+    "ml-cross-entropy, exact": _cut,
+}

@@ -38,5 +38,6 @@ void cosine_grad_cpu(const CosineGradArgs& args, int threads);
 
 void cosine_cuda(const CosineArgs& args, void* stream);
 void cosine_grad_cuda(const CosineGradArgs& args, void* stream);
+const char* cosine_cuda_unusable();  // as unusable in cuda_check.h
 
 }  // namespace raoe

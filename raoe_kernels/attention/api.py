@@ -41,10 +41,10 @@ def bidirectional_attention(
             left or right padding or any other pattern. At most one of lengths and padding_mask.
         cu_seqlens: (b + 1,) int32, for packed input and there only: sequence i is tokens cu_seqlens[i] up to
             cu_seqlens[i + 1]. It does not decrease; tokens outside of all sequences are padding.
-        max_seqlen: the longest sequence's number of tokens, or more; given with cu_seqlens. Tokens of a sequence
-            beyond it would be taken for padding (an error on the CPU).
+        max_seqlen: the longest sequence's number of tokens, or more; given with cu_seqlens. Seen to on the CPU only:
+            elsewhere nothing is said of the results of a sequence that is longer.
         scale: finite, default 1 / sqrt(d).
-        backend: "auto", "reference", "scan" (torch's scaled_dot_product_attention) or "triton".
+        backend: "auto", "reference", "scan" (torch's own attention) or "triton".
 
     Returns:
         q's shape and dtype; arithmetic is in float32 at least. Under torch.autocast, inputs other than float64 are

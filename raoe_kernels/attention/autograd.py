@@ -2,7 +2,8 @@
 
 A backend in plain torch is one function, which autograd differentiates:
     forward(q, k, v, padding, scale, dual) -> (bidirectional,) or (causal, bidirectional).
-A backend with a written gradient has two, and `forward` gives the logsumexps that its `backward` needs as well:
+A backend with a written gradient has three: `spans(q, padding)` gives the padding as it was prepared for both others,
+and `forward` gives the logsumexps that its `backward` needs as well:
     forward(...) -> (causal, bidirectional, logsumexp causal, logsumexp bidirectional), the causal ones None if not dual
     backward(grad causal, grad bidirectional, q, k, v, padding, scale, *what forward gave, needs) -> (dq, dk, dv)
 """
@@ -27,6 +28,7 @@ OP = Op(
         "scan": Backend(f"{__package__}.scan"),
         "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
+    {"cuda": f"{__package__}.by_case"},
 )
 
 
@@ -35,7 +37,7 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """(bidirectional,) or (causal, bidirectional)."""
     if torch.compiler.is_compiling():
-        results = _operator(q, k, v, *padding, scale, dual, backend)[:2]
+        results = _operator(q, k, v, *padding[:4], scale, dual, backend)[:2]
         return results if dual else results[1:]
     return _attention(q, k, v, padding, scale, dual, OP.select(q.device, backend))
 
@@ -43,12 +45,18 @@ def attention(
 def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
     if _is_empty(q, padding):
         return tuple(nothing(q, k, v) for _ in range(1 + dual))
+    module = _serving(module, q, k, padding, dual)
     if not hasattr(module, "backward"):
         return module.forward(q, k, v, padding, scale, dual)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         results = _Attention.apply(q, k, v, padding, scale, dual, module)
         return results if dual else (results,)
     return module.forward(q, k, v, padding, scale, dual)[0 if dual else 1 : 2]
+
+
+def _serving(module: Any, q: Tensor, k: Tensor, padding: Padding, dual: bool) -> Any:
+    """The module itself, or the one that it chooses for such a call."""
+    return module.serving(q, k, padding, dual) if hasattr(module, "serving") else module
 
 
 def _is_empty(q: Tensor, padding: Padding) -> bool:
@@ -59,19 +67,20 @@ def _is_empty(q: Tensor, padding: Padding) -> bool:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
+        padding = module.spans(q, padding)
         results = module.forward(q, k, v, padding, scale, dual)
-        ctx.save_for_backward(q, k, v, *padding[:3], *results)
+        ctx.save_for_backward(q, k, v, *padding[:3], padding.spans, *results)
         ctx.longest, ctx.scale, ctx.module = padding.longest, scale, module
         return results[:2] if dual else results[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        q, k, v, lengths, mask, cu_seqlens = ctx.saved_tensors[:6]
+        q, k, v, lengths, mask, cu_seqlens, spans = ctx.saved_tensors[:7]
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
-            causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest), ctx.scale, *ctx.saved_tensors[6:],
-            ctx.needs_input_grad[:3],
+            causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest, spans), ctx.scale,
+            *ctx.saved_tensors[7:], ctx.needs_input_grad[:3],
         )  # fmt: skip
         return *found, None, None, None, None
 
@@ -83,6 +92,7 @@ def _shapes(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual):
 
 def _operator_forward(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, module):
     padding = Padding(lengths, mask, cu_seqlens, longest)
+    module = _serving(module, q, k, padding, dual)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         return module.forward(q, k, v, padding, scale, dual)
     *causal, full = _attention(q, k, v, padding, scale, dual, module)
@@ -97,6 +107,7 @@ def _operator_backward(
     padding = Padding(lengths, mask, cu_seqlens, longest)
     if not dual:
         grad_causal = causal = lse_causal = None
+    module = _serving(module, q, k, padding, dual)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         kept = causal, full, lse_causal, lse_full
         return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))

@@ -15,12 +15,14 @@ class Padding(NamedTuple):
     mask        [b, L] bool: True where a token is real
     cu_seqlens  [b + 1] int32: tokens cu_seqlens[i] to cu_seqlens[i + 1] of a packed batch are sequence i
     longest     L of a padded batch, max_seqlen of a packed one
+    spans       what a backend made of the others for itself, once a call
     """
 
     lengths: Tensor | None
     mask: Tensor | None
     cu_seqlens: Tensor | None
     longest: int
+    spans: Tensor | None = None
 
 
 class Padded(NamedTuple):
@@ -36,27 +38,29 @@ class Padded(NamedTuple):
     right: bool
 
 
+def real_tokens(padding: Padding, device: torch.device) -> Tensor | None:
+    """[b, L] bool of a padded batch, None where nothing says that some are not."""
+    if padding.lengths is None:
+        return padding.mask
+    return torch.arange(padding.longest, device=device) < padding.lengths[:, None]
+
+
 def pad(q: Tensor, k: Tensor, v: Tensor, padding: Padding) -> Padded:
     """[b, heads, L, d] of each, padding zeroed: whatever stood there, NaN too, is gone, and gets gradient 0."""
-    place = torch.arange(padding.longest, device=q.device)
     if padding.cu_seqlens is not None:
+        place = torch.arange(padding.longest, device=q.device)
         first = padding.cu_seqlens[:-1].long()
         real = place < padding.cu_seqlens.diff()[:, None]
         token = torch.where(real, first[:, None] + place, 0)
         q, k, v = (x[token].transpose(1, 2) for x in (q, k, v))
-        right = True
-    elif padding.mask is not None:
-        real = padding.mask
-        right = _seen_to_be_right(real)
-        if right and bool(real.all()):
-            return Padded(q, k, v, None, True)
-    elif padding.lengths is not None:
-        real = place < padding.lengths[:, None]
-        right = True
     else:
-        return Padded(q, k, v, None, True)
+        found = real_tokens(padding, q.device)
+        if found is None:
+            return Padded(q, k, v, None, True)
+        real = found
     empty = ~real[:, None, :, None]
-    return Padded(q.masked_fill(empty, 0), k.masked_fill(empty, 0), v.masked_fill(empty, 0), real, right)
+    q, k, v = (x.masked_fill(empty, 0) for x in (q, k, v))
+    return Padded(q, k, v, real, padding.mask is None)
 
 
 def unpad(out: Tensor, real: Tensor | None, padding: Padding, tokens: int) -> Tensor:
@@ -76,8 +80,3 @@ def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     everywhere = torch.ones((), dtype=torch.bool, device=q.device)
     rest = k.masked_fill(everywhere, 0).sum() + v.masked_fill(everywhere, 0).sum()
     return q.masked_fill(everywhere, 0) + rest
-
-
-def _seen_to_be_right(real: Tensor) -> bool:
-    """Right padding, as far as it can be seen without a wait for the device: there it may be anything."""
-    return real.device.type == "cpu" and bool((real[:, 1:] <= real[:, :-1]).all())

@@ -1,26 +1,35 @@
-"""Bidirectional and dual attention by torch's own scaled_dot_product_attention, which differentiates itself.
+"""Bidirectional and dual attention by torch's own: scaled_dot_product_attention, which differentiates itself, on a CPU
+its kernels in runs of sentences, and varlen_attn where that takes packed ones.
 
 A dual call is two of them: torch has no attention that gives both.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .padding import Padding, pad, unpad
+from .sentences import Sentences, takes
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool) -> tuple[Tensor, ...]:
     tokens = q.shape[0]
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v, real, right = pad(q, k, v, padding)
         # Heads are repeated here and not by enable_gqa: with it torch's kernels that take a mask, and all on the CPU
         # before 2.13, give way to the one that stores L x L scores.
         group = q.shape[1] // k.shape[1]
         if group > 1:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        if not dual and takes_packed(q, padding):
+            return (_packed(q, k, v, padding.cu_seqlens, padding.longest, scale),)
+        if q.device.type == "cpu" and takes(padding):
+            return Sentences.apply(q, k, v, padding, scale, dual)
+        q, k, v, real, right = pad(q, k, v, padding)
         results = []
         if dual:
             # With right padding the keys up to a real query are real.
@@ -32,6 +41,36 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         full = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
         results.append(unpad(full, real, padding, tokens))
     return tuple(results)
+
+
+def takes_packed(q: Tensor, padding: Padding) -> bool:
+    """Whether torch's varlen_attn, FlashAttention on packed sentences, can serve: torch 2.10, half precision, sm_80."""
+    return (
+        padding.cu_seqlens is not None
+        and q.device.type == "cuda"
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and q.shape[-1] % 8 == 0
+        and _has_flash(q.device)
+    )
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    from importlib.util import find_spec
+
+    there = find_spec("torch.nn.attention.varlen") is not None
+    return there and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Any, longest: int, scale: float) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # It leaves the rows of tokens of no sequence as they were in memory, in results and in gradients.
+    token = torch.arange(q.shape[0], device=q.device)
+    outside = ((token < ends[0]) | (token >= ends[-1]))[:, None, None]
+    q, k, v = (x.masked_fill(outside, 0).contiguous() for x in (q, k, v))
+    out: Any = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scale)
+    return out.masked_fill(outside, 0)
 
 
 def _causal(real: Tensor) -> Tensor:

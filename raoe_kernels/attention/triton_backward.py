@@ -4,7 +4,8 @@ With p = 2^(score - lse), o the output and g its gradient: ds = p (g v - g o), d
 dv = p^T g. Where a query may see a key in both softmaxes, p_full = w p_causal with w = 2^(lse_causal - lse_full) <= 1,
 a number a row. So the two contributions are one, of the gradient w g_full + g_causal and of the delta (g o) mixed
 alike: up to the diagonal the mixed gradient stands with the causal logsumexp, beyond it the full one with its own. The
-kernel of queries comes first and stores the mixed ones; each of the two is one loop on either side of the diagonal.
+kernel of queries comes first and stores the mixed ones. Each of the two is a loop over the clear tiles on either side
+of the diagonal, and one over the rest: tiles on the diagonal, where each number is taken from its side, and edges.
 """
 
 from __future__ import annotations
@@ -14,46 +15,72 @@ import triton.language as tl
 
 from .triton_forward import (
     ALIGN,
-    ALL,
-    BEYOND,
+    CLEAR,
     LOG2_E,
-    UP_TO,
     begin,
+    blank,
     dot,
     keep,
     kernel,
     places,
     product,
     rows,
-    seen,
     sequence,
 )
 
 
 @triton.jit
+def _rest(start, length, holes, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr):
+    """What the clear loops leave: tiles of OTHER from `low` to `high`, then from `edge` to the sequence's end. Clear
+    are the tiles up to `low` and from `high` to `edge`."""
+    low, high = 0, 0
+    if DUAL:
+        low, high = start, tl.minimum(start + BLOCK, length)
+    low = tl.where(holes != 0, 0, low)
+    high = tl.where(holes != 0, length, high)
+    return low, high, tl.maximum(high, length // OTHER * OTHER)
+
+
+@triton.jit
+def _nth(i, low, high, edge, OTHER: tl.constexpr):
+    """Where the i-th of those tiles starts."""
+    before = tl.cdiv(high - low, OTHER)
+    return tl.where(i < before, low + i * OTHER, edge + (i - before) * OTHER)
+
+
+@triton.jit
+def _count(low, high, edge, length, OTHER: tl.constexpr):
+    return tl.cdiv(high - low, OTHER) + tl.cdiv(tl.maximum(length - edge, 0), OTHER)
+
+
+@triton.jit
+def _by_score(scores, grad, values, lse, delta, wide: tl.constexpr):
+    """The gradient of a tile of scores, a row a query; -inf gets 0."""
+    return tl.exp2(scores - lse[:, None]) * (product(grad, values, wide) - delta[:, None])
+
+
+@triton.jit
 def _gradient_of_queries(
-    queries, k, v, grad, lse, delta, own, start, end, first, length, valid, masked, whole, k_row, v_row, factor, acc,
+    queries, k, v, grad, lse, delta, start, end, first, length, valid, holes, whole, k_row, v_row, factor, acc,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    WHICH: tl.constexpr,
 ):  # fmt: skip
-    """acc + ds k over the tiles of keys from start to end."""
+    """acc + ds k over the clear tiles of keys from start to end."""
     wide: tl.constexpr = acc.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        other, place, real = places(at, first, length, valid, masked, whole, BLOCK)
-        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        count = seen(real[None, :], own[:, None], other[None, :], WHICH)
-        p = tl.exp2(tl.where(count, product(queries, keys, wide) * factor - lse[:, None], float("-inf")))
-        by_p = product(grad, rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN), wide)
-        acc = dot((p * (by_p - delta[:, None])).to(keys.dtype), keys, acc, wide)
+        _, place, real = places(at, first, length, valid, holes, whole, BLOCK, CLEAR)
+        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
+        scores = product(queries, keys, wide) * factor
+        values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
+        acc = dot(_by_score(scores, grad, values, lse, delta, wide).to(keys.dtype), keys, acc, wide)
     return acc
 
 
 @kernel
 def attention_backward_q(
-    q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
-    delta_full, grad_q, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
-    q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
-    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, grad_causal, grad_full, grad_mixed, delta_mixed,
+    delta_full, grad_q, apart, sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64,
+    q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64,
+    v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr, DUAL: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -63,19 +90,22 @@ def attention_backward_q(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
-    first, length = sequence(firsts, ends, batch, longest)
+    base = batch * out_batch + head * out_head
+    grad_q = begin(grad_q, base * HEAD_DIM)
+    if batch == sequences:
+        blank(grad_q, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        return
+    first, length, holes = sequence(spans, apart, batch, longest, masked)
     valid += batch * whole
     start = tile * BLOCK
-    offset, position, real = places(start, first, length, valid, masked, whole, BLOCK)
+    offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
     mine = offset < tl.maximum(length, whole)
-    base = batch * out_batch + head * out_head
     out = position * out_row
     full = begin(full, base * HEAD_DIM)
     causal = begin(causal, base * HEAD_DIM)
     grad_full = begin(grad_full, base * HEAD_DIM)
     grad_causal = begin(grad_causal, base * HEAD_DIM)
     grad_mixed = begin(grad_mixed, base * HEAD_DIM)
-    grad_q = begin(grad_q, base * HEAD_DIM)
     acc = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
         keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
@@ -89,6 +119,8 @@ def attention_backward_q(
     lse = tl.load(lse_full + base + out, real, 0.0)
     tl.store(delta_full + base + out, delta, real)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+    mixed, lse_mixed, delta_up = grad, lse, delta
+    low, high, edge = _rest(start, length, holes, BLOCK, OTHER, DUAL)
     if DUAL:
         by_causal = rows(grad_causal, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM).to(wide)
         lse_mixed = tl.load(lse_causal + base + out, real, 0.0)
@@ -99,67 +131,88 @@ def attention_backward_q(
         keep(grad_mixed, out, real, 1, mixed, HEAD_DIM, BLOCK_D, HEAD_DIM)
         tl.store(delta_mixed + base + out, delta_up, real)
         acc = _gradient_of_queries(
-            queries, k, v, mixed, lse_mixed, delta_up, offset, 0, tl.minimum(start + BLOCK, length), first, length,
-            valid, masked, whole, k_row, v_row, factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
+            queries, k, v, mixed, lse_mixed, delta_up, 0, low, first, length, valid, holes, whole, k_row, v_row, factor,
+            acc, HEAD_DIM, BLOCK_D, OTHER, STAGES,
         )  # fmt: skip
-        acc = _gradient_of_queries(
-            queries, k, v, grad, lse, delta, offset, start, length, first, length, valid, masked, whole, k_row, v_row,
-            factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
-        )  # fmt: skip
-    else:
-        acc = _gradient_of_queries(
-            queries, k, v, grad, lse, delta, offset, 0, length, first, length, valid, masked, whole, k_row, v_row,
-            factor, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
-        )  # fmt: skip
+    acc = _gradient_of_queries(
+        queries, k, v, grad, lse, delta, high, edge, first, length, valid, holes, whole, k_row, v_row, factor, acc,
+        HEAD_DIM, BLOCK_D, OTHER, STAGES,
+    )  # fmt: skip
+    for i in tl.range(0, _count(low, high, edge, length, OTHER), num_stages=1):
+        other, place, there = places(_nth(i, low, high, edge, OTHER), first, length, valid, holes, whole, OTHER)
+        keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+        values = rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+        scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
+        if DUAL:
+            ahead = other[None, :] > offset[:, None]
+            ds = _by_score(tl.where(ahead, scores, float("-inf")), grad, values, lse, delta, wide)
+            scores = tl.where(ahead, float("-inf"), scores)
+            ds += _by_score(scores, mixed, values, lse_mixed, delta_up, wide)
+        else:
+            ds = _by_score(scores, grad, values, lse, delta, wide)
+        acc = dot(ds.to(dtype), keys, acc, wide)
     acc = tl.where(real[:, None], acc * tl.full((), scale, wide), 0.0)
     keep(grad_q, out, mine, 1, acc, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
+def _by_weight(scores, values, grad, lse, delta, by_value, wide: tl.constexpr):
+    """The gradient of a tile of scores, a column a query, and by_value + p^T g; -inf gets 0."""
+    p = tl.exp2(scores - lse[None, :])
+    by_value = dot(p.to(grad.dtype), grad, by_value, wide)
+    return p * (product(values, grad, wide) - delta[None, :]), by_value
+
+
+@triton.jit
 def _gradients_of_keys(
-    q, keys, values, grads, lses, deltas, own, mine, start, end, first, length, valid, masked, whole, q_row, out_row,
-    factor, by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr, WHICH: tl.constexpr,
+    q, keys, values, grads, lses, deltas, start, end, first, length, valid, holes, whole, q_row, out_row, factor,
+    by_key, by_value, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """by_key + ds^T q and by_value + p^T g over the tiles of one head's queries from start to end."""
+    """by_key + ds^T q and by_value + p^T g over the clear tiles of one head's queries from start to end."""
     wide: tl.constexpr = by_key.dtype
     for at in tl.range(start, end, BLOCK, num_stages=STAGES):
-        other, place, real = places(at, first, length, valid, masked, whole, BLOCK)
+        _, place, real = places(at, first, length, valid, holes, whole, BLOCK, CLEAR)
         out = place * out_row
-        queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
-        grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
-        lse = tl.load(lses + out, real, 0.0)
-        delta = tl.load(deltas + out, real, 0.0)
-        count = seen(mine[:, None], other[None, :], own[:, None], WHICH)
-        p = tl.exp2(tl.where(count, product(keys, queries, wide) * factor - lse[None, :], float("-inf")))
-        by_value = dot(p.to(keys.dtype), grad, by_value, wide)
-        ds = p * (product(values, grad, wide) - delta[None, :])
+        queries = rows(q, place, real, q_row, HEAD_DIM, BLOCK_D, ALIGN, CLEAR)
+        grad = rows(grads, out, real, 1, HEAD_DIM, BLOCK_D, HEAD_DIM, CLEAR)
+        scores = product(keys, queries, wide) * factor
+        lse, delta = tl.load(lses + out), tl.load(deltas + out)
+        ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
         by_key = dot(ds.to(keys.dtype), queries, by_key, wide)
     return by_key, by_value
 
 
 @kernel
 def attention_backward_kv(
-    q, k, v, lse_causal, lse_full, firsts, ends, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v,
-    masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64,
-    q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64,
-    v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
+    q, k, v, lse_causal, lse_full, spans, valid, grad_full, grad_mixed, delta_mixed, delta_full, grad_k, grad_v, apart,
+    sequences, tokens, masked, whole, longest, tiles, heads, group, scale: tl.float64, q_batch: tl.int64,
+    q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64,
+    v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64, own_batch: tl.int64,
     own_head: tl.int64, own_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of a tile of keys and values, summed over the query heads that share them. `heads` are k's."""
+    """The gradients of a tile of keys and values, summed over the query heads that share them. `heads` are k's.
+
+    No product is masked: a query that is not there is a row of zeros with a gradient of zeros, and what a key that is
+    not there gets is never stored.
+    """
     wide: tl.constexpr = lse_full.dtype.element_ty
+    dtype: tl.constexpr = q.dtype.element_ty
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
-    first, length = sequence(firsts, ends, batch, longest)
-    valid += batch * whole
-    start = tile * BLOCK
-    offset, position, real = places(start, first, length, valid, masked, whole, BLOCK)
-    mine = offset < tl.maximum(length, whole)
-    own = position * own_row
     grad_k = begin(grad_k, (batch * own_batch + head * own_head) * HEAD_DIM)
     grad_v = begin(grad_v, (batch * own_batch + head * own_head) * HEAD_DIM)
+    if batch == sequences:
+        blank(grad_k, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        blank(grad_v, own_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        return
+    first, length, holes = sequence(spans, apart, batch, longest, masked)
+    valid += batch * whole
+    start = tile * BLOCK
+    offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
+    mine = offset < tl.maximum(length, whole)
+    own = position * own_row
     by_key = tl.zeros((BLOCK, BLOCK_D), wide)
     by_value = tl.zeros((BLOCK, BLOCK_D), wide)
     if start >= length:
@@ -172,28 +225,47 @@ def attention_backward_kv(
     factor = tl.full((), scale, wide) * LOG2_E
     keys = rows(k, position, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
     values = rows(v, position, real, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+    low, high, edge = _rest(start, length, holes, BLOCK, OTHER, DUAL)
     for query_head in range(head * group, head * group + group):
         base = batch * out_batch + query_head * out_head
         its_q = begin(q, query_head * q_head * ALIGN)
         its_full = begin(grad_full, base * HEAD_DIM)
         its_mixed = begin(grad_mixed, base * HEAD_DIM)
+        lses, deltas = lse_full + base, delta_full + base
         if DUAL:
             by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0,
-                tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, q_row, out_row, factor, by_key,
-                by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
+                its_q, keys, values, its_full, lses, deltas, 0, low, first, length, valid, holes, whole, q_row, out_row,
+                factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
             )  # fmt: skip
             by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, offset, real, start, length,
-                first, length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
-                STAGES, UP_TO,
+                its_q, keys, values, its_mixed, lse_causal + base, delta_mixed + base, high, edge, first, length, valid,
+                holes, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
             )  # fmt: skip
         else:
             by_key, by_value = _gradients_of_keys(
-                its_q, keys, values, its_full, lse_full + base, delta_full + base, offset, real, 0, length, first,
-                length, valid, masked, whole, q_row, out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER,
-                STAGES, ALL,
+                its_q, keys, values, its_full, lses, deltas, high, edge, first, length, valid, holes, whole, q_row,
+                out_row, factor, by_key, by_value, HEAD_DIM, BLOCK_D, OTHER, STAGES,
             )  # fmt: skip
+        for i in tl.range(0, _count(low, high, edge, length, OTHER), num_stages=1):
+            other, place, there = places(_nth(i, low, high, edge, OTHER), first, length, valid, holes, whole, OTHER)
+            out = place * out_row
+            queries = rows(its_q, place, there, q_row, HEAD_DIM, BLOCK_D, ALIGN)
+            grad = rows(its_full, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+            lse, delta = tl.load(lses + out, there, 0.0), tl.load(deltas + out, there, 0.0)
+            scores = product(keys, queries, wide) * factor
+            if DUAL:
+                ahead = offset[:, None] > other[None, :]
+                mixed = rows(its_mixed, out, there, 1, HEAD_DIM, BLOCK_D, HEAD_DIM)
+                lse_mixed = tl.load(lse_causal + base + out, there, 0.0)
+                p = tl.exp2(scores - tl.where(ahead, lse[None, :], lse_mixed[None, :]))
+                by_value = dot(tl.where(ahead, p, 0.0).to(dtype), grad, by_value, wide)
+                by_value = dot(tl.where(ahead, 0.0, p).to(dtype), mixed, by_value, wide)
+                delta_up = tl.load(delta_mixed + base + out, there, 0.0)
+                by_p = tl.where(ahead, product(values, grad, wide), product(values, mixed, wide))
+                ds = p * (by_p - tl.where(ahead, delta[None, :], delta_up[None, :]))
+            else:
+                ds, by_value = _by_weight(scores, values, grad, lse, delta, by_value, wide)
+            by_key = dot(ds.to(dtype), queries, by_key, wide)
     by_key = tl.where(real[:, None], by_key * tl.full((), scale, wide), 0.0)
     by_value = tl.where(real[:, None], by_value, 0.0)
     keep(grad_k, own, mine, 1, by_key, HEAD_DIM, BLOCK_D, HEAD_DIM)

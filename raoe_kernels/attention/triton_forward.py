@@ -2,10 +2,12 @@
 
 One program makes one tile of query rows of one head of one sequence, by an on-line softmax over tiles of keys in base
 2: m the running maximum of the scores, l the sum of 2^(score - m), acc the same sum of values. A dual one takes the
-keys up to each query first, writes the causal result, and goes on with the keys beyond: one state, never two.
+keys before its tile, then those of its tile up to each query, writes the causal result, and goes on with the keys
+beyond: one state, never two, and scores of every tile made once.
 
-Places are counted from a sequence's first real token, so that a sentence meets the same tiles in the same order
-wherever it stands in a batch, padded left, right or packed.
+Tiles of keys within a sequence without holes are taken as they are; only those at its end, those on the diagonal, and
+those of a sequence with holes are masked. Places are counted from a sequence's first real token, so that a sentence
+meets the same tiles in the same order wherever it stands in a batch, padded left, right or packed.
 """
 
 from __future__ import annotations
@@ -14,33 +16,56 @@ import triton
 import triton.language as tl
 
 POINTERS = [
-    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "firsts", "ends", "valid",
+    "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "mask",
     "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
 SCALARS = [
-    "masked", "whole", "longest", "tiles", "heads", "group", "scale", "q_batch", "q_head", "q_row", "k_batch", "k_head",
-    "k_row", "v_batch", "v_head", "v_row", "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
+    "apart", "sequences", "tokens", "masked", "whole", "longest", "tiles", "heads", "group", "scale",
+    "q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row",
+    "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
 ]  # fmt: skip
 # All rows begin at multiples of 16 bytes (launches see to it), so Triton need not find out call by call.
 kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 ALIGN = tl.constexpr(8)  # strides come in units of as many elements
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Which keys a pass takes: all, those up to the query, those beyond.
-ALL, UP_TO, BEYOND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# Whether every token of a loop's tiles is real.
+CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
-def sequence(firsts, ends, batch, longest):
-    """First real token and number of tokens from there to the last real one."""
-    first = tl.load(firsts + batch)
-    return first, tl.maximum(tl.minimum(tl.load(ends + batch) - first, longest), 0)
+@kernel
+def attention_spans(mask, spans, longest, BLOCK: tl.constexpr):
+    """Of each row of flags [b, longest] what `sequence` reads, spans [3, b]. A program a row."""
+    row, apart = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    first, end, count = longest, 0, 0
+    for start in range(0, longest, BLOCK):
+        offset = start + tl.arange(0, BLOCK)
+        real = tl.load(mask + row * longest + offset, offset < longest, 0) != 0
+        first = tl.minimum(first, tl.min(tl.where(real, offset, longest)))
+        end = tl.maximum(end, tl.max(tl.where(real, offset + 1, 0)))
+        count += tl.sum(real.to(tl.int32))
+    first = tl.minimum(first, end)
+    tl.store(spans + row, first)
+    tl.store(spans + apart + row, end)
+    tl.store(spans + 2 * apart + row, (count < end - first).to(tl.int32))
 
 
 @triton.jit
-def places(start, first, length, valid, masked, whole, BLOCK: tl.constexpr):
+def sequence(spans, apart, batch, longest, masked):
+    """First real token, number of tokens from there to the last real one, and 1 if there are holes between the two.
+
+    The second stands `apart` numbers behind the first, its end, and the third, which only a masked batch has, as many
+    behind that: apart is 1 for cu_seqlens.
+    """
+    first = tl.load(spans + batch)
+    length = tl.maximum(tl.minimum(tl.load(spans + apart + batch) - first, longest), 0)
+    return first, length, tl.load(spans + 2 * apart + batch, masked != 0, 0)
+
+
+@triton.jit
+def places(start, first, length, valid, holes, whole, BLOCK: tl.constexpr, WHICH: tl.constexpr = EDGES):
     """Of a tile: offsets in the sequence, positions in the tensor, and which are real.
 
     In a padded batch of rows of `whole` tokens, the tiles after the last real token go on with the row's padding, first
@@ -48,18 +73,27 @@ def places(start, first, length, valid, masked, whole, BLOCK: tl.constexpr):
     """
     offset = start + tl.arange(0, BLOCK)
     position = first + offset
-    position -= tl.where(position >= whole, whole, 0)
     real = offset < length
-    real &= tl.load(valid + position, offset < length * masked, 1) != 0
+    if WHICH == EDGES:
+        position -= tl.where(position >= whole, whole, 0)
+        real &= tl.load(valid + position, offset < length * holes, 1) != 0
     return offset, position, real
 
 
 @triton.jit
-def rows(x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr):
+def rows(
+    x, position, inside, stride, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, UNIT: tl.constexpr,
+    WHICH: tl.constexpr = EDGES,
+):  # fmt: skip
     """[BLOCK, BLOCK_D] rows of a tensor, zeros where not inside: padding is never read."""
     column = tl.arange(0, BLOCK_D)
-    mask = inside[:, None] & (column < HEAD_DIM)[None, :]
-    return tl.load(x + position[:, None] * (stride * UNIT) + column[None, :], mask, 0.0)
+    at = x + position[:, None] * (stride * UNIT) + column[None, :]
+    if WHICH == EDGES:
+        return tl.load(at, inside[:, None] & (column < HEAD_DIM)[None, :], 0.0)
+    elif HEAD_DIM < BLOCK_D:
+        return tl.load(at, (column < HEAD_DIM)[None, :], 0.0)
+    else:
+        return tl.load(at)
 
 
 @triton.jit
@@ -67,6 +101,21 @@ def keep(x, position, inside, stride, value, HEAD_DIM: tl.constexpr, BLOCK_D: tl
     column = tl.arange(0, BLOCK_D)
     mask = inside[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(x + position[:, None] * (stride * UNIT) + column[None, :], value.to(x.dtype.element_ty), mask)
+
+
+@triton.jit
+def blank(
+    x, row, spans, sequences, tokens, tile, tiles, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Zeros for the tokens of a packed batch that are no sequence's, before the first and behind the last: every
+    tiles-th tile of them."""
+    before = tl.load(spans)
+    inside = tl.load(spans + sequences) - before
+    for start in range(tile * BLOCK, tokens - inside, tiles * BLOCK):
+        offset = start + tl.arange(0, BLOCK)
+        position = offset + tl.where(offset >= before, inside, 0)
+        nothing = tl.zeros((BLOCK, BLOCK_D), tl.float32)
+        keep(x, position * row, offset < tokens - inside, 1, nothing, HEAD_DIM, BLOCK_D, HEAD_DIM)
 
 
 @triton.jit
@@ -102,41 +151,30 @@ def step(scores, values, m, l, acc, wide: tl.constexpr):
 
 
 @triton.jit
-def seen(real, query, key, WHICH: tl.constexpr):
-    """Keys that count for queries: the real ones, of those the ones up to the query (UP_TO) or later
-    (BEYOND). real, of the keys, and both offsets lie along the dimensions of the tile: keys may be its rows too."""
-    if WHICH == UP_TO:
-        return real & (key <= query)
-    elif WHICH == BEYOND:
-        return real & (key > query)
-    else:
-        return real
-
-
-@triton.jit
 def _attend(
-    queries, k, v, own, begin, end, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    WHICH: tl.constexpr,
+    queries, k, v, begin, end, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, WHICH: tl.constexpr,
 ):  # fmt: skip
     """The on-line softmax continued over the tiles of keys from begin to end."""
     wide: tl.constexpr = acc.dtype
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
-        other, place, real = places(start, first, length, valid, masked, whole, BLOCK)
-        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN)
-        count = seen(real[None, :], own[:, None], other[None, :], WHICH)
-        scores = tl.where(count, product(queries, keys, wide) * factor, float("-inf"))
-        m, l, acc = step(scores, rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN), m, l, acc, wide)
+        _, place, real = places(start, first, length, valid, holes, whole, BLOCK, WHICH)
+        keys = rows(k, place, real, k_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
+        scores = product(queries, keys, wide) * factor
+        if WHICH == EDGES:
+            scores = tl.where(real[None, :], scores, float("-inf"))
+        values = rows(v, place, real, v_row, HEAD_DIM, BLOCK_D, ALIGN, WHICH)
+        m, l, acc = step(scores, values, m, l, acc, wide)
     return m, l, acc
 
 
 @kernel
 def attention_forward(
-    q, k, v, causal, full, lse_causal, lse_full, firsts, ends, valid, masked, whole, longest, tiles, heads, group,
-    scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64, k_head: tl.int64,
-    k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64, out_head: tl.int64,
-    out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, OTHER: tl.constexpr,
-    DUAL: tl.constexpr, STAGES: tl.constexpr,
+    q, k, v, causal, full, lse_causal, lse_full, spans, valid, apart, sequences, tokens, masked, whole, longest, tiles,
+    heads, group, scale: tl.float64, q_batch: tl.int64, q_head: tl.int64, q_row: tl.int64, k_batch: tl.int64,
+    k_head: tl.int64, k_row: tl.int64, v_batch: tl.int64, v_head: tl.int64, v_row: tl.int64, out_batch: tl.int64,
+    out_head: tl.int64, out_row: tl.int64, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    OTHER: tl.constexpr, DUAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale q k^T) v and its logsumexp in base 2, causal too if DUAL: written where the pass crosses the
     diagonal. BLOCK queries meet OTHER keys at a time, a divisor of BLOCK."""
@@ -144,15 +182,20 @@ def attention_forward(
     tile = tl.program_id(0) % tiles
     head = tl.program_id(0) // tiles % heads
     batch = (tl.program_id(0) // tiles // heads).to(tl.int64)
-    first, length = sequence(firsts, ends, batch, longest)
-    valid += batch * whole
-    start = tile * BLOCK
-    offset, position, real = places(start, first, length, valid, masked, whole, BLOCK)
-    mine = offset < tl.maximum(length, whole)
     base = batch * out_batch + head * out_head
-    out = position * out_row
     full = begin(full, base * HEAD_DIM)
     causal = begin(causal, base * HEAD_DIM)
+    if batch == sequences:
+        blank(full, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        if DUAL:
+            blank(causal, out_row, spans, sequences, tokens, tile, tiles, HEAD_DIM, BLOCK_D, BLOCK)
+        return
+    first, length, holes = sequence(spans, apart, batch, longest, masked)
+    valid += batch * whole
+    start = tile * BLOCK
+    offset, position, real = places(start, first, length, valid, holes, whole, BLOCK)
+    mine = offset < tl.maximum(length, whole)
+    out = position * out_row
     lse_full += base
     lse_causal += base
     m = tl.full((BLOCK,), float("-inf"), wide)
@@ -168,21 +211,36 @@ def attention_forward(
     v = begin(v, (batch * v_batch + head // group * v_head) * ALIGN)
     queries = rows(q, position, real, q_row, HEAD_DIM, BLOCK_D, ALIGN)
     factor = tl.full((), scale, wide) * LOG2_E
+    passed = 0
     if DUAL:
+        clear = tl.where(holes != 0, 0, start)
         m, l, acc = _attend(
-            queries, k, v, offset, 0, tl.minimum(start + BLOCK, length), first, length, valid, masked, whole, k_row,
-            v_row, factor, m, l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, UP_TO,
+            queries, k, v, 0, clear, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
+            BLOCK_D, OTHER, STAGES, CLEAR,
         )  # fmt: skip
-        _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
         m, l, acc = _attend(
-            queries, k, v, offset, start, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-            HEAD_DIM, BLOCK_D, OTHER, STAGES, BEYOND,
+            queries, k, v, clear, start, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
+            BLOCK_D, OTHER, STAGES, EDGES,
         )  # fmt: skip
-    else:
-        m, l, acc = _attend(
-            queries, k, v, offset, 0, length, first, length, valid, masked, whole, k_row, v_row, factor, m, l, acc,
-            HEAD_DIM, BLOCK_D, OTHER, STAGES, ALL,
-        )  # fmt: skip
+        for at in tl.range(start, start + BLOCK, BLOCK, num_stages=STAGES):
+            other, place, there = places(at, first, length, valid, holes, whole, BLOCK)
+            keys = rows(k, place, there, k_row, HEAD_DIM, BLOCK_D, ALIGN)
+            scores = tl.where(there[None, :], product(queries, keys, wide) * factor, float("-inf"))
+            values = rows(v, place, there, v_row, HEAD_DIM, BLOCK_D, ALIGN)
+            ahead = other[None, :] > offset[:, None]
+            m, l, acc = step(tl.where(ahead, float("-inf"), scores), values, m, l, acc, wide)
+            _finish(causal, lse_causal, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
+            m, l, acc = step(tl.where(ahead, scores, float("-inf")), values, m, l, acc, wide)
+        passed = start + BLOCK
+    clear = tl.where(holes != 0, 0, length // OTHER * OTHER)
+    m, l, acc = _attend(
+        queries, k, v, passed, clear, first, length, valid, holes, whole, k_row, v_row, factor, m, l, acc, HEAD_DIM,
+        BLOCK_D, OTHER, STAGES, CLEAR,
+    )  # fmt: skip
+    m, l, acc = _attend(
+        queries, k, v, tl.maximum(passed, clear), length, first, length, valid, holes, whole, k_row, v_row, factor, m,
+        l, acc, HEAD_DIM, BLOCK_D, OTHER, STAGES, EDGES,
+    )  # fmt: skip
     _finish(full, lse_full, out, mine, real, m, l, acc, HEAD_DIM, BLOCK_D)
 
 

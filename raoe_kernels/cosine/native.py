@@ -50,6 +50,6 @@ def _call(name: str, device: torch.device):
 
     def call(*arguments):
         with torch.cuda.device(device):
-            function(*arguments, torch.cuda.current_stream().cuda_stream)
+            function(*arguments, torch._C._cuda_getCurrentRawStream(device.index))  # current_stream() makes an object
 
     return call

@@ -1,5 +1,5 @@
-"""pairwise_cosine in Triton: one program a few rows, in blocks of columns, whatever D is; each row read once
-a pass."""
+"""pairwise_cosine in Triton: a warp a row, or a program where rows are few, in blocks of columns, whatever D is; each
+row read once a pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
+from ..triton_rows import tile, unit_of
 
-# A block of 4 rows x 256 columns is eight elements a thread at 4 warps: enough loads in flight, and 384
-# columns (MiniLM) waste a quarter of their second step and not half of one of 512.
-ROWS = 4
-COLUMNS = 256
+# Rows x columns of a step, eight elements a thread: 16 bytes of half precision. Up to FEW rows all four warps share a
+# row: an H200 holds 8,448 warps, and one a row would leave most of it idle.
+MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
+FEW = 2048
 WARPS = 4
 
 SCALARS = ["n", "columns", "row_a", "column_a", "row_b", "column_b", "eps", "need_a", "need_b"]
@@ -27,19 +28,21 @@ kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_a
 @kernel
 def cosine_forward(
     a, b, c, inverse_a, inverse_b, n, columns, row_a: tl.int64, column_a: tl.int64, row_b: tl.int64, column_b:
-    tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    tl.int64, eps: tl.float64, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = c.dtype.element_ty
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows = first + tl.arange(0, ROWS)
     inside = rows < n
+    columns = columns * UNIT
     dot = tl.zeros((ROWS, COLUMNS), dtype)
     square_a = tl.zeros((ROWS, COLUMNS), dtype)
     square_b = tl.zeros((ROWS, COLUMNS), dtype)
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (column < columns)[None, :]
-        x = tl.load(a + rows[:, None] * row_a + column[None, :] * column_a, mask, 0.0).to(dtype)
-        y = tl.load(b + rows[:, None] * row_b + column[None, :] * column_b, mask, 0.0).to(dtype)
+        x = tl.load(tile(a, first, row_a, start, column_a, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
+        y = tl.load(tile(b, first, row_b, start, column_b, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         dot += x * y
         square_a += x * x
         square_b += y * y
@@ -62,11 +65,12 @@ def _root(x):
 @kernel
 def cosine_backward(
     grad, a, b, c, inverse_a, inverse_b, grad_a, grad_b, n, columns, row_a: tl.int64, column_a: tl.int64,
-    row_b: tl.int64, column_b: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    row_b: tl.int64, column_b: tl.int64, need_a, need_b, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """dc/da = b / (|a| |b|) - c a / |a|^2, and the same with a and b exchanged."""
     dtype: tl.constexpr = c.dtype.element_ty
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    rows = first + tl.arange(0, ROWS)
     inside = rows < n
     upstream = tl.load(grad + rows, inside, 0.0)
     over_a = tl.load(inverse_a + rows, inside, 0.0)
@@ -75,26 +79,37 @@ def cosine_backward(
     along = upstream * tl.load(c + rows, inside, 0.0)
     along_a = (along * over_a * over_a)[:, None]
     along_b = (along * over_b * over_b)[:, None]
+    written = columns.to(tl.int64)
+    columns = columns * UNIT
     for start in range(0, columns, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         mask = inside[:, None] & (column < columns)[None, :]
-        x = tl.load(a + rows[:, None] * row_a + column[None, :] * column_a, mask, 0.0).to(dtype)
-        y = tl.load(b + rows[:, None] * row_b + column[None, :] * column_b, mask, 0.0).to(dtype)
-        place = rows[:, None] * columns + column[None, :]
+        x = tl.load(tile(a, first, row_a, start, column_a, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
+        y = tl.load(tile(b, first, row_b, start, column_b, ROWS, COLUMNS, UNIT), mask, 0.0).to(dtype)
         if need_a:
-            tl.store(grad_a + place, (y * across - x * along_a).to(grad_a.dtype.element_ty), mask)
+            to_a = tile(grad_a, first, written, start, 1, ROWS, COLUMNS, UNIT)
+            tl.store(to_a, (y * across - x * along_a).to(grad_a.dtype.element_ty), mask)
         if need_b:
-            tl.store(grad_b + place, (x * across - y * along_b).to(grad_b.dtype.element_ty), mask)
+            to_b = tile(grad_b, first, written, start, 1, ROWS, COLUMNS, UNIT)
+            tl.store(to_b, (x * across - y * along_b).to(grad_b.dtype.element_ty), mask)
+
+
+def _launch(a: Tensor, b: Tensor) -> tuple[tuple[int], tuple[int, ...], dict[str, int]]:
+    """(grid, columns and strides, constants) of either direction."""
+    n, columns = a.shape
+    unit = unit_of(a, b)
+    rows, step = FEW_ROWS if unit == 16 and n <= FEW else MANY_ROWS
+    strides = a.stride(0) // unit, a.stride(1), b.stride(0) // unit, b.stride(1)
+    constants = {"ROWS": rows, "COLUMNS": step, "UNIT": unit, "num_warps": WARPS}
+    return (triton.cdiv(n, rows),), (columns // unit, *strides), constants
 
 
 def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    n, columns = a.shape
-    c, inverse_a, inverse_b = a.new_empty(3, n, dtype=wide(a.dtype))
+    n = len(a)
+    c, inverse_a, inverse_b = a.new_empty(3, n, dtype=wide(a.dtype)).unbind()
+    grid, shape, constants = _launch(a, b)
     with torch.cuda.device_of(a):
-        cosine_forward[(triton.cdiv(n, ROWS),)](
-            a, b, c, inverse_a, inverse_b, n, columns, *a.stride(), *b.stride(), eps,
-            ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
-        )  # fmt: skip
+        cosine_forward[grid](a, b, c, inverse_a, inverse_b, n, *shape, eps, **constants)
     return c, inverse_a, inverse_b
 
 
@@ -107,27 +122,27 @@ def backward(
     inverse_b: Tensor,
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    n, columns = a.shape
-    grad_a, grad_b = (a.new_empty(n, columns) if need else None for need in needs)
+    grad_a, grad_b = (a.new_empty(a.shape) if need else None for need in needs)
     if not any(needs):
         return None, None
     # A gradient that is not needed is not written; its argument only has to have the type of one.
     written = [a if g is None else g for g in (grad_a, grad_b)]
+    grid, shape, constants = _launch(a, b)
     with torch.cuda.device_of(a):
-        cosine_backward[(triton.cdiv(n, ROWS),)](
-            grad, a, b, c, inverse_a, inverse_b, *written, n, columns, *a.stride(), *b.stride(), *map(int,
-            needs), ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
-        )  # fmt: skip
+        cosine_backward[grid](
+            grad, a, b, c, inverse_a, inverse_b, *written, len(a), *shape, *map(int, needs), **constants
+        )
     return grad_a, grad_b
 
 
 def variants() -> Iterator[Variant]:
     """Every compilation that calls can cause, for triton_compile."""
+    shapes = {"few aligned": (FEW_ROWS, 16), "many aligned": (MANY_ROWS, 16), "any": (MANY_ROWS, 1)}
     for dtype in ("fp16", "bf16", "fp32", "fp64"):
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32")
         pointers |= dict.fromkeys(("a", "b", "grad_a", "grad_b"), f"*{dtype}")
-        for kernel in (cosine_forward, cosine_backward):
-            constants = {"ROWS": ROWS, "COLUMNS": COLUMNS}
-            yield Variant(
-                f"{kernel.__name__} {dtype}", kernel, signature_of(kernel, **pointers), constants, WARPS
-            )
+        for shape, ((rows, columns), unit) in shapes.items():
+            constants = {"ROWS": rows, "COLUMNS": columns, "UNIT": unit}
+            for kernel in (cosine_forward, cosine_backward):
+                name = f"{kernel.__name__} {dtype} {shape}"
+                yield Variant(name, kernel, signature_of(kernel, **pointers), constants, WARPS)

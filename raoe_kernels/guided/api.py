@@ -59,7 +59,7 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
     if current.shape[-1] == 0:
         raise ValueError(f"current must have at least one token to choose from, got {_validate.describe(current)}")
     best = argmax(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
-    return best.reshape(current.shape[:-1])
+    return best if current.ndim == 2 else best.reshape(current.shape[:-1])
 
 
 def _check(current: Tensor, previous: Tensor) -> None:

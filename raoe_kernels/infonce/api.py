@@ -67,7 +67,6 @@ def info_nce_loss(
                 f"positives must have a row for each of the {rows} anchors where no targets are given, "
                 f"got {_validate.describe(positives)}"
             )
-        targets = torch.arange(rows, device=anchors.device)
     else:
         targets = _integers("targets", targets, (rows,), anchors)
         _check_range(targets, columns)

@@ -1,7 +1,7 @@
 """info_nce_loss as a differentiable function, eager and under torch.compile.
 
 A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of anchors, positives and
-negatives will be differentiated and saved being up to three tensors or None; and
+negatives will be differentiated and saved being tensors or None; and
 `backward(problem, saved, upstream, needs, dtype) -> gradients` of the three in `dtype`, None where not needed.
 """
 
@@ -105,7 +105,7 @@ def _shapes(*inputs):
 _operator = with_gradients(
     OP,
     "infonce",
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor targets, Tensor? ignored, Tensor? anchor_ids, "
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? targets, Tensor? ignored, Tensor? anchor_ids, "
     "Tensor? column_ids, float tau, bool symmetric, bool[3] needs",
     3, _operator_forward, _shapes,
 )  # fmt: skip

@@ -19,7 +19,7 @@ class Problem(NamedTuple):
     """One call. C = P + M columns: the positives, then the negatives.
 
     anchors     (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
-    targets     (N,) int64: the column that is each anchor's positive
+    targets     (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored     (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids  (N,) int64 and column_ids (C,) int64, or None: the same, where two ids are equal
     symmetric   the mean of both directions
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
     anchors: Tensor
     positives: Tensor
     negatives: Tensor | None
-    targets: Tensor
+    targets: Tensor | None
     ignored: Tensor | None
     anchor_ids: Tensor | None
     column_ids: Tensor | None
@@ -42,6 +42,13 @@ class Problem(NamedTuple):
     @property
     def column_count(self) -> int:
         return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
+
+
+def own_columns(problem: Problem) -> Tensor:
+    """(N,) int64: the column of each anchor's positive, one there is whatever was asked for."""
+    if problem.targets is None:
+        return torch.arange(len(problem.anchors), device=problem.anchors.device)
+    return problem.targets.clamp(0, problem.column_count - 1)
 
 
 def columns_of(problem: Problem) -> Tensor:
@@ -61,9 +68,11 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
 def scale(problem: Problem, poison: Tensor) -> Tensor:
     """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row or a target is
     no good. On a GPU a target cannot be looked at without waiting for it, and NaN is better than a wrong number."""
+    factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
+    if problem.targets is None:
+        return factor
     outside = ((problem.targets < 0) | (problem.targets >= problem.column_count)).any()
-    factor = 1 / (len(problem.targets) * (2 if problem.symmetric else 1))
-    return (poison + factor).masked_fill(outside, torch.nan)
+    return factor.masked_fill(outside, torch.nan)
 
 
 def losses(others: Tensor, of_own: Tensor, shift: Tensor, at_own: Tensor) -> Tensor:

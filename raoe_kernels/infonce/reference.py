@@ -11,6 +11,7 @@ from .problem import (
     Problem,
     columns_of,
     inverse_norms,
+    own_columns,
     scale,
     scaled,
     through_normalisation,
@@ -39,7 +40,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(a), inverse_norms(k)
     a, k = (x.to(wide(x.dtype)) * inverse[:, None] for x, inverse in ((a, inverse_a), (k, inverse_k)))
     factor = scale(problem, poison_a + poison_k)
-    targets = problem.targets.clamp(0, len(k) - 1)
+    targets = own_columns(problem)
     logits, ignored = problem.tau * (a @ k.T), is_ignored(problem)
 
     loss, by_logits = direction(logits, targets, ignored)

@@ -18,6 +18,7 @@ from .problem import (
     add_rows,
     inverse_norms,
     losses,
+    own_columns,
     scale,
     through_normalisation,
 )
@@ -36,7 +37,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     a, inverse_a, poison_a = _units(problem.anchors)
     k, inverse_k, poison_k = _units(problem.positives, problem.negatives)
     factor = scale(problem, poison_a + poison_k)
-    targets, positives = problem.targets.clamp(0, len(k) - 1), len(problem.positives)
+    targets, positives = own_columns(problem), len(problem.positives)
     by_a = torch.zeros_like(a) if needs[0] else None
     by_k = torch.zeros_like(k) if needs[1] or needs[2] else None
 

@@ -1,266 +1,220 @@
-"""info_nce_loss in Triton: what is launched on what, in tiles that are chosen here. Forward keeps a maximum and a sum a
-row; backward makes the logits again, once for the rows' gradient and once for the columns'."""
+"""info_nce_loss in Triton: matrix products through cuBLAS, and what is launched on what between them. The gradient is
+made in forward, of scaled rows; backward takes it back through the rows' norms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from .._dtypes import flags, wide
+from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
-from .problem import (
-    Gradients,
-    Problem,
-    add_rows,
-    columns_of,
-    inverse_norms,
-    losses,
-    scale,
-)
-from .reference import split
-from .triton_logits import (
+from .chunks import sweep
+from .problem import Gradients, Problem, add_rows, own_columns
+from .triton_passes import (
     IDS,
     MASK,
     NONE,
     POINTERS,
     UNIT,
-    info_nce_forward,
-    info_nce_gradient,
+    info_nce_gradients,
+    info_nce_rows,
+    info_nce_weights,
 )
 
-
-class Tiles(NamedTuple):
-    """Of a launch: rows and columns of logits a tile, depth of one step of its product, warps, and (gradient only)
-    the columns of the gradient that one program makes: wider rows take several, and each makes the logits again."""
-
-    ROWS: int
-    COLUMNS: int
-    DEPTH: int
-    warps: int
-    OUT: int = 0
+# A row in one block of columns up to 1,024; what is done to rows is a hundredth of the loss.
+ROWS = {"BLOCK": 1024, "num_warps": 4}
+# Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
+# few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
+WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
+MASKED = {"BLOCK": 2048, "num_warps": 16}  # an address for each element of a mask takes registers
+INTERPRETED = not hasattr(info_nce_weights, "params")
+HALF = 2.0**15  # float16's range ends at 2^16
 
 
-# Forward and backward, per arithmetic; chosen so that nothing spills on sm_80, sm_90 and sm_100, not by time on a GPU.
-# Tensor cores take tiles of 64 and more. float32 and float64 products by fused multiply-adds keep both operands of a
-# step in registers, so their steps are short.
-PLAIN = {
-    "half": (Tiles(128, 64, 64, 8), Tiles(64, 64, 64, 8, 128)),
-    "tf32": (Tiles(128, 64, 32, 8), Tiles(64, 32, 32, 8, 128)),
-    "fp32": (Tiles(64, 64, 16, 8), Tiles(64, 32, 16, 8, 128)),
-    "fp64": (Tiles(32, 32, 16, 4), Tiles(32, 16, 16, 4, 32)),
-}
-# Where there is a mask, whose strides are any: an address for each of its elements takes registers.
-MASKED = {
-    "half": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 64)),
-    "tf32": (Tiles(64, 32, 32, 8), Tiles(64, 32, 32, 8, 32)),
-    "fp32": (Tiles(64, 32, 16, 8), Tiles(32, 32, 16, 8, 32)),
-    "fp64": (Tiles(32, 16, 16, 4), Tiles(32, 16, 16, 4, 16)),
-}
-# Programs that forward wants before it stops splitting the columns among them: about two a multiprocessor.
-PROGRAMS = 256
+class _Units(NamedTuple):
+    """Anchors and columns scaled by powers of two, with zeros to whole UNITs, and 1 / norm of what they are then: of
+    columns, then of anchors."""
 
-
-class _Direction(NamedTuple):
-    """Rows that look for their target among columns; what a launch needs to know of them. `width` is their length
-    without the zeros at their ends."""
-
-    width: int
     rows: Tensor
     columns: Tensor
-    inverse_rows: Tensor
-    inverse_columns: Tensor
-    targets: Tensor
-    mask: Tensor | None
-    row_ids: Tensor | None
-    column_ids: Tensor | None
+    inverse: Tensor
 
-    def back(self) -> _Direction:
-        """The other direction: each row's target looks for the row."""
-        mask = None if self.mask is None else self.mask[:, self.targets].T
-        ids = None if self.column_ids is None else self.column_ids[self.targets]
-        everyone = torch.arange(len(self.rows), device=self.rows.device)
-        return _Direction(self.width, self.columns[self.targets], self.rows, self.inverse_columns[self.targets],
-                          self.inverse_rows, everyone, mask, ids, self.row_ids)  # fmt: skip
 
-    def transposed(self, wanted: slice) -> _Direction:
-        """Some columns as rows, and the rows as columns; targets stay those of the rows."""
-        mask = None if self.mask is None else self.mask[:, wanted].T
-        ids = None if self.column_ids is None else self.column_ids[wanted]
-        return _Direction(self.width, self.columns[wanted], self.rows, self.inverse_columns[wanted], self.inverse_rows,
-                          self.targets, mask, ids, self.row_ids)  # fmt: skip
+def _padded(count: int) -> int:
+    return -(-count // UNIT.value) * UNIT.value
 
-    def pointers(self) -> tuple[Tensor, ...]:
-        """Arguments common to both kernels; what is absent is not read, and only has to have the right type."""
-        return (
-            self.rows, self.columns, self.inverse_rows, self.inverse_columns, self.targets,
-            (self.targets if self.mask is None else self.mask).view(flags(self.rows.dtype)),
-            *(self.targets if ids is None else ids.contiguous() for ids in (self.row_ids, self.column_ids)),
+
+def _units(problem: Problem) -> _Units:
+    a, p, n = problem.rows
+    n = p if n is None else n
+    width = _padded(a.shape[1])
+    # Symmetric losses take anchors for columns too.
+    rows = a.new_empty(_padded(len(a)) if problem.symmetric else len(a), width)
+    columns = a.new_empty(_padded(problem.column_count), width)
+    inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
+    info_nce_rows[(len(inverse),)](
+        a, p, n, rows, columns, inverse, len(a), len(p), problem.column_count, a.shape[1], width // UNIT.value,
+        len(columns), *a.stride(), *p.stride(), *n.stride(), _half(problem), **ROWS,
+    )  # fmt: skip
+    return _Units(rows, columns, inverse)
+
+
+def _half(problem: Problem) -> float:
+    """What scaled rows are multiplied by, so that float16's use its range."""
+    return HALF if problem.anchors.dtype == torch.float16 else 1.0
+
+
+def _scale(problem: Problem) -> float:
+    """What weights are multiplied by for the same reason. They are below 4 a direction, the norms' part included; those
+    of the way back of all anchors that share a target may come together."""
+    if problem.anchors.dtype != torch.float16:
+        return 1.0
+    largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
+    return HALF / 4 / 2.0 ** (largest - 1).bit_length()
+
+
+def _pass(
+    problem: Problem,
+    units: _Units,
+    stats: Tensor,
+    own_weights: Tensor | None = None,
+    by_column: Tensor | None = None,
+    *,
+    back: bool = False,
+) -> Callable[[int, Tensor], Tensor | None]:
+    """What `sweep` calls for a chunk. There are weights where there are own_weights to be filled; `back`, anchors'
+    targets look for them."""
+    n, c, anchors = len(problem.anchors), problem.column_count, len(units.columns)
+    ids = (problem.anchor_ids, problem.column_ids)
+    strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
+    column_count, places = (n, (0, anchors // UNIT.value)) if back else (c, (anchors, 0))
+    if back:
+        ids, strides = ids[::-1], strides[::-1]
+    # What is absent is not read, and only has to have the right type.
+    targets, row_ids, column_ids = (
+        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
+        for x in (problem.targets, *ids)
+    )  # fmt: skip
+    mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
+    gradient = own_weights is not None
+    constants = (WEIGHTS if problem.ignored is None else MASKED) | {
+        "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
+        "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
+    }  # fmt: skip
+
+    def weigh(first: int, logits: Tensor) -> Tensor | None:
+        weights = logits
+        if gradient and logits.dtype != units.rows.dtype:
+            weights = torch.empty_like(logits, dtype=units.rows.dtype)
+        info_nce_weights[(len(logits),)](
+            logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
+            column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
+            logits.shape[1] // UNIT.value, *places, c, 0 if by_column is None else len(by_column),
+            int(problem.targets is not None), int(back), *strides, problem.tau / _half(problem) ** 2,
+            _scale(problem), **constants,
         )  # fmt: skip
+        return weights if gradient else None
 
-    def numbers(self) -> tuple[int, ...]:
-        rows, columns = self.rows, self.columns
-        strides = (0, 0) if self.mask is None else self.mask.stride()
-        sizes = (x // UNIT.value for x in (rows.shape[1], rows.stride(0), columns.stride(0)))
-        return (len(rows), len(columns), *sizes, *strides)
-
-    def constants(self) -> dict:
-        ignore = NONE if self.mask is None and self.row_ids is None else IDS if self.mask is None else MASK
-        return {"IGNORE": ignore, "PRECISION": _precision(self.rows.dtype)}
+    return weigh
 
 
-def _precision(dtype: torch.dtype) -> str:
-    """float32 products are float32's, unless torch's setting for its own matrix products allows TF32. bfloat16 is
-    widened first in Triton's interpreter, which would multiply its bit patterns."""
-    if dtype == torch.bfloat16 and not hasattr(info_nce_forward, "params"):
-        return "widened"
-    matmul = torch.backends.cuda.matmul
-    setting = getattr(matmul, "fp32_precision", None)  # since torch 2.9
-    allowed = matmul.allow_tf32 if setting is None else setting == "tf32"
-    return "tf32" if dtype == torch.float32 and allowed else "ieee"
-
-
-def _tiles(dtype: torch.dtype, constants: dict) -> tuple[Tiles, Tiles]:
-    """Of forward and of backward."""
-    table = MASKED if constants["IGNORE"] == MASK else PLAIN
-    if dtype.itemsize == 2:
-        return table["half"]
-    if dtype == torch.float64:
-        return table["fp64"]
-    return table["tf32" if constants["PRECISION"] == "tf32" else "fp32"]
-
-
-def _shape(tiles: Tiles) -> dict[str, Any]:
-    """Constants of a launch."""
-    shape = {"ROWS": tiles.ROWS, "COLUMNS": tiles.COLUMNS, "DEPTH": tiles.DEPTH}
-    return shape | {"OUT": tiles.OUT} if tiles.OUT else shape
-
-
-def _direction(problem: Problem, inverse_a: Tensor, inverse_k: Tensor, columns: Tensor) -> _Direction:
-    mask = problem.ignored
-    if mask is not None:
-        dtype = flags(problem.anchors.dtype)
-        mask = mask.view(dtype) if dtype == torch.uint8 else mask.to(dtype)
-    return _Direction(problem.anchors.shape[1], _aligned(problem.anchors), _aligned(columns), inverse_a, inverse_k,
-                      problem.targets.contiguous(), mask, problem.anchor_ids, problem.column_ids)  # fmt: skip
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """Rows as the kernels take them: as they are, or a copy with zeros to the next multiple of UNIT."""
-    rows, width = x.shape
-    if x.stride(1) == 1 and x.data_ptr() % 16 == 0 and x.stride(0) % UNIT.value == 0 and width % UNIT.value == 0:
-        return x
-    copy = x.new_zeros(rows, triton.cdiv(width, UNIT.value) * UNIT.value)
-    copy[:, :width] = x
-    return copy
-
-
-def _statistics(direction: _Direction, tau: float) -> tuple[Tensor, Tensor]:
-    """() sum of the rows' losses; (3, rows) shift, 1 / sum, and weight of the own column in the gradient."""
-    constants = direction.constants()
-    tiles, _ = _tiles(direction.rows.dtype, constants)
-    blocks = triton.cdiv(len(direction.rows), tiles.ROWS)
-    splits = min(triton.cdiv(len(direction.columns), tiles.COLUMNS), max(1, PROGRAMS // blocks))
-    per_split = triton.cdiv(triton.cdiv(len(direction.columns), splits), tiles.COLUMNS) * tiles.COLUMNS
-    peak, others, at_own = direction.inverse_rows.new_empty(3, splits, len(direction.rows))
-    with torch.cuda.device_of(direction.rows):
-        info_nce_forward[(blocks, splits)](
-            *direction.pointers(), peak, others, at_own, *direction.numbers(), per_split, tau,
-            **_shape(tiles), **constants, num_warps=tiles.warps,
-        )  # fmt: skip
-    shift, at_own = peak.amax(0), at_own.sum(0)
-    others = (others * (peak - shift).exp()).sum(0)
-    of_own = (at_own - shift).exp()
-    share = 1 / (others + of_own)
-    return losses(others, of_own, shift, at_own).sum(), torch.stack((shift, share, -others * share))
-
-
-def _gradient(
-    direction: _Direction, stats: Tensor, factor: Tensor, tau: float, dtype: torch.dtype, first: int = -1
-) -> Tensor:
-    """Of the direction's rows, in `dtype`; with first >= 0 it is a transposed one whose rows are columns from there."""
-    constants = direction.constants()
-    _, tiles = _tiles(direction.rows.dtype, constants)
-    grad = torch.empty(len(direction.rows), direction.width, dtype=dtype, device=direction.rows.device)
-    grid = triton.cdiv(len(direction.rows), tiles.ROWS), triton.cdiv(direction.width, tiles.OUT)
-    if grad.numel():
-        with torch.cuda.device_of(direction.rows):
-            info_nce_gradient[grid](
-                *direction.pointers(), stats, factor, grad, *direction.numbers(), direction.width, max(first, 0), tau,
-                **_shape(tiles), TRANSPOSED=first >= 0, **constants, num_warps=tiles.warps,
-            )  # fmt: skip
-    return grad
+def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
+    """Of each column the logarithm of its anchor's sum; where several have it for their target, such that
+    exp(x - that) is the sum of theirs. As long as there are targets."""
+    if problem.targets is None:
+        return logsums
+    targets = own_columns(problem)
+    lowest = logsums.new_full((problem.column_count,), torch.inf).scatter_reduce_(0, targets, logsums, "amin")
+    sums = torch.zeros_like(lowest)
+    add_rows(sums, targets, (lowest[targets] - logsums).exp())
+    return lowest - sums.log()
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss, and what backward needs besides the problem: a few numbers a row."""
-    columns = columns_of(problem)
-    (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(problem.anchors), inverse_norms(columns)
-    factor = scale(problem, poison_a + poison_k)
-    problem = problem._replace(targets=problem.targets.clamp(0, len(columns) - 1))
-    direction = _direction(problem, inverse_a, inverse_k, columns)
-    loss, stats = _statistics(direction, problem.tau)
-    back_stats = None
-    if problem.symmetric:
-        back, back_stats = _statistics(direction.back(), problem.tau)
-        loss = loss + back
-    return loss * factor, (factor, inverse_a, inverse_k, stats, back_stats)
+    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, and
+    the loss again."""
+    n = len(problem.anchors)
+    by_column = own_weights = wanted = None
+    with torch.cuda.device_of(problem.anchors):
+        units = _units(problem)
+        rows = units.rows[:n] if problem.symmetric else units.rows
+        stats = units.inverse.new_empty(4 if problem.symmetric else 1, n)
+        if problem.symmetric:
+            own = units.columns[:n] if problem.targets is None else units.columns[own_columns(problem)]
+            sweep(own, units.rows, _pass(problem, units, stats, back=True))
+            by_column = _by_column(problem, stats[2])
+        if any(needs):
+            own_weights = units.inverse.new_empty(n)
+        start = 0 if needs[1] else len(problem.positives)
+        if needs[1] or needs[2]:
+            wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
+        weigh = _pass(problem, units, stats, own_weights, by_column)
+        by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
+    if problem.targets is not None and own_weights is not None and by_columns is not None and len(by_columns):
+        # Several may be one column's; where all have their own, backward adds them.
+        places = own_columns(problem) - start
+        inside = (places >= 0) & (places < len(by_columns))
+        add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
+    loss = (stats[:2] if problem.symmetric else stats).mean()
+    return loss, (by_rows, by_columns, own_weights, loss)
 
 
 def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
-    factor, inverse_a, inverse_k, stats, back_stats = saved
-    factor, tau, columns, positives = factor * upstream, problem.tau, columns_of(problem), len(problem.positives)
-    problem = problem._replace(targets=problem.targets.clamp(0, len(columns) - 1))
-    direction = _direction(problem, inverse_a, inverse_k, columns)
-    by_a = by_k = None
-    # One direction's gradient is written as it will be returned; the sum of two is made in full precision.
-    made = wide(problem.anchors.dtype) if problem.symmetric else dtype
-    wanted = slice(0 if needs[1] or problem.symmetric else positives,
-                   len(columns) if needs[2] or problem.symmetric else positives)  # fmt: skip
-    if needs[0]:
-        by_a = _gradient(direction, stats, factor, tau, made)
-    if needs[1] or needs[2]:
-        by_k = _gradient(direction.transposed(wanted), stats, factor, tau, made, wanted.start)
-    if problem.symmetric:
-        back = direction.back()
-        if by_a is not None:
-            by_a += _gradient(back.transposed(slice(None)), back_stats, factor, tau, made, 0)
-        if by_k is not None:
-            add_rows(by_k, problem.targets, _gradient(back, back_stats, factor, tau, made))
-    by_a, by_k = (None if g is None else g.to(dtype) for g in (by_a, by_k))
-    if wanted.start and by_k is not None:
-        return by_a, None, by_k
-    return split(by_a, by_k, problem, needs)
+    by_rows, by_columns, own_weights, loss = saved
+    first, second, third = (
+        x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
+        for x, need in zip(problem.rows, needs, strict=True)
+    )
+    grads = [x for x in (first, second, third) if x is not None]
+    sums = [x for x in (by_rows, by_columns) if x is not None]
+    programs, width = sum(map(len, grads)), problem.anchors.shape[1]
+    if programs and width:
+        a, p, n = (problem.positives if x is None else x for x in problem.rows)
+        count = len(a) * (2 if problem.symmetric else 1)
+        targets = triton.reinterpret(loss, torch.int64) if problem.targets is None else problem.targets.contiguous()
+        with torch.cuda.device_of(a):
+            info_nce_gradients[(programs,)](
+                a, p, n, sums[0], sums[-1], own_weights, targets,
+                *(grads[0] if x is None else x for x in (first, second, third)), loss, upstream,
+                0 if first is None else len(a), 0 if needs[1] else len(p), len(a), len(p), problem.column_count,
+                int(problem.targets is not None), width, sums[0].shape[1] // UNIT.value,
+                *a.stride(), *p.stride(), *n.stride(),
+                problem.tau / (count * _scale(problem) * _half(problem)), _half(problem), **ROWS,
+                INTERPRETED=INTERPRETED,
+            )  # fmt: skip
+    return first, second, third
 
 
 def variants() -> Iterator[Variant]:
     """Every compilation that calls can cause, for triton_compile."""
-    names = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-    for name, dtype in names.items():
+    for name in ("fp16", "bf16", "fp32", "fp64"):
         exact = "fp64" if name == "fp64" else "fp32"
-        pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"targets": "*i64"}
-        pointers |= {"mask": "*i32" if name == "fp64" else "*u8"}
-        pointers |= {"row_ids": "*i64", "column_ids": "*i64"} | dict.fromkeys(("rows", "columns"), f"*{name}")
-        for precision in ("ieee", "tf32") if name == "fp32" else ("ieee",):
-            shown = "tf32" if precision == "tf32" else name
-            for ignore in (NONE, MASK, IDS):
-                constants = {"IGNORE": ignore, "PRECISION": precision}
-                before, after = _tiles(dtype, constants)
-                which = f"{shown} {('all', 'mask', 'ids')[ignore]}"
-                yield Variant(f"info_nce_forward {which}", info_nce_forward,
-                              signature_of(info_nce_forward, **pointers), _shape(before) | constants,
-                              before.warps)  # fmt: skip
-                # Gradients are in the rows' dtype, or wide where directions are summed or torch.compile asks.
-                for grad in sorted({name, exact}):
-                    for transposed in (False, True):
-                        signature = signature_of(info_nce_gradient, **(pointers | {"grad": f"*{grad}"}))
-                        yield Variant(
-                            f"info_nce_gradient {which}{' columns' if transposed else ' rows'} to {grad}",
-                            info_nce_gradient, signature,
-                            _shape(after) | constants | {"TRANSPOSED": transposed}, after.warps,
-                        )  # fmt: skip
+        pointers = dict.fromkeys(POINTERS, f"*{name}")
+        pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
+        pointers |= dict.fromkeys(("own_weights", "loss", "upstream"), f"*{exact}") | {"mask": "*u8"}
+        pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
+        block = {"BLOCK": ROWS["BLOCK"]}
+        yield Variant(f"info_nce_rows {name}", info_nce_rows, signature_of(info_nce_rows, **pointers), block,
+                      ROWS["num_warps"])  # fmt: skip
+        for grad in sorted({name, exact}):  # wide where torch.compile asks
+            grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
+            signature = signature_of(info_nce_gradients, **(pointers | grads))
+            yield Variant(f"info_nce_gradients {name} to {grad}", info_nce_gradients, signature,
+                          block | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
+        signature = signature_of(info_nce_weights, **pointers)
+        for ignore in (NONE, MASK, IDS):
+            which = ("all", "mask", "ids")[ignore]
+            for kind in ("loss", "gradient", "symmetric"):
+                if kind == "loss" and name != exact:
+                    continue  # its weights are the logits: float32's
+                table = MASKED if ignore == MASK else WEIGHTS
+                constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "GRADIENT": kind != "loss"}
+                constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
+                yield Variant(f"info_nce_weights {name} {which} {kind}", info_nce_weights, signature, constants,
+                              table["num_warps"])  # fmt: skip

@@ -12,6 +12,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
+CHECKS = """
+#include <cuda_runtime.h>
+#include <cstdio>
+#include "cuda_check.h"
+
+void kernel() {}
+
+int main() {
+  std::printf("%s;", raoe::unusable(kernel));
+  emulator::foreign = true;
+  std::printf("%s;%d;", raoe::unusable(kernel), cudaGetLastError());
+  try {
+    raoe::check_cuda(emulator::last_error = cudaErrorNoKernelImageForDevice, "a launch");
+  } catch (const std::runtime_error& error) {
+    std::printf("%s;%d;", error.what(), cudaGetLastError());
+  }
+  std::printf("%d", emulator::capture_mode == cudaStreamCaptureModeGlobal);
+}
+"""
+
+
+def test_an_error_is_told_once_and_a_capture_goes_on(tmp_path):
+    """cudart keeps an error until it is asked for, and forbids loading code while a graph is captured."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    (tmp_path / "checks.cpp").write_text(CHECKS)
+    folders = [f"-I{ROOT / 'tests' / 'cuda_emulator' / 'include'}", f"-I{ROOT / 'csrc'}"]
+    command = ["g++", "-std=c++17", *folders, str(tmp_path / "checks.cpp"), "-o", str(tmp_path / "checks")]
+    subprocess.run(command, check=True)
+    found = subprocess.run([str(tmp_path / "checks")], capture_output=True, text=True, check=True).stdout
+    assert found.split(";") == ["", "no kernel image", "0", "a launch: no kernel image", "0", "1"]
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)

@@ -1,4 +1,5 @@
-"""What every op must show on a GPU: no host sync, and capture in a CUDA graph."""
+"""What every op must show on a GPU: no host sync, and capture in a CUDA graph; and, on any machine, what its calls ask
+of torch besides."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels.conftest import HAS_GPU
 
@@ -55,9 +57,7 @@ def flip(*inputs: Tensor) -> Callable[[], None]:
     return change
 
 
-def replays(
-    step: Step, change: Callable[[], None], same: Callable[[Tensor, Tensor], bool] = torch.equal
-) -> None:
+def replays(step: Step, change: Callable[[], None], same: Callable[[Tensor, Tensor], bool] = torch.equal) -> None:
     """A captured step, replayed after `change` has put other values in the same places, gives what the step itself
     gives for them."""
     graph, results = captured(step)
@@ -69,3 +69,24 @@ def replays(
     assert not all(torch.equal(x, y) for x, y in zip(before, results, strict=True)), "the replay read no new values"
     for x, y in zip(results, step(), strict=True):
         assert same(x, y)
+
+
+def operations(step: Callable[[], object]) -> list[str]:
+    """The operations of torch that a step runs, in their order: on a GPU, microseconds of the host each."""
+    found: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found.append(str(function.overloadpacket))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        step()
+    return found
+
+
+class NoLaunch:
+    """In the place of a kernel of Triton's: its interpreter runs operations of its own."""
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *arguments, **constants: None

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from raoe_kernels import bidirectional_attention, dual_attention
+from raoe_kernels.attention import sentences
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.attention_cases import FORMS, Batch
 from tests.kernels.conftest import PLACES
@@ -76,7 +77,7 @@ def test_triton_briefly(form, dual, poisoned):
 
 @OPS
 @pytest.mark.parametrize("d", [1, 16, 33, 80])
-@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+@pytest.mark.parametrize("form", ["lengths", "left", "holes", "packed"])
 def test_several_tiles(form, d, dual, place, poisoned):
     """Lengths on both sides of the edges of tiles of 64 (and of the smaller ones of the wider dtypes)."""
     device, backend = place
@@ -87,6 +88,32 @@ def test_several_tiles(form, d, dual, place, poisoned):
     wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
     wide.upstream = [x.double() for x in wide.upstream]
     assert_as_accurate_as_plain(ours, plain, wide.run(dual, "reference"), 1 + dual)
+
+
+@pytest.mark.parametrize("d, form", [(64, "packed"), (64, "holes"), (128, "left"), (256, "lengths")])
+def test_tiles_of_half_precision(d, form, place, poisoned):
+    """Their tiles are larger, and of the kernel of keys longer than they are wide."""
+    device, backend = place
+    options = dict(lengths=[65, 129, 17], longest=130, heads=(1, 1), d=d, dtype=torch.bfloat16)
+    ours = Batch(form, device=device, **options).run(True, backend)
+    plain = Batch(form, **options).run(True, "reference")
+    wide = Batch(form, **options)
+    wide.q, wide.k, wide.v = (x.double() for x in (wide.q, wide.k, wide.v))
+    wide.upstream = [x.double() for x in wide.upstream]
+    assert_as_accurate_as_plain(ours, plain, wide.run(True, "reference"), 2)
+
+
+@OPS
+@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+def test_runs_of_like_length(form, dual, place, monkeypatch):
+    """scan on a CPU takes sentences together whose padding costs little: one run of all, some, one each."""
+    device, backend = place
+    options = dict(lengths=[9, 9, 30, 1, 31, 9, 0, 28], longest=31, heads=(4, 2), d=20, rubbish=7.0, device=device)
+    expected = Batch(form, **options).run(dual, "reference")
+    for waste in (0, 1 << 15, 1 << 40):
+        monkeypatch.setattr(sentences, "WASTE", waste)
+        for x, y in zip(Batch(form, **options).run(dual, backend), expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
 
 
 def test_by_hand(place):
@@ -133,11 +160,12 @@ def test_every_form_says_the_same(dual, place):
 
 @OPS
 @EVERY_FORM
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e30])
-def test_padding_has_no_influence(rubbish, form, dual, place, poisoned):
+@pytest.mark.parametrize("lengths", [LENGTHS, [8, 7, 8, 6]], ids=["ragged", "alike"])
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e30, 7.0])
+def test_padding_has_no_influence(rubbish, lengths, form, dual, place, poisoned):
     """To the bit: what stands in padded queries, keys, values and upstream gradients changes nothing."""
     device, backend = place
-    options = dict(lengths=LENGTHS, longest=8, dtype=torch.float32, device=device)
+    options = dict(lengths=lengths, longest=8, dtype=torch.float32, device=device)
     clean = Batch(form, rubbish=0.0, **options).run(dual, backend)
     dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend)
     for x, y in zip(dirty, clean, strict=True):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from raoe_kernels import bidirectional_attention, dual_attention, use_backend
+from raoe_kernels._dispatch import Backend
+from raoe_kernels.attention import OP
+from raoe_kernels.attention.padding import Padding
 from tests.kernels.attention_cases import Batch
+from tests.kernels.conftest import PLACES
 
 Q = torch.rand(2, 4, 3, 8)
 K = torch.rand(2, 2, 3, 8)
@@ -96,3 +103,73 @@ def test_a_block_around_the_call_names_the_backend():
         named = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where)
     expected = bidirectional_attention(batch.q, batch.k, batch.v, **batch.where, backend="reference")
     assert torch.equal(named, expected)
+
+
+@pytest.mark.parametrize("form", ["full", "lengths", "left", "packed"])
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_triton_looks_at_padding_once_and_with_three_operations(form, monkeypatch):
+    from raoe_kernels.attention import triton_kernels
+
+    class Launcher:
+        def __getitem__(self, grid):
+            return lambda *args, **options: None
+
+    monkeypatch.setattr(triton_kernels, "attention_spans", Launcher())
+    batch = Batch(form, [3, 1], 4, dtype=torch.float32)
+    where = (batch.where.get(name) for name in ("lengths", "padding_mask", "cu_seqlens"))
+    padding = Padding(*where, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        prepared = triton_kernels.spans(batch.q, padding)
+    found = [event.name for event in profile.events() if event.cpu_parent is None and event.name.startswith("aten::")]
+    assert len(found) <= 3, found
+    assert triton_kernels.spans(batch.q, prepared) is prepared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["lengths", "left", "packed"])
+def test_backward_takes_what_forward_found_of_the_padding(form, monkeypatch):
+    from raoe_kernels.attention import triton_kernels
+
+    made = []
+    spans = triton_kernels.spans
+    monkeypatch.setattr(triton_kernels, "spans", lambda q, padding: made.append(padding.spans) or spans(q, padding))
+    Batch(form, [3, 1], 4, dtype=torch.float32, device=PLACES[-1][0]).run(True, "triton")
+    assert [x is None for x in made] == [True, False, False]
+
+
+SCAN, TRITON = "raoe_kernels.attention.scan", "raoe_kernels.attention.triton_kernels"
+CASES = [
+    ("packed", torch.bfloat16, 64, 512, False, TRITON),
+    ("packed", torch.bfloat16, 64, 513, False, SCAN),  # varlen_attn
+    ("packed", torch.bfloat16, 64, 513, True, TRITON),
+    ("packed", torch.bfloat16, 60, 513, False, TRITON),
+    ("packed", torch.float32, 64, 513, False, TRITON),
+    ("full", torch.float16, 64, 513, True, SCAN),  # cuDNN or FlashAttention through SDPA
+    ("full", torch.float16, 64, 512, True, TRITON),
+    ("lengths", torch.float16, 64, 513, True, TRITON),
+    ("left", torch.bfloat16, 129, 8, True, SCAN),
+    ("left", torch.float64, 129, 8, True, TRITON),
+]
+
+
+@pytest.mark.parametrize("form, dtype, d, longest, dual, expected", CASES)
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, dual, expected, monkeypatch):
+    from raoe_kernels.attention import by_case, scan
+
+    monkeypatch.setattr(scan, "_has_flash", lambda device: True)
+    monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
+    with FakeTensorMode():
+        where = {"lengths": [torch.ones(1), None, None], "left": [None, torch.ones(1, longest), None]}
+        where |= {"packed": [None, None, torch.ones(2)], "full": [None, None, None]}
+        shape = (longest, 2, d) if form == "packed" else (1, 2, longest, d)
+        q = torch.empty(shape, dtype=dtype, device="cuda")
+        assert by_case.serving(q, q, Padding(*where[form], longest), dual).__name__ == expected
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_a_named_backend_is_not_asked_for_the_case(monkeypatch):
+    monkeypatch.setattr(OP, "_chosen", {})
+    monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
+    names = {name: OP.select(torch.device("cuda"), name).__name__ for name in ("auto", "triton", "scan")}
+    assert names == {"auto": "raoe_kernels.attention.by_case", "triton": TRITON, "scan": SCAN}

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from raoe_kernels import pairwise_cosine
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
+from tests.kernels.gpu_checks import NoLaunch, operations
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
@@ -99,6 +100,19 @@ def test_rows_of_a_wider_matrix_and_other_strides(place, poisoned):
     assert grad_wide[:, :5].eq(0).all() and grad_wide[:, 38:].eq(0).all()
 
 
+def test_many_aligned_rows(place, monkeypatch, poisoned):
+    """A GPU gives each a warp, and a block where rows are few."""
+    device, backend = place
+    n = 2050
+    if backend == "triton":
+        n = 9
+        monkeypatch.setattr("raoe_kernels.cosine.triton_kernels.FEW", n - 1)
+    a, b = rows((n, 400), torch.float32, device)
+    truth = run(a.cpu().double(), b.cpu().double(), "reference")
+    for x, t in zip(run(a, b, backend), truth, strict=True):
+        torch.testing.assert_close(x.cpu().double(), t, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
 def test_partial_gradients(needs, place):
     device, backend = place
@@ -143,3 +157,17 @@ def test_double_backward_is_refused(place):
     a, b = (x.requires_grad_() for x in rows((4, 6), torch.float64, device))
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), a, create_graph=True)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_a_call_allocates_and_nothing_else(backend, monkeypatch):
+    a, b = (x.requires_grad_() for x in rows((4, 64), torch.float32, "cpu"))
+    if backend == "triton":
+        kernels = pytest.importorskip("raoe_kernels.cosine.triton_kernels")
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        for name in ("cosine_forward", "cosine_backward"):
+            monkeypatch.setattr(kernels, name, NoLaunch())
+    upstream = torch.ones(4)
+    found = operations(lambda: torch.autograd.grad(pairwise_cosine(a, b, backend=backend), (a, b), upstream))
+    made = "aten.empty" if backend == "native" else "aten.new_empty"
+    assert [name for name in found if name != "aten.detach"] == [made, "aten.unbind", made, made]

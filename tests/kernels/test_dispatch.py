@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import raoe_kernels
 from benchmarks.__main__ import KERNEL_OPS
-from raoe_kernels import _dispatch, rank_margin_loss, use_backend
+from raoe_kernels import __main__ as report
+from raoe_kernels import _dispatch, _native, rank_margin_loss, use_backend
 from raoe_kernels._dispatch import Backend, Op
 
 CPU = torch.device("cpu")
@@ -79,6 +81,64 @@ def test_the_public_functions_obey():
         assert torch.equal(rank_margin_loss(c, s), rank_margin_loss(c, s, backend="reference"))
     with pytest.raises(RuntimeError, match="cannot run pairwise on meta"):
         rank_margin_loss(c.to("meta"), s.to("meta"), backend="native")
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs, the second of which is not among those that the compiled module is for; and the module's calls."""
+    asked, current = [], [0]
+
+    class Chosen:
+        def __init__(self, index):
+            self.index = index
+
+        def __enter__(self):
+            self.before, current[0] = current[0], self.index
+
+        def __exit__(self, *_):
+            current[0] = self.before
+
+    def unusable():
+        asked.append(current[0])
+        return "no kernel image is available for execution on the device" if current[0] else ""
+
+    names = {0: "New GPU", 1: "Old GPU"}
+    faked = {"is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: current[0],
+             "device": Chosen, "get_device_name": names.get}  # fmt: skip
+    for name, value in faked.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace(unusable=unusable))
+    _native._unusable.cache_clear()
+    yield asked
+    _native._unusable.cache_clear()
+
+
+def test_a_module_that_does_not_run_on_a_gpu_falls_through(gpus):
+    native = Backend("raoe_kernels.pairwise.reference", _native.missing)
+    toy = Op("toy", ("toy_op",), {**op().backends, "native": native})
+    for _ in range(2):
+        assert toy.select(torch.device("cuda:0")).__name__.endswith("reference")
+        assert toy.select(torch.device("cuda:1")).__name__.endswith("scan")
+    why = r"'native' cannot run toy on cuda:1: .* do not run on Old GPU: no kernel image"
+    with pytest.raises(RuntimeError, match=why):
+        toy.select(torch.device("cuda:1"), "native")
+    assert gpus == [0, 1], "asked once for each GPU, with that GPU current"
+    assert raoe_kernels.backends("cuda")["raoe_loss"]["native"] is True  # the current one
+
+
+def test_the_report_says_why_and_where(gpus, monkeypatch):
+    tables = report.tables()
+    assert list(tables) == ["cpu", "cuda:0", "cuda:1"]
+    assert any("do not run on Old GPU" in line for line in tables["cuda:1"])
+    monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace(unusable=str))
+    _native._unusable.cache_clear()
+    assert list(report.tables()) == ["cpu", "cuda:0, cuda:1"]
+
+
+def test_without_a_gpu_the_cuda_module_is_no_backend(monkeypatch):
+    monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _native.missing(torch.device("cuda")) == "torch sees no CUDA device"
 
 
 def test_backends_reports_every_public_op():

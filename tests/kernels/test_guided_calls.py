@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from raoe_kernels import guided_argmax, guided_log_probs, use_backend
+from tests.kernels.conftest import PLACES
+from tests.kernels.gpu_checks import NoLaunch, operations
 from tests.kernels.test_guided import logits, place, run, upstream
 
 __all__ = ["place"]  # a fixture
@@ -52,6 +54,44 @@ def test_a_gradient_of_other_strides(place):
     strided, plain = (torch.autograd.grad(result, inputs, g, retain_graph=True) for g in (grad, grad.contiguous()))
     for x, y in zip(strided, plain, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("place", [p for p in PLACES if p[1] == "triton"], indirect=True, ids="-".join)
+@pytest.mark.parametrize("columns", [112, 115])
+def test_many_slices_and_many_launches(columns, place, monkeypatch, poisoned):
+    """More slices than are joined at once, and a pair of launches for every second row."""
+    from raoe_kernels.guided import triton_kernels
+
+    device, backend = place
+    seeded = logits((5, columns), torch.float32, device, forbidden=(3, 111))
+    seeded[0][1, :90] = seeded[1][2, 20:40] = -INF
+    seeded[0][3], seeded[0][4, [100, 77, 78]] = -INF, NAN
+    truth = run(*(x.double() for x in seeded), "reference")
+    best = guided_argmax(*(x.double() for x in seeded), guidance=1.5, backend="reference")
+    monkeypatch.setattr(triton_kernels, "COLUMNS", {4: 16})
+    monkeypatch.setattr(triton_kernels, "JOINED", 4)
+    monkeypatch.setattr(triton_kernels, "IN_CACHE", 2 * 2 * 4 * columns)
+    for x, t in zip(run(*seeded, backend), truth, strict=True):
+        torch.testing.assert_close(x.double(), t, rtol=1e-5, atol=2e-4, equal_nan=True)
+    assert guided_argmax(*seeded, guidance=1.5, backend=backend).equal(best)
+    assert list(triton_kernels._groups(5, 2 * 4 * columns)) == [(0, 2), (2, 2), (4, 1)]
+
+
+def test_a_call_allocates_and_nothing_else(monkeypatch):
+    kernels = pytest.importorskip("raoe_kernels.guided.triton_kernels")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for name in ("forward_sums", "forward_mix", "backward_sums", "backward_mix", "argmax_slices", "argmax_join"):
+        monkeypatch.setattr(kernels, f"guided_{name}", NoLaunch())
+    inputs = [x.requires_grad_() for x in logits((3, 64), torch.float32)]
+    above = torch.ones(3, 64)
+
+    def step():
+        mixed = guided_log_probs(*inputs, guidance=1.5, backend="triton")
+        torch.autograd.grad(mixed, inputs, above)
+        guided_argmax(*inputs, guidance=1.5, backend="triton")
+
+    found = [name for name in operations(step) if name != "aten.detach"]
+    assert found == ["aten.new_empty"] * (4 + 3 + 3)
 
 
 @pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])

@@ -261,11 +261,27 @@ V __shfl_down_sync(unsigned, V value, unsigned distance) {
 // ---- The runtime API. ----
 
 using cudaStream_t = struct EmulatedStream*;
-enum cudaError_t { cudaSuccess = 0 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorNoKernelImageForDevice = 209 };
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+struct cudaFuncAttributes {};
+namespace emulator {
+inline bool foreign = false;  // the module was not compiled for this GPU
+inline cudaError_t last_error = cudaSuccess;
+inline cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+}  // namespace emulator
+inline const char* cudaGetErrorString(cudaError_t error) { return error ? "no kernel image" : "no error"; }
+inline cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, emulator::capture_mode);
+  return cudaSuccess;
+}
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
+  if (emulator::capture_mode != cudaStreamCaptureModeRelaxed) throw std::runtime_error("a load that breaks a capture");
+  return emulator::last_error = emulator::foreign ? cudaErrorNoKernelImageForDevice : cudaSuccess;
+}
 template <class Kernel>
 cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
   return cudaSuccess;

@@ -1,0 +1,261 @@
+"""The Triton passes of info_nce_loss around its matrix products, a program a row. Every sum has one order.
+
+Products are of rows scaled by powers of two, which rounds nothing: `info_nce_rows` makes row 2^e, of norm 1/2 to 1 (and
+SHIFT times that), and keeps 1 / norm of that, 1 to 2. So no dtype's range is left, and what the norms divide is logits
+and weights, in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
+# Columns of the buffer, and of the scaled rows, are a multiple of this: 16-byte loads, and tensor cores' alignment.
+UNIT = tl.constexpr(16)
+EPS = tl.constexpr(1e-8)  # problem.EPS
+
+SCALARS = ["row_count", "column_count", "positive_count", "width", "units", "first", "row_place", "column_place"]
+SCALARS += ["anchor_row", "anchor_column", "positive_row", "positive_column", "negative_row", "negative_column"]
+SCALARS += ["mask_row", "mask_column", "target_count", "has_targets", "back", "scattered", "tau", "scale"]
+SCALARS += ["first_column", "anchor_grads"]
+POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
+POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
+POINTERS += ["grad_negatives", "loss", "upstream", "own_weights"]
+
+# One compilation for all numbers and alignments.
+kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
+
+
+@triton.jit
+def _over_norm(square):
+    """1 / norm from its square: 0 for a row that counts as zero, NaN where it is not finite."""
+    norm = tl.sqrt_rn(square) if square.dtype == tl.float32 else tl.sqrt(square)
+    over = tl.where(norm <= EPS, 0.0, 1 / tl.where(norm <= EPS, 1.0, norm))
+    return tl.where(norm < float("inf"), over, float("nan"))
+
+
+@triton.jit
+def _power_of_two(x):
+    """The largest that is not above x; 0 for 0."""
+    if x.dtype == tl.float64:
+        return (x.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
+    else:
+        return (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+    """x in a dtype that may have fewer digits; Triton's interpreter would cut off what bfloat16 rounds."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def _log_one_plus(z):
+    """log(1 + z) of 0 <= z < 1 with the digits of a small z: 2 artanh(w), w = z / (2 + z), at most 1/3 here."""
+    terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
+    w = z / (2.0 + z)
+    series = 1.0 / (2 * terms - 1)
+    for k in tl.static_range(terms - 1):
+        series = series * (w * w) + 1.0 / (2 * terms - 3 - 2 * k)
+    return 2 * w * series
+
+
+@kernel
+def info_nce_rows(
+    anchors, positives, negatives, rows, columns, inverse, row_count, positive_count, column_count, width, units,
+    row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
+    negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Anchors to `rows`, positives and negatives to `columns`, scaled and with zeros around them; 1 / norm of each:
+    columns' first, anchors' from row_place on. Programs are row_place of columns, then anchors."""
+    dtype: tl.constexpr = inverse.dtype.element_ty
+    place = tl.program_id(0).to(tl.int64)
+    index = place
+    source, step, out = positives + index * positive_row, positive_column, columns
+    there = tl.where(index < column_count, width, 0)
+    if index >= positive_count:
+        source, step = negatives + (index - positive_count) * negative_row, negative_column
+    if place >= row_place:
+        index = place - row_place
+        source, step, out = anchors + index * anchor_row, anchor_column, rows
+        there = tl.where(index < row_count, width, 0)
+    square = tl.full((BLOCK,), 0.0, dtype)
+    for start in range(0, width, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        x = tl.load(source + part * step, part < there, 0.0).to(dtype)
+        square += x * x
+    over = _over_norm(tl.sum(square, 0))
+    power = _power_of_two(over)
+    tl.store(inverse + place, tl.where(power == 0, 0.0, over / tl.where(power == 0, 1.0, power)))
+    power *= tl.full((), scale, dtype)
+    length = units * UNIT
+    out += index * length
+    for start in range(0, length, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        x = tl.load(source + part * step, part < there, 0.0).to(dtype)
+        tl.store(out + part, (x * power).to(out.dtype.element_ty), part < length)
+
+
+@triton.jit
+def _ignored(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl.constexpr):
+    """Whether the caller calls these columns no negatives of the row that `mask` begins at, or whose id is row_id."""
+    if IGNORE == 1:
+        return tl.load(mask + column * mask_column, inside, 0) != 0
+    return tl.load(column_ids + column, inside, 0) == row_id
+
+
+@triton.jit
+def _negatives(
+    logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled, mask_column,
+    BLOCK: tl.constexpr, IGNORE: tl.constexpr,
+):  # fmt: skip
+    """Some columns, 1 / norm of each, and their logits: -inf at the row's own and where they are no negatives."""
+    column = start + tl.arange(0, BLOCK)
+    there = column < length
+    over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
+    x = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * scaled * over
+    inside = column < column_count
+    counts = inside & (column != own)
+    if IGNORE != 0:
+        ignored = _ignored(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
+        counts = counts & ((ignored == 0) | (over != over))  # a NaN is not to be hidden
+    return column, over, tl.where(counts, x, float("-inf"))
+
+
+@kernel
+def info_nce_weights(
+    logits, weights, own_weights, inverse, targets, mask, row_ids, column_ids, by_column, stats,
+    first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back,
+    mask_row: tl.int64, mask_column: tl.int64, tau: tl.float64, scale: tl.float64,
+    BLOCK: tl.constexpr, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `scale` times the derivative by each product
+    of scaled rows, tau apart, to `weights`; at the row's own column, where it is largest, to `own_weights` instead, so
+    that it is not rounded.
+
+    back: the rows are the anchors' targets and look for them, and (2 and 3 times row_count on) the logarithm of their
+    sum and the weight at their own are kept for the SYMMETRIC pass that follows. That adds the weights of both
+    directions: by_column, `scattered` long, is such a logarithm for each column, infinite where nobody's target.
+    """
+    dtype: tl.constexpr = logits.dtype.element_ty
+    line = tl.program_id(0).to(tl.int64)
+    i = first + line
+    target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
+    legal = (target >= 0) & (target < target_count)
+    target = tl.where(legal, target, 0)
+    place, own = tl.where(back != 0, target, i), tl.where(back != 0, i, target)
+    length = units * UNIT
+    logits += line * length
+    weights += line * length
+    over_row = tl.load(inverse + row_place + place)
+    inverse += column_place * UNIT
+    scaled = over_row * tl.full((), tau, dtype)
+    row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
+    mask += place * mask_row
+
+    over_own = tl.load(inverse + own)
+    at_own = tl.load(logits + own) * scaled * over_own
+    m = tl.full((BLOCK,), float("-inf"), dtype)
+    total = tl.full((BLOCK,), 0.0, dtype)
+    for start in range(0, column_count, BLOCK):
+        _, _, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
+                             mask_column, BLOCK, IGNORE)  # fmt: skip
+        higher = tl.maximum(m, x)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(m - shift) + tl.exp(x - shift)
+        m = higher
+    peak = tl.maximum(tl.max(m, 0), at_own)
+    # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+    others = tl.sum(total * tl.exp(m - peak), 0)
+    whole = others + tl.exp(at_own - peak)
+    own_weight = -others / whole
+    # log(1 + others / own): below 1, others are below the positive, which is the peak.
+    loss = tl.where(others < 1, _log_one_plus(tl.minimum(others, 1.0)), peak - at_own + tl.log(whole))
+    tl.store(stats + tl.where(back != 0, row_count, 0) + i, tl.where(legal, loss, float("nan")))
+    if back != 0:
+        tl.store(stats + 2 * row_count + i, peak + tl.log(whole))
+        tl.store(stats + 3 * row_count + i, own_weight)
+
+    if GRADIENT:
+        if SYMMETRIC:
+            own_weight += tl.load(stats + 3 * row_count + i)
+            # Of others with the same target: it looks for them too, unless it ignores this row.
+            shared = tl.exp(at_own - tl.load(by_column + own)) - tl.exp(at_own - tl.load(stats + 2 * row_count + i))
+            if IGNORE != 0:
+                shared = tl.where(_ignored(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
+            own_weight += shared
+        share = 1 / whole
+        factor = over_row * tl.full((), scale, dtype)
+        tl.store(own_weights + i, own_weight * (factor * over_own))
+        for start in range(0, length, BLOCK):
+            column, over, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own,
+                                         scaled, mask_column, BLOCK, IGNORE)  # fmt: skip
+            w = tl.exp(x - peak) * share
+            if SYMMETRIC:
+                w += tl.exp(x - tl.load(by_column + column, column < scattered, float("inf")))
+            there = tl.multiple_of(weights + column, 16)
+            tl.store(there, _narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
+
+
+@kernel
+def info_nce_gradients(
+    anchors, positives, negatives, by_rows, by_columns, own_weights, targets, grad_anchors, grad_positives,
+    grad_negatives, loss, upstream, anchor_grads, first_column, row_count, positive_count, target_count, has_targets,
+    width, units, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
+    negative_row: tl.int64, negative_column: tl.int64, tau: tl.float64, scale: tl.float64, BLOCK: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """From the products with the weights, g, the gradient by a row as it was given. What its own partner adds, an
+    anchor's target or, without targets, a column's anchor, comes first; then through u = row / norm it is g - <g, u> u,
+    and the powers of two come back. Programs are anchor_grads anchors, then columns from first_column on."""
+    dtype: tl.constexpr = own_weights.dtype.element_ty
+    index = tl.program_id(0).to(tl.int64)
+    is_anchor = index < anchor_grads
+    i, column = index, index
+    if is_anchor:
+        if has_targets != 0:
+            column = tl.minimum(tl.maximum(tl.load(targets + index), 0), target_count - 1)
+    else:
+        column = index - anchor_grads + first_column
+        i = tl.where((has_targets == 0) & (column < row_count), column, -1)
+    anchor = anchors + tl.maximum(i, 0) * anchor_row
+    other, other_step, out = positives + column * positive_row, positive_column, grad_positives + column * width
+    if column >= positive_count:
+        negative = column - positive_count
+        other, other_step, out = negatives + negative * negative_row, negative_column, grad_negatives + negative * width
+    row, step, partner, partner_step = other, other_step, anchor, anchor_column
+    g = by_columns + (column - first_column) * units * UNIT
+    if is_anchor:
+        row, step, partner, partner_step = anchor, anchor_column, other, other_step
+        g, out = by_rows + index * units * UNIT, grad_anchors + index * width
+    pull = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), scale, dtype)
+
+    square = tl.full((BLOCK,), 0.0, dtype)
+    partner_square = tl.full((BLOCK,), 0.0, dtype)
+    dot = tl.full((BLOCK,), 0.0, dtype)
+    cross = tl.full((BLOCK,), 0.0, dtype)
+    for start in range(0, width, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        x = tl.load(row + part * step, part < width, 0.0).to(dtype)
+        y = tl.load(partner + part * partner_step, part < width, 0.0).to(dtype)
+        square += x * x
+        partner_square += y * y
+        dot += x * tl.load(g + part, part < width, 0.0)
+        cross += x * y
+    over = _over_norm(tl.sum(square, 0))
+    pull *= _power_of_two(_over_norm(tl.sum(partner_square, 0)))
+    along = (tl.sum(dot, 0) + pull * tl.sum(cross, 0)) * over
+    value = tl.load(loss)
+    factor = tl.full((), tau, dtype) * tl.load(upstream) * _power_of_two(over)
+    factor = tl.where(value == value, factor, value)  # NaN where the loss is
+    for start in range(0, width, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        unit = tl.load(row + part * step, part < width, 0.0).to(dtype) * over
+        y = tl.load(partner + part * partner_step, part < width, 0.0).to(dtype)
+        result = (tl.load(g + part, part < width, 0.0) + pull * y - along * unit) * factor
+        tl.store(out + part, _narrow(result, out.dtype.element_ty, INTERPRETED), part < width)

@@ -1,0 +1,29 @@
+"""Rows of a matrix in Triton kernels: whether a thread can load 16 bytes of them at once, and how to say so."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def unit_of(*matrices: Tensor) -> int:
+    """16 where every row is in one piece from a multiple of 16 bytes and elements on, else 1: a kernel's UNIT. Kernels
+    get the distance between rows and the number of columns in units of UNIT elements."""
+    in_one_piece = all(x.stride(1) == 1 and x.data_ptr() % 16 == 0 for x in matrices)
+    return 16 if in_one_piece and all(x.stride(0) % 16 == 0 and x.shape[1] % 16 == 0 for x in matrices) else 1
+
+
+@triton.jit
+def at(row, start, UNIT: tl.constexpr):
+    """Element `start` of a row. With UNIT 16 it is at a multiple of 16 bytes, and loads from there can be wide."""
+    return tl.multiple_of(row + start, 16) if UNIT == 16 else row + start
+
+
+@triton.jit
+def tile(matrix, first, row, start, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
+    """ROWS x COLUMNS elements from row `first` and element `start` on; `column` counts where UNIT is 1."""
+    rows, lane = tl.arange(0, ROWS)[:, None] * (row * UNIT), tl.arange(0, COLUMNS)[None, :]
+    if UNIT == 16:
+        return at(matrix + first * row * UNIT, start, UNIT) + rows + lane
+    return matrix + first * row + rows + (start + lane) * column

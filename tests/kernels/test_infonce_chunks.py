@@ -1,0 +1,158 @@
+"""What the Triton form of info_nce_loss is made of: chunks, products, scaled rows, weights in half precision; and how
+many torch operators a call makes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from raoe_kernels import info_nce_loss
+from raoe_kernels.infonce import chunks
+from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.conftest import HAS_GPU
+from tests.kernels.test_infonce import rows, run
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+DEVICE = "cuda" if HAS_GPU else "cpu"
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("count, most, expected", [(10, 10, 10), (10, 4, 4), (12, 5, 4), (7, 100, 7), (1, 1, 1)])
+def test_chunks_are_few_and_equal(count, most, expected):
+    assert chunks.even(count, most) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("step", [1, 3, 7, 100])
+@pytest.mark.parametrize("wanted", [None, slice(0, None), slice(0, 4), slice(4, None)])
+def test_a_sweep_is_the_products_of_the_whole(dtype, step, wanted, monkeypatch):
+    monkeypatch.setattr(chunks, "ROWS", step)
+    monkeypatch.setattr(chunks, "BUFFER", 1)
+    x, y = rows((7, 9), 5, dtype, DEVICE)
+    firsts = []
+
+    def weigh(first, logits):
+        firsts.append((first, len(logits)))
+        assert logits.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        return (logits > 0).to(dtype)
+
+    by_rows, by_columns = chunks.sweep(x, y, weigh, True, wanted)
+    assert sum(n for _, n in firsts) == 7 and [f for f, _ in firsts] == list(range(0, 7, max(n for _, n in firsts)))
+    weights = (x.double() @ y.double().T > 0).double()
+    exact = weights @ y.double(), weights.T @ x.double()
+    assert by_rows.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(by_rows.double(), exact[0], rtol=1e-5, atol=1e-5)
+    if wanted is None:
+        assert by_columns is None
+    else:
+        torch.testing.assert_close(by_columns.double(), exact[1][wanted], rtol=1e-5, atol=1e-5)
+
+
+def test_a_sweep_without_gradients():
+    x, y = rows((4, 3), 5, torch.float32, DEVICE)
+    assert chunks.sweep(x, y, lambda first, logits: None) == (None, None)
+
+
+def test_buffers_are_bounded(monkeypatch):
+    """By BUFFER, logits and weights together, down to ROWS rows."""
+    monkeypatch.setattr(chunks, "BUFFER", 6 * 64 * 20)
+    monkeypatch.setattr(chunks, "ROWS", 5)
+    sizes = []
+
+    def weigh(first, logits):
+        sizes.append(len(logits))
+        return logits.to(torch.bfloat16)
+
+    x = torch.ones(40, 16, dtype=torch.bfloat16, device=DEVICE)
+    for columns, most in ((64, 20), (640, 5)):
+        sizes.clear()
+        chunks.sweep(x, x.new_ones(columns, 16), weigh, True)
+        assert max(sizes) == most and sum(sizes) == 40
+
+
+def compared(inputs, **given):
+    """Of the Triton form, plain torch, and float64, by the one rule."""
+    ours = run([x.to(DEVICE) for x in inputs], "triton", **given)
+    plain, truth = run(inputs, "reference", **given), run([x.double() for x in inputs], "reference", **given)
+    assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("tau", 20.0))
+    for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
+        assert_gradient_accurate(x, p, t, 2 * given.get("tau", 20.0))
+    return truth
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("powers", [(-12, -12), (-6, 13), (13, 13)])
+def test_norms_leave_half_precision_its_range(dtype, powers):
+    """2^13 is near float16's largest, and gradients are near it at 2^-12; rows of both norms in one matrix too."""
+    a, p = (x.float() / x.float().norm(dim=1, keepdim=True) for x in rows((9, 9), 20, torch.float32))
+    a, p = a * 2.0 ** powers[0], p * 2.0 ** powers[1]
+    a[3] *= 2.0 ** (powers[1] - powers[0])
+    compared([a.to(dtype), p.to(dtype)], tau=5.0)
+
+
+@needs_triton
+def test_norms_beyond_float16(poisoned):
+    a, p = rows((9, 9), 20, torch.float32)
+    compared([(a * 1e15).bfloat16(), (p * 1e15).bfloat16()])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("n", [3, 64])
+def test_anchors_that_share_a_target_add_up(dtype, n):
+    """On the way back every row but the first looks for its anchor and finds the first, whose weight there comes to n:
+    float16 must hold it."""
+    a, p = rows((n, 4), 12, torch.float32)
+    a[0] = p[2]
+    targets = torch.full((n,), 2)
+    targets[0] = 1
+    ours = run([a.to(DEVICE, dtype), p.to(DEVICE, dtype)], "triton", targets=targets.to(DEVICE), symmetric=True)
+    assert all(x.isfinite().all() for x in ours)
+    compared([a.to(dtype), p.to(dtype)], targets=targets, symmetric=True)
+
+
+@needs_triton
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_weights_of_a_learnt_batch_keep_their_digits(dtype, symmetric):
+    """Losses of e^-14: weights of float16 below 2^-20, where without a scale it has four digits left."""
+    a = torch.eye(16, 24)
+    noise, _ = rows((16, 16), 24, torch.float32)
+    truth = compared([a.to(dtype), (a + 0.02 * noise / noise.norm(dim=1, keepdim=True)).to(dtype)], symmetric=symmetric)
+    assert truth[0] < 1e-6
+
+
+class _Silent:
+    """A kernel of which no launch does anything."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: None
+
+
+@needs_triton
+@pytest.mark.parametrize("negatives", [False, True])
+def test_torch_operators_of_a_call(negatives, monkeypatch):
+    """On the host an operator costs microseconds. Counted on a CPU, kernels left out, in float32: of half precision a
+    GPU takes one more, the weights' memory."""
+    from raoe_kernels.infonce import triton_kernels
+
+    for name in ("info_nce_rows", "info_nce_weights", "info_nce_gradients"):
+        monkeypatch.setattr(triton_kernels, name, _Silent())
+    inputs = [torch.zeros(16, 16, requires_grad=True) for _ in range(2 + negatives)]
+
+    def operators(step) -> list[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            step()
+        return [
+            e.name for e in seen.events()
+            if e.name.startswith("aten::") and not (e.cpu_parent and e.cpu_parent.name.startswith("aten::"))
+        ]  # fmt: skip
+
+    losses, upstream = [], torch.ones(())
+    forward = operators(lambda: losses.append(info_nce_loss(*inputs, backend="triton")))
+    backward = operators(lambda: torch.autograd.grad(losses[0], inputs, upstream))
+    assert len(forward) <= 11 and forward.count("aten::mm") == 3, forward
+    assert backward == ["aten::new_empty"] * len(inputs)
