@@ -31,8 +31,8 @@ SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, LO
 
 
 def build(folder: Path, changes: Mapping[str, str], counting: bool = False, compiler: str = "g++") -> ModuleType:
-    """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and of how
-    many blocks a cooperative launch may be.
+    """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and of
+    how many blocks a cooperative launch may be.
 
     changes are replaced in the headers: the constants of another tile size. With counting, `watch([(address, bytes)])`
     begins, and `operations()` is what has been put on the stream since: name, bytes read and written, blocks, threads.
