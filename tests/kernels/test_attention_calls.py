@@ -150,7 +150,7 @@ CASES = [
     ("full", torch.float16, 64, 512, True, TRITON),
     ("lengths", torch.float16, 64, 513, True, TRITON),
     ("left", torch.bfloat16, 129, 8, True, SCAN),
-    ("left", torch.float64, 129, 8, True, TRITON),
+    ("left", torch.float64, 128, 513, True, TRITON),
 ]
 
 

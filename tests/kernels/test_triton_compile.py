@@ -54,7 +54,7 @@ REPRESENTATIVES = {
     "info_nce_gradients": ["info_nce_gradients bf16 to bf16 aligned"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp16 64", "fp32 64", "fp64 64")]
+        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp32 64")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
@@ -71,21 +71,31 @@ SPILLS = {
     for block in (128, 512)
 }
 SPILLS |= {f"pairwise.one_block {dtype} fp32 2048": 128 for dtype in ("fp16", "bf16", "fp32")}
-SPILLS |= dict.fromkeys(("pairwise.merge_tiles fp32 fp32", "pairwise.merge_tiles fp32 fp64"), 64)
+SPILLS |= {
+    f"pairwise.{k} fp32 {scores}": 64 for k in ("tile_sums", "merge_tiles") for scores in ("fp32", "fp64", "i64")
+}
 SPILLS |= {
     f"attention_{kernel} {of}{dual}": allowed
     for kernel, of, allowed in (
         ("forward", "fp32 64", 64),
         ("forward", "fp32 256", 64),
+        ("backward_q", "fp32 32", 32),
+        ("backward_q", "fp32 128", 256),
+        ("backward_q", "fp32 256", 256),
+        ("backward_kv", "fp32 32", 32),
+        ("backward_kv", "fp32 128", 64),
         ("forward", "bf16 256", 640),
         ("backward_q", "bf16 256", 704),
         ("backward_kv", "bf16 256", 2048),
-        *((kernel, f"fp64 {d}", 8192) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
+        *((kernel, f"fp64 {d}", 16384) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
     )
     for dual in ("", " dual")
 }
-SPILLS |= {f"attention_backward_kv {of} dual": 32 for of in ("bf16 64", "fp16 64")}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 256 for d in (80, 128)}
+# On sm_80 and sm_100 more than on sm_90.
+SPILLS |= {"attention_forward bf16 64 dual": 16, "attention_forward bf16 128 dual": 384}
+SPILLS |= {"attention_backward_q bf16 64 dual": 32, "attention_backward_q bf16 128 dual": 96}
+SPILLS |= {f"attention_backward_kv {of} dual": 128 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 640 for d in (80, 128)}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
