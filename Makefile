@@ -30,9 +30,9 @@ bench: $(INSTALLED)  ## ratios against the peers, side by side
 build: $(INSTALLED)  ## compile csrc again, in place
 	$(RUN) setup.py build_ext --inplace
 
-# PARTS="build tests", then PARTS=OP …: where one command may not take as long as all of it.
+# With MINUTES=9, again and again, where one command may not take as long as all of it; PARTS="build test-cosine cosine".
 gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU tests, all benchmarks, results
-	$(PYTHON) -m benchmarks.gpu $(PARTS) $(if $(RESULTS),--results $(RESULTS))
+	$(PYTHON) -m benchmarks.gpu $(PARTS) $(if $(RESULTS),--results $(RESULTS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # torch comes first and from the constraints, so that nothing else decides which build of it is taken.
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)

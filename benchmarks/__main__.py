@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
@@ -21,7 +22,7 @@ import torch
 from benchmarks import base, gate, ledger, provenance, report, timing
 from benchmarks.case import Case
 
-KERNEL_OPS = ("pairwise", "cosine", "infonce", "attention", "guided", "listwise")
+KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "attention", "listwise")
 OPS = (*KERNEL_OPS, "generation", "chains", "train_step", "equal_lengths", "large_batch")
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
@@ -34,9 +35,10 @@ def declared(op: str) -> ModuleType:
 
 def run(
     op: str, device: str, sizes: list[int] | None, output: Path | None, tested: bool, words: list[str] | None = None
-) -> None:
+) -> list[str]:
     """Measure one op, of its contenders those whose names have one of `words`. The first one, our best backend, is what
-    the others are compared with."""
+    the others are compared with. Gives the contenders that failed."""
+    failed = []
     module = declared(op)
     about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
     print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
@@ -44,6 +46,7 @@ def run(
         for case in cases(module, size, device):
             case = chosen(case, words) if words else case
             rows = measure(case, device)
+            failed += [f"{row['contender']} ({case.title})" for row in rows if row.get("failed")]
             print(table(case, rows, tested), flush=True)
             if output:
                 with output.open("a") as lines:
@@ -51,6 +54,7 @@ def run(
                         lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
             del case
             gc.collect()
+    return failed
 
 
 def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
@@ -66,11 +70,16 @@ def chosen(case: Case, words: list[str]) -> Case:
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
-    times = {} if case.once else timing.measure(case.contenders, device)
-    single: dict[str, Any] = {}
-    if case.once or case.bytes >= PEAK_FROM:
-        single = {name: timing.single(call, device) for name, call in case.contenders.items()}
-    times = times or {name: [seconds] for name, (seconds, _) in single.items()}
+    """A row for each contender, with what was measured or why it is missing."""
+    single, missing = begun(case, device)
+    if case.once:
+        times = {name: [seconds] for name, (seconds, _) in single.items()}
+    else:
+        contenders = {name: case.contenders[name] for name in single}
+        times = timing.measure(contenders, device, before=case.before)
+        single = {}
+        if case.bytes >= PEAK_FROM:
+            single = {name: timing.single(call, device) for name, call in contenders.items()}
     first = next(iter(times))
     rows: list[dict[str, Any]] = []
     for name, seconds in times.items():
@@ -81,7 +90,30 @@ def measure(case: Case, device: str) -> list[dict[str, Any]]:
         row["ratio_to_first"] = timing.ratio(wall, [pair[0] for pair in times[first]])
         row["peak_bytes"] = single[name][1] if single else None
         rows.append(row | {"least_bytes": case.bytes, "least_flops": case.flops})
-    return [*rows, *({"title": case.title, "contender": name, "missing": why} for name, why in case.missing.items())]
+    named = [{"contender": name, "missing": why} for name, why in case.missing.items()]
+    return rows + [{"title": case.title} | row for row in named + missing]
+
+
+def begun(case: Case, device: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Each contender's first call, which compiles: (what it took, rows of those that could not make it). A peer that
+    lacks a package or has no room is missing, one that fails in another way has failed; our own may do neither."""
+    took: dict[str, Any] = {}
+    missing: list[dict[str, Any]] = []
+    for name, call in case.contenders.items():
+        try:
+            took[name] = timing.single(call, device)
+            continue
+        except Exception as error:
+            if not took:
+                raise
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            missing.append({"contender": name, "missing": why})
+            if not isinstance(error, (ImportError, torch.OutOfMemoryError)):
+                traceback.print_exc()
+                missing[-1]["failed"] = True
+        gc.collect()
+        torch.cuda.empty_cache()
+    return took, missing
 
 
 def table(case: Case, rows: list[dict[str, Any]], tested: bool) -> str:
@@ -137,16 +169,18 @@ def main() -> int:
     if arguments.base:
         base.compare(ops, arguments.device, arguments.sizes, arguments.base)
         return 0
-    failed = []
+    red, failed = [], []
     for op in ops:
         tests = declared(op).TESTS
         if not arguments.untested and not gate.passes(op, tests, arguments.device):
-            failed.append(op)
-        tested = not arguments.untested and op not in failed
-        run(op, arguments.device, arguments.sizes, arguments.json, tested, arguments.contenders)
+            red.append(op)
+        tested = not arguments.untested and op not in red
+        failed += run(op, arguments.device, arguments.sizes, arguments.json, tested, arguments.contenders)
+    if red:
+        print(f"\nno ratios for {', '.join(red)}: the tests failed")
     if failed:
-        print(f"\nno ratios for {', '.join(failed)}: the tests failed")
-    return 1 if failed else 0
+        print(f"\nfailed: {', '.join(failed)}")
+    return 1 if red or failed else 0
 
 
 if __name__ == "__main__":

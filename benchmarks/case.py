@@ -24,6 +24,7 @@ class Case:
     flops       that the result takes at least
     missing     peers that are not here -> why
     once        a call takes so long that each contender's first is all there is
+    before      what comes ahead of every call, untimed: the situation in which it runs
     """
 
     title: str
@@ -32,6 +33,7 @@ class Case:
     flops: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
     once: bool = False
+    before: Call | None = None
 
 
 def ours(function: str, device: str) -> list[str]:

@@ -2,9 +2,10 @@
 
 A prompt is an instruction, which all have, a sentence, and a few closing tokens; the sentence of the next is what has
 been answered. The first step has no guidance, the others are led away from the prompt before. All contenders decode
-greedily, in float32, NEW tokens a step (a sentence's length; nothing ends early), and must give the same ones before
-they are timed. Prefill is part of the time. Tokens a second are rows x STEPS x NEW / seconds. For a single answer,
-where nothing can be known from a step before, see benchmarks/generation.py; model and guidance are the same.
+greedily, in float32, NEW tokens a step (a sentence's length; nothing ends early), and must give the same ones
+(`same_tokens`) before they are timed. Prefill is part of the time. Tokens a second are rows x STEPS x NEW / seconds.
+For a single answer, where nothing can be known from a step before, see benchmarks/generation.py; model and guidance are
+the same.
 
 What transformers 5.23.0 can reuse, by its code: `generate` takes past_key_values, with one number of cached columns for
 all rows, and goes on in place. So the instruction's keys and values can be copied into every call, with padding between
@@ -22,7 +23,7 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.case import Call, Case
-from benchmarks.generation import GUIDANCE, VOCABULARY, language_model, padded, read_bytes
+from benchmarks.generation import GUIDANCE, VOCABULARY, language_model, padded, read_bytes, same_tokens
 from raoe_train.generation import GuidedDecoder, Request
 
 SIZES = {"cpu": [8], "cuda": [8, 32]}
@@ -43,10 +44,15 @@ def case(rows: int, device: str) -> Case:
         "transformers, instruction cached": lambda i: _theirs(model, chains, cached=True),
     }
     found = {name: call(0) for name, call in result.items()}
-    if different := [name for name, steps in found.items() if steps != found["transformers guidance_scale"]]:
-        raise AssertionError(f"{different[0]} does not give transformers' tokens")
+    for name, steps in found.items():
+        same_tokens(name, _by_chain(steps), _by_chain(found["transformers guidance_scale"]))
     title = f"{rows} chains, {STEPS} steps of {NEW} tokens, vocabulary {VOCABULARY:,}"
     return Case(title, result, bytes=read_bytes(model) * STEPS * NEW)
+
+
+def _by_chain(steps: list[Rows]) -> Rows:
+    """All tokens of each chain."""
+    return [[token for row in chain for token in row] for chain in zip(*steps, strict=True)]
 
 
 class _Chains:

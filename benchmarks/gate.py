@@ -50,12 +50,15 @@ def _memory() -> Path:
 
 
 def _key(op: str, device: str) -> str:
-    return f"{op} {device} {_state()}"
+    return f"{op} {device} {state()}"
 
 
-def _state() -> str:
+def state(compiled: bool = True) -> str:
+    """Of SOURCES, with or without the compiled modules among them."""
     digest = hashlib.sha256(sys.version.encode())
     for path in _files():
+        if not compiled and path.name.startswith(("_native_", "_build_info")):
+            continue
         digest.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]

@@ -18,9 +18,12 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _block(call: Call, repeats: int, device: str) -> tuple[float, float]:
+def _block(call: Call, repeats: int, device: str, before: Call | None = None) -> tuple[float, float]:
     """Seconds of one call by the wall clock and by the device's own events, averaged over a run of calls that ends with
-    the device idle. Without a device the two are the same."""
+    the device idle. Without a device the two are the same; so they are where something comes `before` each call."""
+    if before:
+        wall = sum(_after(before, call, i, device) for i in range(repeats)) / repeats
+        return wall, wall
     wait(device)
     if device == "cuda":
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -35,26 +38,37 @@ def _block(call: Call, repeats: int, device: str) -> tuple[float, float]:
     return wall, first.elapsed_time(last) / 1e3 / repeats if device == "cuda" else wall
 
 
+def _after(before: Call, call: Call, i: int, device: str) -> float:
+    before(i)
+    wait(device)
+    begin = time.perf_counter()
+    call(i)
+    wait(device)
+    return time.perf_counter() - begin
+
+
 def measure(
-    contenders: Mapping[str, Call], device: str, *, rounds: int = 15, block: float = 0.02, budget: float = 60.0
-) -> dict[str, list[tuple[float, float]]]:
+    contenders: Mapping[str, Call], device: str, *, before: Call | None = None, rounds: int = 15, block: float = 0.02,
+    budget: float = 60.0,
+) -> dict[str, list[tuple[float, float]]]:  # fmt: skip
     """(wall, device) seconds a call for each contender, one pair a round.
 
     A round gives each contender about `block` seconds of calls. What takes longer than `budget` for all rounds
     gets fewer of them, at least 3.
     """
     repeats, once = {}, 0.0
+    ahead = _block(before, 1, device)[0] if before else 0.0
     for name, call in contenders.items():
         seconds = _block(call, 1, device)[0]  # compilation, allocation
         if seconds < LONG:
-            seconds = min(_block(call, 1, device)[0] for _ in range(2))
+            seconds = ahead + min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
     rounds = max(3, min(rounds, int(budget / once))) if once else rounds
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
-            times[name].append(_block(call, repeats[name], device))
+            times[name].append(_block(call, repeats[name], device, before))
     return times
 
 

@@ -25,9 +25,10 @@ void pairwise(std::uintptr_t similarity, std::uintptr_t scores, std::uintptr_t l
                      threads);
 }
 
-void scale(std::uintptr_t grads, std::int64_t n, int type, int rows, double first, double second, std::uintptr_t out) {
+void scale(std::uintptr_t grads, std::int64_t n, int type, int rows, std::uintptr_t first, std::uintptr_t second,
+           std::uintptr_t out) {
   const py::gil_scoped_release release;
-  raoe::scale_cpu(at(grads), n, static_cast<raoe::Float>(type), rows, first, second, at(out));
+  raoe::scale_cpu(at(grads), n, static_cast<raoe::Float>(type), rows, at(first), at(second), at(out));
 }
 
 void cosine(std::uintptr_t a, std::uintptr_t b, std::int64_t rows, std::int64_t columns, std::int64_t stride_a,

@@ -284,6 +284,14 @@ class _Module:
         return {"built": True, **self.info, "seconds": round(time.monotonic() - self.started, 1)}
 
 
+def sources() -> str:
+    """A digest of everything here that a module is made from."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
 def _commit() -> str | None:
     """The commit of this checkout, "-dirty" where csrc differs from it; None outside a checkout."""
     try:
@@ -328,6 +336,7 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
                 target.unlink(missing_ok=True)
     info = {
         "commit": _commit(),
+        "sources": sources(),
         "python": platform.python_version(),
         "platform": sysconfig.get_platform(),
         "requested": wish,

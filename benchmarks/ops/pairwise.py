@@ -1,12 +1,14 @@
 """raoe_loss, both objectives with their gradient, against sentence-transformers' CoSENTLoss (one objective) and others.
 
 All contenders get the same similarities and scores and run forward + backward. "floor" is an autograd.Function that
-computes nothing; "sort" is torch.sort of the scores alone, without any loss.
+computes nothing; "sort" is torch.sort of the scores alone, without any loss. On a CPU some sizes come once more "in a
+step": each call after matrix products, which fill the caches with other things and leave torch's threads spinning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +18,7 @@ from raoe_kernels.pairwise import params, scan
 
 SIZES = {"cpu": [512, 8192, 131072, 1 << 20], "cuda": [64, 512, 4096, 8192, 131072, 1 << 20]}
 HUGE = 1 << 24
+IN_STEP_UP_TO = 8192
 REFERENCE_UP_TO = 8192  # B x B float32 matrices beyond it do not fit
 TESTS = ["tests/kernels/test_pairwise_by_hand.py", "tests/kernels/test_pairwise_conformance.py"]
 
@@ -65,12 +68,28 @@ def case(pairs: int, device: str) -> Case:
     if pairs < HUGE:
         result["compiled scan"] = step(_compiled_scan())
         try:
-            result["CoSENTLoss"] = step(_cosent())
-        except ImportError as error:
+            result["CoSENTLoss"] = step(_cosent(pairs))
+        except (ImportError, MemoryError) as error:
             missing["CoSENTLoss"] = str(error)
         result["floor"] = step(lambda c, s, l: _Floor.apply(c))
         result["sort"] = lambda i: torch.sort(copies[i % COPIES][1])
     return Case(f"{pairs:,} pairs, forward + backward", result, *least(pairs, device), missing)
+
+
+def cases(pairs: int, device: str) -> list[Case]:
+    """A loop of nothing else, and the situation of a training step."""
+    alone = case(pairs, device)
+    if device != "cpu" or pairs > IN_STEP_UP_TO:
+        return [alone]
+    x, w = torch.randn(512, 768), torch.randn(768, 3072)
+
+    def products(i: int) -> None:
+        for _ in range(2):
+            x.copy_(x @ w @ w.T).div_(x.abs().max())
+
+    peers = [name for name in alone.contenders if name.split()[-1] in ("native", "CoSENTLoss", "floor")]
+    contenders = {f"{name} in a step": alone.contenders[name] for name in peers}
+    return [alone, replace(alone, title=f"{alone.title}, in a step", contenders=contenders, before=products)]
 
 
 def _compiled_scan() -> Callable[..., torch.Tensor]:
@@ -95,9 +114,13 @@ def _compiled_scan() -> Callable[..., torch.Tensor]:
     return Scan.apply
 
 
-def _cosent() -> Callable[..., torch.Tensor]:
-    """sentence-transformers' own class, handed ready similarities (B x B before its version 6.2)."""
+def _cosent(pairs: int) -> Callable[..., torch.Tensor]:
+    """sentence-transformers' own class, handed ready similarities."""
+    import sentence_transformers
     from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
+    version = sentence_transformers.__version__
+    if pairs > REFERENCE_UP_TO and tuple(map(int, version.split(".")[:2])) < (6, 2):
+        raise MemoryError(f"sentence-transformers {version} makes B x B matrices, several of {4e-9 * pairs**2:.0f} GB")
     loss = CoSENTLoss(model=torch.nn.Identity(), similarity_fct=lambda a, b: a)
     return lambda c, s, l: loss.compute_loss_from_embeddings([c, c], s)

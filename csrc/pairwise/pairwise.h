@@ -34,8 +34,9 @@ struct PairwiseArgs {
 // Throws std::bad_alloc, and std::invalid_argument beyond 2^28 pairs.
 void pairwise_cpu(const PairwiseArgs& args, int threads);
 
-// out (n) = first x grads[0] + second x grads[1], or first x grads[0] for one row. f32 or f64.
-void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, double first, double second, void* out);
+// out (n) = *first x grads[0] + *second x grads[1], or *first x grads[0] for one row. All are f32, or all f64.
+void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, const void* first, const void* second,
+               void* out);
 
 // cuda/pairwise.cu. Everything happens on `stream`; nothing is allocated and nothing is waited for.
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);

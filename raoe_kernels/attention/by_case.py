@@ -20,11 +20,9 @@ WIDE = 128  # columns from which ours do not keep their accumulators in register
 
 def serving(q: Tensor, k: Tensor, padding: Padding, dual: bool) -> ModuleType:
     """The module that serves a call."""
-    if q.dtype == torch.float64:
-        return triton_kernels
     if q.shape[-1] > WIDE:
         return scan
-    if q.dtype == torch.float32 or padding.longest <= LONG:
+    if q.dtype in (torch.float32, torch.float64) or padding.longest <= LONG:
         return triton_kernels
     if padding.cu_seqlens is None:
         unpadded = padding.lengths is None and padding.mask is None

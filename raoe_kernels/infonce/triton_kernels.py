@@ -4,6 +4,7 @@ made in forward, of scaled rows; backward takes it back through the rows' norms.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
+from ..triton_rows import unit_of
 from .chunks import sweep
 from .problem import Gradients, Problem, add_rows, own_columns
 from .triton_passes import (
@@ -25,13 +27,15 @@ from .triton_passes import (
     info_nce_weights,
 )
 
-# A row in one block of columns up to 1,024; what is done to rows is a hundredth of the loss.
+# Of what is done to each row: eight elements a thread, a load of 16 bytes in half precision.
 ROWS = {"BLOCK": 1024, "num_warps": 4}
 # Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
-MASKED = {"BLOCK": 2048, "num_warps": 16}  # an address for each element of a mask takes registers
+SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
 INTERPRETED = not hasattr(info_nce_weights, "params")
+# Up to this tau, exp(logit - tau) and sums of it are far from float32's ends: no maximum is looked for.
+UNSHIFTED_TAU = 40.0
 HALF = 2.0**15  # float16's range ends at 2^16
 
 
@@ -48,17 +52,22 @@ def _padded(count: int) -> int:
     return -(-count // UNIT.value) * UNIT.value
 
 
+def _strides(unit: int, *matrices: Tensor) -> Iterator[int]:
+    for x in matrices:
+        yield from (x.stride(0) // unit, x.stride(1))
+
+
 def _units(problem: Problem) -> _Units:
     a, p, n = problem.rows
     n = p if n is None else n
-    width = _padded(a.shape[1])
+    width, unit = _padded(a.shape[1]), unit_of(a, p, n)
     # Symmetric losses take anchors for columns too.
     rows = a.new_empty(_padded(len(a)) if problem.symmetric else len(a), width)
     columns = a.new_empty(_padded(problem.column_count), width)
     inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
     info_nce_rows[(len(inverse),)](
-        a, p, n, rows, columns, inverse, len(a), len(p), problem.column_count, a.shape[1], width // UNIT.value,
-        len(columns), *a.stride(), *p.stride(), *n.stride(), _half(problem), **ROWS,
+        a, p, n, rows, columns, inverse, len(a), len(p), problem.column_count, a.shape[1] // unit, width // UNIT.value,
+        len(columns), *_strides(unit, a, p, n), _half(problem), GIVEN=unit, **ROWS,
     )  # fmt: skip
     return _Units(rows, columns, inverse)
 
@@ -101,9 +110,11 @@ def _pass(
     )  # fmt: skip
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
-    constants = (WEIGHTS if problem.ignored is None else MASKED) | {
+    short = problem.ignored is not None or problem.anchors.dtype == torch.float64
+    constants = (SHORT if short else WEIGHTS) | {
         "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
-        "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
+        "SHIFTED": problem.tau > UNSHIFTED_TAU, "GRADIENT": gradient,
+        "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
@@ -114,7 +125,7 @@ def _pass(
             logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
             column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
             logits.shape[1] // UNIT.value, *places, c, 0 if by_column is None else len(by_column),
-            int(problem.targets is not None), int(back), *strides, problem.tau / _half(problem) ** 2,
+            int(problem.targets is not None), int(back), *strides, problem.tau / _half(problem) ** 2, problem.tau,
             _scale(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
@@ -176,6 +187,7 @@ def backward(
     programs, width = sum(map(len, grads)), problem.anchors.shape[1]
     if programs and width:
         a, p, n = (problem.positives if x is None else x for x in problem.rows)
+        unit = unit_of(a, p, n)
         count = len(a) * (2 if problem.symmetric else 1)
         targets = triton.reinterpret(loss, torch.int64) if problem.targets is None else problem.targets.contiguous()
         with torch.cuda.device_of(a):
@@ -183,10 +195,9 @@ def backward(
                 a, p, n, sums[0], sums[-1], own_weights, targets,
                 *(grads[0] if x is None else x for x in (first, second, third)), loss, upstream,
                 0 if first is None else len(a), 0 if needs[1] else len(p), len(a), len(p), problem.column_count,
-                int(problem.targets is not None), width, sums[0].shape[1] // UNIT.value,
-                *a.stride(), *p.stride(), *n.stride(),
-                problem.tau / (count * _scale(problem) * _half(problem)), _half(problem), **ROWS,
-                INTERPRETED=INTERPRETED,
+                int(problem.targets is not None), width // unit, sums[0].shape[1] // UNIT.value,
+                *_strides(unit, a, p, n), problem.tau / (count * _scale(problem) * _half(problem)), _half(problem),
+                GIVEN=unit, INTERPRETED=INTERPRETED, **ROWS,
             )  # fmt: skip
     return first, second, third
 
@@ -199,22 +210,21 @@ def variants() -> Iterator[Variant]:
         pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
         pointers |= dict.fromkeys(("own_weights", "loss", "upstream"), f"*{exact}") | {"mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
-        block = {"BLOCK": ROWS["BLOCK"]}
-        yield Variant(f"info_nce_rows {name}", info_nce_rows, signature_of(info_nce_rows, **pointers), block,
-                      ROWS["num_warps"])  # fmt: skip
-        for grad in sorted({name, exact}):  # wide where torch.compile asks
-            grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
-            signature = signature_of(info_nce_gradients, **(pointers | grads))
-            yield Variant(f"info_nce_gradients {name} to {grad}", info_nce_gradients, signature,
-                          block | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
+        for unit, which in ((16, "aligned"), (1, "any")):
+            constants = {"BLOCK": ROWS["BLOCK"], "GIVEN": unit}
+            yield Variant(f"info_nce_rows {name} {which}", info_nce_rows, signature_of(info_nce_rows, **pointers),
+                          constants, ROWS["num_warps"])  # fmt: skip
+            for grad in sorted({name, exact}):  # wide where torch.compile asks
+                grads = dict.fromkeys(("grad_anchors", "grad_positives", "grad_negatives"), f"*{grad}")
+                signature = signature_of(info_nce_gradients, **(pointers | grads))
+                yield Variant(f"info_nce_gradients {name} to {grad} {which}", info_nce_gradients, signature,
+                              constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
-        for ignore in (NONE, MASK, IDS):
-            which = ("all", "mask", "ids")[ignore]
-            for kind in ("loss", "gradient", "symmetric"):
-                if kind == "loss" and name != exact:
-                    continue  # its weights are the logits: float32's
-                table = MASKED if ignore == MASK else WEIGHTS
-                constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "GRADIENT": kind != "loss"}
-                constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
-                yield Variant(f"info_nce_weights {name} {which} {kind}", info_nce_weights, signature, constants,
-                              table["num_warps"])  # fmt: skip
+        kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
+        for ignore, kind, shifted in product((NONE, MASK, IDS), kinds, (False, True)):
+            table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
+            which = f"{('all', 'mask', 'ids')[ignore]} {kind} {'shifted' if shifted else 'small'}"
+            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": shifted, "GRADIENT": kind != "loss"}
+            constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
+            yield Variant(f"info_nce_weights {name} {which}", info_nce_weights, signature, constants,
+                          table["num_warps"])  # fmt: skip

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton_rows import at
+
 NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
 # Columns of the buffer, and of the scaled rows, are a multiple of this: 16-byte loads, and tensor cores' alignment.
 UNIT = tl.constexpr(16)
@@ -18,7 +20,7 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 SCALARS = ["row_count", "column_count", "positive_count", "width", "units", "first", "row_place", "column_place"]
 SCALARS += ["anchor_row", "anchor_column", "positive_row", "positive_column", "negative_row", "negative_column"]
 SCALARS += ["mask_row", "mask_column", "target_count", "has_targets", "back", "scattered", "tau", "scale"]
-SCALARS += ["first_column", "anchor_grads"]
+SCALARS += ["first_column", "anchor_grads", "limit"]
 POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
 POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
 POINTERS += ["grad_negatives", "loss", "upstream", "own_weights"]
@@ -64,29 +66,39 @@ def _log_one_plus(z):
     return 2 * w * series
 
 
+@triton.jit
+def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
+    """BLOCK elements of a row from `start` on; `step` counts where UNIT is 1."""
+    if UNIT == 16:
+        return at(row, start, UNIT) + tl.arange(0, BLOCK)
+    return row + (start + tl.arange(0, BLOCK)) * step
+
+
 @kernel
 def info_nce_rows(
     anchors, positives, negatives, rows, columns, inverse, row_count, positive_count, column_count, width, units,
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
-    negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, BLOCK: tl.constexpr,
+    negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, BLOCK: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Anchors to `rows`, positives and negatives to `columns`, scaled and with zeros around them; 1 / norm of each:
-    columns' first, anchors' from row_place on. Programs are row_place of columns, then anchors."""
+    columns' first, anchors' from row_place on. Programs are row_place of columns, then anchors. GIVEN is what
+    `triton_rows.unit_of` says of the matrices."""
     dtype: tl.constexpr = inverse.dtype.element_ty
     place = tl.program_id(0).to(tl.int64)
     index = place
-    source, step, out = positives + index * positive_row, positive_column, columns
+    width *= GIVEN
+    source, step, out = positives + index * positive_row * GIVEN, positive_column, columns
     there = tl.where(index < column_count, width, 0)
     if index >= positive_count:
-        source, step = negatives + (index - positive_count) * negative_row, negative_column
+        source, step = negatives + (index - positive_count) * negative_row * GIVEN, negative_column
     if place >= row_place:
         index = place - row_place
-        source, step, out = anchors + index * anchor_row, anchor_column, rows
+        source, step, out = anchors + index * anchor_row * GIVEN, anchor_column, rows
         there = tl.where(index < row_count, width, 0)
     square = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(source + part * step, part < there, 0.0).to(dtype)
+        x = tl.load(_part(source, start, step, BLOCK, GIVEN), part < there, 0.0).to(dtype)
         square += x * x
     over = _over_norm(tl.sum(square, 0))
     power = _power_of_two(over)
@@ -96,8 +108,8 @@ def info_nce_rows(
     out += index * length
     for start in range(0, length, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(source + part * step, part < there, 0.0).to(dtype)
-        tl.store(out + part, (x * power).to(out.dtype.element_ty), part < length)
+        x = tl.load(_part(source, start, step, BLOCK, GIVEN), part < there, 0.0).to(dtype)
+        tl.store(_part(out, start, 1, BLOCK, UNIT), (x * power).to(out.dtype.element_ty), part < length)
 
 
 @triton.jit
@@ -130,13 +142,13 @@ def _negatives(
 def info_nce_weights(
     logits, weights, own_weights, inverse, targets, mask, row_ids, column_ids, by_column, stats,
     first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back,
-    mask_row: tl.int64, mask_column: tl.int64, tau: tl.float64, scale: tl.float64,
-    BLOCK: tl.constexpr, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    mask_row: tl.int64, mask_column: tl.int64, tau: tl.float64, limit: tl.float64, scale: tl.float64,
+    BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, GRADIENT: tl.constexpr,
+    SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `scale` times the derivative by each product
     of scaled rows, tau apart, to `weights`; at the row's own column, where it is largest, to `own_weights` instead, so
-    that it is not rounded.
+    that it is not rounded. What is subtracted before exp is the row's largest logit where SHIFTED, `limit` otherwise.
 
     back: the rows are the anchors' targets and look for them, and (2 and 3 times row_count on) the logarithm of their
     sum and the weight at their own are kept for the SYMMETRIC pass that follows. That adds the weights of both
@@ -160,22 +172,28 @@ def info_nce_weights(
 
     over_own = tl.load(inverse + own)
     at_own = tl.load(logits + own) * scaled * over_own
-    m = tl.full((BLOCK,), float("-inf"), dtype)
+    peak = tl.full((), limit, dtype)
     total = tl.full((BLOCK,), 0.0, dtype)
+    m = tl.full((BLOCK,), float("-inf"), dtype)
     for start in range(0, column_count, BLOCK):
         _, _, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own, scaled,
                              mask_column, BLOCK, IGNORE)  # fmt: skip
-        higher = tl.maximum(m, x)
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(m - shift) + tl.exp(x - shift)
-        m = higher
-    peak = tl.maximum(tl.max(m, 0), at_own)
+        if SHIFTED:
+            higher = tl.maximum(m, x)
+            shift = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(m - shift) + tl.exp(x - shift)
+            m = higher
+        else:
+            total += tl.exp(x - peak)
+    if SHIFTED:
+        peak = tl.maximum(tl.max(m, 0), at_own)
+        total *= tl.exp(m - peak)
     # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
-    others = tl.sum(total * tl.exp(m - peak), 0)
-    whole = others + tl.exp(at_own - peak)
+    others, of_own = tl.sum(total, 0), tl.exp(at_own - peak)
+    whole = others + of_own
     own_weight = -others / whole
-    # log(1 + others / own): below 1, others are below the positive, which is the peak.
-    loss = tl.where(others < 1, _log_one_plus(tl.minimum(others, 1.0)), peak - at_own + tl.log(whole))
+    ratio = others / of_own
+    loss = tl.where(ratio < 1, _log_one_plus(tl.minimum(ratio, 1.0)), peak - at_own + tl.log(whole))
     tl.store(stats + tl.where(back != 0, row_count, 0) + i, tl.where(legal, loss, float("nan")))
     if back != 0:
         tl.store(stats + 2 * row_count + i, peak + tl.log(whole))
@@ -208,13 +226,14 @@ def info_nce_gradients(
     grad_negatives, loss, upstream, anchor_grads, first_column, row_count, positive_count, target_count, has_targets,
     width, units, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
     negative_row: tl.int64, negative_column: tl.int64, tau: tl.float64, scale: tl.float64, BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    GIVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """From the products with the weights, g, the gradient by a row as it was given. What its own partner adds, an
     anchor's target or, without targets, a column's anchor, comes first; then through u = row / norm it is g - <g, u> u,
     and the powers of two come back. Programs are anchor_grads anchors, then columns from first_column on."""
     dtype: tl.constexpr = own_weights.dtype.element_ty
     index = tl.program_id(0).to(tl.int64)
+    width, length = width * GIVEN, units * UNIT
     is_anchor = index < anchor_grads
     i, column = index, index
     if is_anchor:
@@ -223,16 +242,17 @@ def info_nce_gradients(
     else:
         column = index - anchor_grads + first_column
         i = tl.where((has_targets == 0) & (column < row_count), column, -1)
-    anchor = anchors + tl.maximum(i, 0) * anchor_row
-    other, other_step, out = positives + column * positive_row, positive_column, grad_positives + column * width
+    anchor = anchors + tl.maximum(i, 0) * anchor_row * GIVEN
+    other, other_step, out = positives + column * positive_row * GIVEN, positive_column, grad_positives + column * width
     if column >= positive_count:
         negative = column - positive_count
-        other, other_step, out = negatives + negative * negative_row, negative_column, grad_negatives + negative * width
+        other, other_step = negatives + negative * negative_row * GIVEN, negative_column
+        out = grad_negatives + negative * width
     row, step, partner, partner_step = other, other_step, anchor, anchor_column
-    g = by_columns + (column - first_column) * units * UNIT
+    g = by_columns + (column - first_column) * length
     if is_anchor:
         row, step, partner, partner_step = anchor, anchor_column, other, other_step
-        g, out = by_rows + index * units * UNIT, grad_anchors + index * width
+        g, out = by_rows + index * length, grad_anchors + index * width
     pull = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), scale, dtype)
 
     square = tl.full((BLOCK,), 0.0, dtype)
@@ -241,11 +261,11 @@ def info_nce_gradients(
     cross = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        x = tl.load(row + part * step, part < width, 0.0).to(dtype)
-        y = tl.load(partner + part * partner_step, part < width, 0.0).to(dtype)
+        x = tl.load(_part(row, start, step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
+        y = tl.load(_part(partner, start, partner_step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
         square += x * x
         partner_square += y * y
-        dot += x * tl.load(g + part, part < width, 0.0)
+        dot += x * tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0)
         cross += x * y
     over = _over_norm(tl.sum(square, 0))
     pull *= _power_of_two(_over_norm(tl.sum(partner_square, 0)))
@@ -255,7 +275,8 @@ def info_nce_gradients(
     factor = tl.where(value == value, factor, value)  # NaN where the loss is
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)
-        unit = tl.load(row + part * step, part < width, 0.0).to(dtype) * over
-        y = tl.load(partner + part * partner_step, part < width, 0.0).to(dtype)
-        result = (tl.load(g + part, part < width, 0.0) + pull * y - along * unit) * factor
-        tl.store(out + part, _narrow(result, out.dtype.element_ty, INTERPRETED), part < width)
+        unit = tl.load(_part(row, start, step, BLOCK, GIVEN), part < width, 0.0).to(dtype) * over
+        y = tl.load(_part(partner, start, partner_step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
+        made = tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0) + pull * y
+        result = (made - along * unit) * factor
+        tl.store(_part(out, start, 1, BLOCK, GIVEN), _narrow(result, out.dtype.element_ty, INTERPRETED), part < width)

@@ -20,14 +20,14 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1."""
     rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
-    kind, dtype = similarity.device.type, similarity.dtype
-    wide = dtype in _WIDE
-    if not wide and kind == "cpu":  # CUDA reads half precision itself
-        similarity, dtype, wide = similarity.float(), torch.float32, True
-    like = similarity if wide else similarity.new_empty(0, dtype=torch.float32)
+    device, dtype = similarity.device, similarity.dtype
+    kind = device.type
+    if dtype not in _WIDE and kind == "cpu":  # CUDA reads half precision itself
+        similarity, dtype = similarity.float(), torch.float32
     size, leading = similarity.shape[0], (2,) if parts else ()
-    losses = like.new_empty(leading)
-    grads = like.new_empty((*leading, size)) if need_grad else None
+    result = dtype if dtype in _WIDE else torch.float32
+    losses = torch.empty(leading, dtype=result, device=device)
+    grads = torch.empty((*leading, size), dtype=result, device=device) if need_grad else None
     arguments = (
         similarity.data_ptr(),
         scores.data_ptr(),
@@ -50,26 +50,30 @@ def forward(
     if kind == "cpu":
         compiled.pairwise(*arguments, torch.get_num_threads())
         return losses, grads
-    with torch.cuda.device(similarity.device):
-        needed = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
-        workspace = losses.new_empty(needed, dtype=torch.uint8) if needed else losses  # held until all is queued
-        stream = torch._C._cuda_getCurrentRawStream(similarity.device.index)
-        compiled.pairwise(*arguments, workspace.data_ptr(), stream)
+    with torch.cuda.device(device):
+        room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
+        workspace = torch.empty(room, dtype=torch.uint8, device=device) if room else None
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        compiled.pairwise(*arguments, 0 if workspace is None else workspace.data_ptr(), stream)
     return losses, grads
 
 
-# From here on torch would wake its OpenMP threads to multiply, and they spin on for a while after it: on the cores that
-# the next forward wants.
-_SHARED = 1 << 15
-
-
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """As gradient.py's."""
-    if grads.numel() < _SHARED or grads.dtype != dtype or grads.device.type != "cpu":
+    """As gradient.py's.
+
+    On a CPU torch's product takes more code than this one, and from 2^15 pairs on it wakes OpenMP threads, which then
+    spin on the cores that the next forward wants.
+    """
+    if grads.dtype != dtype or grads.device.type != "cpu":
         return scale(grads, upstream, dtype)
-    grad = torch.empty_like(grads if len(upstream) == 1 else grads[0])
-    first, last = upstream[0], upstream[-1]
+    grad = torch.empty(grads.shape[-1], dtype=dtype)
     module("cpu").scale(
-        grads.data_ptr(), grad.numel(), FLOATS[dtype], len(upstream), first.item(), last.item(), grad.data_ptr()
+        grads.data_ptr(),
+        grad.shape[0],
+        FLOATS[dtype],
+        len(upstream),
+        upstream[0].data_ptr(),
+        upstream[-1].data_ptr(),
+        grad.data_ptr(),
     )
     return grad

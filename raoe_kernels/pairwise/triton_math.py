@@ -1,13 +1,16 @@
-"""What the pairwise Triton kernels share: sums in the log domain, the angle, the place of a rank in the
-order.
+"""What the pairwise Triton kernels share: sums of exponentials, the angle, the place of a rank in the order.
 
-A sum of exponentials is carried as a pair (m, s) and stands for s x exp(m). m is one of the exponents that
-went in, so nothing overflows, whatever tau is; the empty sum is (the lowest exponent, 0), so that no infinity
-is ever subtracted from another. Prefix sums always run forward, on a reversed copy where a suffix is needed:
-Triton's own reverse scans have been wrong before (triton#4362).
+Where tau x range + 2 ln n leaves room in the dtype's exponents (`linear`), a sum of exponentials is the number itself;
+elsewhere it is carried as its logarithm. Every function that adds or multiplies asks at run time, and all of a launch
+gets the same answer. Prefix sums always run forward, on a reversed copy where a suffix is needed: Triton's own reverse
+scans have been wrong before (triton#4362).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -24,11 +27,10 @@ CLIP = tl.constexpr(1e-6)  # as in reference.py
 HALF_PI = tl.constexpr(1.5707963267948966)
 
 
-@triton.jit
-def lowest(dtype: tl.constexpr):
-    """The exponent of an empty sum, below any that `exponent` returns."""
-    bound: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
-    return bound
+def kernel(function: Callable[..., None]) -> Any:
+    """A kernel that is compiled once for all sizes, alignments and switches."""
+    names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
+    return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 @triton.jit
@@ -38,78 +40,145 @@ def scalar(value, dtype: tl.constexpr):
     return tl.full((), value, dtype)
 
 
-@triton.jit
-def exponent(tau, value, origin):
-    """tau (value - origin), kept within half of the dtype's range, so that the sum of two such is finite."""
-    high: tl.constexpr = 8e307 if value.dtype == tl.float64 else 1.6e38
-    low: tl.constexpr = -8e307 if value.dtype == tl.float64 else -1.6e38
-    return tl.minimum(tl.maximum(tau * (value - origin), low), high)
+# ---- Exponents, and their sums ----
 
 
 @triton.jit
-def join(m, s, other_m, other_s):
-    top = tl.maximum(m, other_m)
-    low = tl.exp(-tl.abs(m - other_m))
-    first = m >= other_m
-    return top, tl.where(first, s, s * low) + tl.where(first, other_s * low, other_s)
+def exponents(c, low, high, tau, angular: tl.constexpr):
+    """x of each pair relative to the middle of all, and the distance between the largest and the smallest.
+
+    Kept within half of the dtype's range, so that the sum of two such is finite.
+    """
+    if angular:  # x = -tau theta
+        c, low, high = -angle(c), -angle(low), -angle(high)
+    bound: tl.constexpr = 8e307 if c.dtype == tl.float64 else 1.6e38
+    x = tau * (c - (0.5 * low + 0.5 * high))
+    return tl.minimum(tl.maximum(x, -bound), bound), tau * (high - low)
 
 
 @triton.jit
-def masked(x, mask):
-    """Each x as a sum of one term, empty where masked out."""
-    return tl.where(mask, x, lowest(x.dtype)), mask.to(x.dtype)
+def none(dtype: tl.constexpr, linear):
+    """The empty sum; as a logarithm it is below any exponent."""
+    lowest: tl.constexpr = -1.6e308 if dtype == tl.float64 else -3.2e38
+    return tl.where(linear, scalar(0.0, dtype), scalar(lowest, dtype))
 
 
 @triton.jit
-def running(m, s):
-    """Inclusive prefix sums."""
-    return tl.associative_scan((m, s), 0, join)
+def terms(x, mask, linear):
+    """exp(x) as sums of one term, empty where masked out."""
+    up = x
+    if linear:
+        up = tl.exp(x)
+    return tl.where(mask, up, none(x.dtype, linear))
 
 
 @triton.jit
-def total(m, s):
+def inverses(up, mask, linear):
+    """exp(-x) of the same."""
+    down = -up
+    if linear:
+        down = 1.0 / up
+    return tl.where(mask, down, none(up.dtype, linear))
+
+
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def log_add(a, b):
+    return tl.maximum(a, b) + tl.log(1.0 + tl.exp(-tl.abs(a - b)))
+
+
+@triton.jit
+def plus(a, b, linear):
+    if linear:
+        joined = a + b
+    else:
+        joined = log_add(a, b)
+    return joined
+
+
+@triton.jit
+def total(x, linear):
     """The sum of a whole block."""
-    # An exponent may have overflowed to -inf where the sum is empty.
-    top = tl.maximum(tl.max(m, 0), lowest(m.dtype))
-    return top, tl.sum(s * tl.exp(m - top), 0)
+    if linear:
+        joined = tl.sum(x, 0)
+    else:
+        # A product of an empty sum may have overflowed to -inf.
+        top = tl.maximum(tl.max(x, 0), none(x.dtype, linear))
+        joined = top + tl.log(tl.maximum(tl.sum(tl.exp(x - top), 0), 1.0))
+    return joined
 
 
 @triton.jit
-def at(m, s, index, BLOCK: tl.constexpr):
-    """Element `index` of each of the two, empty where the index lies outside."""
-    inside = (index >= 0) & (index < BLOCK)
-    index = tl.minimum(tl.maximum(index, 0), BLOCK - 1)
-    return tl.where(inside, tl.gather(m, index, 0), lowest(m.dtype)), tl.where(inside, tl.gather(s, index, 0), 0.0)
+def _add_two(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
-def logarithm(m, s):
-    return tl.where(s > 0, m + tl.log(tl.where(s > 0, s, 1.0)), lowest(m.dtype))
+def _log_running(x):
+    """By doubling: a loop is slower than a scan, but a scan of logarithms takes a minute to compile."""
+    q = tl.arange(0, x.shape[0])
+    reach = 1
+    while reach < x.shape[0]:
+        x = tl.where(q >= reach, log_add(tl.gather(x, tl.maximum(q - reach, 0), 0), x), x)
+        reach *= 2
+    return x
 
 
 @triton.jit
-def log_one_plus(m, s):
-    """log(1 + s exp(m)) with the digits of a small z = s exp(m).
+def running(up, down, linear):
+    """Inclusive prefix sums of two arrays."""
+    if linear:
+        up, down = tl.associative_scan((up, down), 0, _add_two)
+    else:
+        up, down = _log_running(up), _log_running(down)
+    return up, down
+
+
+@triton.jit
+def product(a, b, linear):
+    return tl.where(linear, a * b, a + b)
+
+
+@triton.jit
+def log_one_plus(z, linear):
+    """log(1 + z) with the digits of a small z; z may be its logarithm.
 
     In float32 the logarithm of a number near 1 has none, so a series serves there: log(1 + z) = 2 artanh(w) with
     w = z / (2 + z), at most 1/3 here. In float64 it has, but 1 + z has lost those of z: log(1 + z) is nearly linear, so
     it is taken at what 1 + z became, d = fl(1 + z) - 1, and scaled by z / d (HP-15C Advanced Functions Handbook).
     """
-    top = tl.maximum(m, 0.0)
-    z = s * tl.exp(m - top)
-    loss = top + tl.log(tl.exp(-top) + z)
-    if m.dtype == tl.float32:
+    top = tl.where(linear, 0.0, tl.maximum(z, 0.0))  # log(1 + e^a) = max(a, 0) + log(1 + e^-|a|)
+    if not linear:
+        z = tl.exp(-tl.abs(z))
+    rounded = 1.0 + z
+    if z.dtype == tl.float32:
         w = z / (2.0 + z)
         square = w * w
         series = 1.0 / 15
         for k in tl.static_range(7):
             series = series * square + 1.0 / (13 - 2 * k)
-        loss = tl.where(z < 1, 2 * w * series, loss)
+        small = 2 * w * series
     else:
-        rounded = 1.0 + z
         d = rounded - 1.0
-        loss = tl.where(z < 1, tl.where(d == 0, z, tl.log(rounded) * (z / tl.where(d == 0, 1.0, d))), loss)
-    return loss
+        small = tl.where(d == 0, z, tl.log(rounded) * (z / tl.where(d == 0, 1.0, d)))
+    return top + tl.where(z < 1, small, tl.log(rounded))
+
+
+@triton.jit
+def slope(up, down, before, behind, z, loss, linear):
+    """dL/dx - dL/dy = (exp(x) Q - exp(y) P) / (1 + Z), where y = -x."""
+    if linear:
+        result = (up * behind - down * before) * (1.0 / (1.0 + z))
+    else:
+        result = tl.exp(up + behind - loss) - tl.exp(down + before - loss)
+    return result
+
+
+# ---- The angle ----
 
 
 @triton.jit
@@ -159,6 +228,9 @@ def through_angle(c, by_minus_theta):
     return tl.where((c > -1 + CLIP) & (c < 1 - CLIP), by_minus_theta * slope, 0.0)
 
 
+# ---- Ranks ----
+
+
 @triton.jit
 def doubled_rank(first, last, ties):
     """Twice the rank of a run of equal scores, but for dense ranks."""
@@ -176,11 +248,21 @@ def count_at_most(first, last, bound, ties):
     return tl.where(bound < 0, 0, count)
 
 
-@triton.jit
-def larger(a, b):
-    return tl.maximum(a, b)
+# ---- Results ----
 
 
 @triton.jit
-def smaller(a, b):
-    return tl.minimum(a, b)
+def store(losses, grads, index, inside, n, rank_loss, rank_slope, angle_loss, angle_slope, first, parts, need_grad):
+    """Both objectives' results, or their sum; the losses by one program only."""
+    if first:
+        if parts:
+            tl.store(losses, rank_loss)
+            tl.store(losses + 1, angle_loss)
+        else:
+            tl.store(losses, rank_loss + angle_loss)
+    if need_grad:
+        if parts:
+            tl.store(grads + index, rank_slope, inside)
+            tl.store(grads + n + index, angle_slope, inside)
+        else:
+            tl.store(grads + index, rank_slope + angle_slope, inside)

@@ -12,20 +12,44 @@ from raoe_kernels._dispatch import NAMES
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
-# Triton's interpreter and compiled Triton exclude each other in one process.
+# Where tensors are that every backend is to take: Triton's interpreter and compiled Triton exclude each other in one
+# process.
+DEVICE = DEVICES[-1]
 PLACES = [(d, b) for d in DEVICES for b in NAMES if not (HAS_GPU and d == "cpu" and b == "triton")]
+WISH = os.environ.get("RAOE_KERNELS_BUILD")
 
 
 @pytest.fixture(params=PLACES, ids=[f"{d}-{b}" for d, b in PLACES])
-def place(request):
+def place(request, monkeypatch):
     """(device, backend name) of one run of a test; a backend that should be here and is not fails the test."""
     device, backend = request.param
     reason = raoe_kernels.backends(device)["raoe_loss"][backend]
     if reason is not True:
-        if backend == "native" and os.environ.get("RAOE_KERNELS_BUILD") != "none" and device == "cpu":
+        if backend == "native" and WISH != "none" and device == "cpu":
             pytest.fail(f"the native backend is missing: {reason}")
         pytest.skip(f"{backend} on {device}: {reason}")
+    if request.param == ("cpu", "triton"):
+        from raoe_kernels.pairwise import triton_kernels
+
+        # The interpreter's time goes by the block, not by what is in it.
+        monkeypatch.setattr(triton_kernels, "WARPS", {16: 1, 64: 1, **triton_kernels.WARPS})
     return request.param
+
+
+def must_run(item: pytest.Item) -> bool:
+    """Whether a test is of compiled kernels on the GPU: with RAOE_KERNELS_BUILD=cuda, which asks for them, none of
+    these may be skipped."""
+    place = item.callspec.params.get("place") if hasattr(item, "callspec") else None
+    compiled = isinstance(place, tuple) and place in (("cuda", "native"), ("cuda", "triton"))
+    return WISH == "cuda" and HAS_GPU and (compiled or item.get_closest_marker("gpu") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and must_run(item):
+        report.outcome, report.longrepr = "failed", f"skipped, and must run here: {call.excinfo.value}"
+    return report
 
 
 @pytest.fixture

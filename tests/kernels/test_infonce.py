@@ -40,7 +40,7 @@ def several_chunks(monkeypatch):
     if not HAS_GPU and find_spec("triton"):
         from raoe_kernels.infonce import triton_kernels
 
-        for table, block in (("WEIGHTS", 32), ("MASKED", 32), ("ROWS", 64)):
+        for table, block in (("WEIGHTS", 32), ("SHORT", 32), ("ROWS", 64)):
             monkeypatch.setitem(getattr(triton_kernels, table), "BLOCK", block)
 
 

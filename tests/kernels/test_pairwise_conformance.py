@@ -77,13 +77,14 @@ def test_several_tiles(place, monkeypatch, poisoned):
     device, backend = place
     pairs = 9001
     if backend == "triton" and device == "cpu":
-        from raoe_kernels.pairwise import triton_kernels, triton_multiblock
+        from raoe_kernels.pairwise import triton_kernels, triton_tiles
 
         monkeypatch.setattr(triton_kernels, "ONE_BLOCK", 64)
-        monkeypatch.setattr(triton_multiblock, "TILE", 32)
+        monkeypatch.setattr(triton_tiles, "TILE", 16)
         pairs = 131
-    for classes in (3, 20):
-        case = Case(f"tiles-{classes}", "raoe_loss", pairs, {"return_parts": True}, levels=pairs // 3, classes=classes)
+    for classes, levels in ((3, pairs // 3), (20, pairs // 3), (0, 5)):  # the last: runs reach over several tiles
+        options = {"return_parts": True, "tau": 2.0}  # a tau at which every pair has a share that can be seen
+        case = Case(f"tiles-{classes}", "raoe_loss", pairs, options, levels=levels, classes=classes)
         inputs = case.inputs(torch.float32, device)
         losses, grad = run(case, inputs, backend)
         on_cpu = case.inputs(torch.float32)

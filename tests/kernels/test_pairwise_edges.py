@@ -218,3 +218,30 @@ def test_threads_do_not_change_the_bits():
     for loss, grad in results[1:]:
         torch.testing.assert_close(loss, results[0][0], rtol=1e-6, atol=0)
         torch.testing.assert_close(grad, results[0][1], rtol=1e-5, atol=1e-10)
+
+
+class Launch:
+    """A Triton kernel that is not run: the interpreter would count as torch operations."""
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **constants: None
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_torch_operations_of_a_call(backend, monkeypatch):
+    """Two results to allocate, and in backward one more: of a small batch, where a GPU would wait for Python."""
+    if backend == "triton":
+        kernels = pytest.importorskip("raoe_kernels.pairwise.triton_kernels")
+        monkeypatch.setattr(kernels, "one_block", Launch())
+    c, s, l = batch("cpu", [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2])
+
+    def operations(call):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+            result = call()
+        return result, [e.name for e in seen.events() if e.name.startswith("aten::")]
+
+    loss, names = operations(lambda: raoe_loss(c, s, l, backend=backend))
+    assert names == ["aten::empty"] * 2
+    one = torch.ones(())
+    _, names = operations(lambda: torch.autograd.grad(loss, c, one))
+    assert names == [{"native": "aten::empty", "triton": "aten::mul"}[backend]]

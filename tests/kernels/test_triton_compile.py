@@ -24,17 +24,8 @@ pytestmark = [
 
 GUIDED = ("forward_sums", "forward_mix", "backward_sums", "backward_mix", "argmax_slices", "argmax_join")
 SM_90_GROUPS = {
-    "one_block-fp32": "pairwise.one_block fp32",
-    "one_block-fp16": "pairwise.one_block fp16",
-    "one_block-bf16": "pairwise.one_block bf16",
-    "one_block-fp64": "pairwise.one_block fp64",
-    "distinct_labels": "pairwise.distinct_labels",
-    "label_table": "pairwise.label_table",
-    "tile_sums": "pairwise.tile_sums",
-    "scan_tiles": "pairwise.scan_tiles",
-    "rank_partners": "pairwise.rank_partners",
-    "label_partners": "pairwise.label_partners",
-    "finish": "pairwise.finish",
+    **{f"one_block-{d}": f"pairwise.one_block {d}" for d in ("fp16", "bf16", "fp32 fp32", "fp32 i64", "fp64")},
+    **{kernel: f"pairwise.{kernel}" for kernel in ("tile_sums", "merge_tiles", "prefixes", "partners")},
     "cosine_forward": "cosine_forward",
     "cosine_backward": "cosine_backward",
     **{f"guided_{kernel}": f"guided_{kernel}" for kernel in GUIDED},
@@ -51,53 +42,60 @@ SM_90_GROUPS = {
 
 # Of each kernel the variants that are compiled for sm_80 and sm_100 too.
 REPRESENTATIVES = {
-    "pairwise.one_block": ["pairwise.one_block fp32 512"],
-    "pairwise.distinct_labels": ["pairwise.distinct_labels"],
-    "pairwise.label_table": ["pairwise.label_table"],
-    "pairwise.tile_sums": ["pairwise.tile_sums fp32 fp32 fp32"],
-    "pairwise.scan_tiles": ["pairwise.scan_tiles fp32 fp32 fp32"],
-    "pairwise.rank_partners": ["pairwise.rank_partners fp32 fp32"],
-    "pairwise.label_partners": ["pairwise.label_partners fp32 fp32 fp32"],
-    "pairwise.finish": ["pairwise.finish fp32"],
+    "pairwise.one_block": ["pairwise.one_block fp32 fp32 512"],
+    "pairwise.tile_sums": ["pairwise.tile_sums fp32 fp32"],
+    "pairwise.merge_tiles": ["pairwise.merge_tiles fp32 fp32"],
+    "pairwise.prefixes": ["pairwise.prefixes fp32"],
+    "pairwise.partners": ["pairwise.partners fp32 fp32"],
     "cosine_forward": ["cosine_forward bf16 few aligned", "cosine_forward bf16 many aligned"],
     "cosine_backward": ["cosine_backward bf16 few aligned", "cosine_backward bf16 many aligned"],
-    "info_nce_rows": ["info_nce_rows bf16"],
-    "info_nce_weights": ["info_nce_weights bf16 all gradient", "info_nce_weights bf16 ids symmetric"],
-    "info_nce_gradients": ["info_nce_gradients bf16 to bf16"],
+    "info_nce_rows": ["info_nce_rows bf16 aligned"],
+    "info_nce_weights": ["info_nce_weights bf16 all gradient small", "info_nce_weights bf16 ids symmetric shifted"],
+    "info_nce_gradients": ["info_nce_gradients bf16 to bf16 aligned"],
     "attention_spans": ["attention_spans"],
     **{
-        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp16 64", "fp32 64", "fp64 64")]
+        kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp32 64")]
         for kernel in ("attention_forward", "attention_backward_q", "attention_backward_kv")
     },
     **{f"guided_{kernel}": [f"guided_{kernel} bf16 aligned"] for kernel in GUIDED[:-1]},
     "guided_argmax_join": ["guided_argmax_join fp32"],
 }
 
-# Variants that may spill, bytes a thread of local memory; every other one may not. At 4,096 pairs a thread of the
-# 512 has eight pairs and 128 registers: what one objective leaves behind waits in local memory while the other runs.
-# At 128 and 1,024 it is Triton 3.6 that spills, 32 and 48 bytes.
+# Variants that may spill, bytes a thread of local memory; every other one may not. Threads of one block have 128
+# registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
 # the kernel of keys waits on the diagonal with what its other loops need.
-# In float64 the pass for many labels and the one for few share a kernel; both keep pairs of doubles.
 SPILLS = {
-    f"pairwise.one_block {dtype} {block}": allowed
-    for dtype in ("fp16", "bf16", "fp32")
-    for block, allowed in ((128, 64), (1024, 64), (4096, 1024))
-} | {"pairwise.label_partners fp64 fp64 fp64": 160, "pairwise.scan_tiles fp32 fp64 fp32": 32}
+    f"pairwise.one_block {types} {block}": 128
+    for types in ("fp16 fp32", "bf16 fp32", "fp32 fp32", "fp32 i64", "fp64 fp32", "fp64 i64")
+    for block in (128, 512)
+}
+SPILLS |= {f"pairwise.one_block {dtype} fp32 2048": 128 for dtype in ("fp16", "bf16", "fp32")}
+SPILLS |= {
+    f"pairwise.{k} fp32 {scores}": 64 for k in ("tile_sums", "merge_tiles") for scores in ("fp32", "fp64", "i64")
+}
 SPILLS |= {
     f"attention_{kernel} {of}{dual}": allowed
     for kernel, of, allowed in (
         ("forward", "fp32 64", 64),
         ("forward", "fp32 256", 64),
+        ("backward_q", "fp32 32", 32),
+        ("backward_q", "fp32 128", 256),
+        ("backward_q", "fp32 256", 256),
+        ("backward_kv", "fp32 32", 32),
+        ("backward_kv", "fp32 128", 64),
         ("forward", "bf16 256", 640),
         ("backward_q", "bf16 256", 704),
         ("backward_kv", "bf16 256", 2048),
-        *((kernel, f"fp64 {d}", 8192) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
+        *((kernel, f"fp64 {d}", 16384) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
     )
     for dual in ("", " dual")
 }
-SPILLS |= {f"attention_backward_kv {of} dual": 32 for of in ("bf16 64", "fp16 64")}
-SPILLS |= {f"attention_backward_kv bf16 {d} dual": 256 for d in (80, 128)}
+# On sm_80 and sm_100 more than on sm_90.
+SPILLS |= {"attention_forward bf16 64 dual": 16, "attention_forward bf16 128 dual": 384}
+SPILLS |= {"attention_backward_q bf16 64 dual": 32, "attention_backward_q bf16 128 dual": 96}
+SPILLS |= {f"attention_backward_kv {of} dual": 128 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {f"attention_backward_kv bf16 {d} dual": 640 for d in (80, 128)}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
@@ -160,7 +158,7 @@ def groups(*kernels: str) -> list[str]:
 
 
 def test_quick_ones_compile_for_every_architecture(elsewhere):
-    for name in ("pairwise.rank_partners fp32 fp32", "cosine_forward fp32 many aligned"):
+    for name in ("pairwise.partners fp32 fp32", "cosine_forward fp32 many aligned"):
         rows = elsewhere(compiled, [80, 90, 100], name)
         assert [(row.name, row.arch) for row in rows] == [(name, arch) for arch in (80, 90, 100)]
         assert complaints(rows) == []
@@ -214,8 +212,9 @@ def test_long_rows_move_16_bytes_at_once(group, elsewhere):
 def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
     """And what the columns' norms are; ids, masks and the other direction's sums come as they are."""
     for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
-        _, dtype, ignore, kind = row.name.split()
-        elements, size = 4 if ignore == "mask" else 8, 8 if dtype == "fp64" else 4
+        _, dtype, ignore, kind, _ = row.name.split()
+        size = 8 if dtype == "fp64" else 4
+        elements = 4 if ignore == "mask" or size == 8 else 8
         sweeps, written = (1, 0) if kind == "loss" else (2, elements * (2 if dtype in ("fp16", "bf16") else size))
         assert all(map(int.__ge__, wide(row), (sweeps * 2 * elements * size // 16, written // 16))), row.name
         assert ignore != "all" or kind == "symmetric" or narrow(row) == [], row.name

@@ -257,8 +257,9 @@ class Call {
     }
     if (!grad_) return;
     C* const grads = static_cast<C*>(args_.grads);
-    const T rank_scale = static_cast<T>(args_.tau * args_.rank_weight * results.rank_scale);
-    const T angle_scale = static_cast<T>(args_.tau * args_.angle_weight * results.angle_scale);
+    // In double: Z may have n^2 of the largest terms that T holds, and 1 / Z would lose its digits in T.
+    const double rank_scale = args_.tau * args_.rank_weight * results.rank_scale;
+    const double angle_scale = args_.tau * args_.angle_weight * results.angle_scale;
     team_.each((n_ + chunk - 1) / chunk, [&](std::int64_t k) {
       const std::int64_t begin = k * chunk, end = std::min(n_, begin + chunk);
       if (args_.rank && args_.angle && !args_.parts) {
@@ -360,15 +361,17 @@ RAOE_INLINE void scale_rows(const C* __restrict grads, std::int64_t n, int rows,
 }
 
 template <class C>
-void scale_with(const void* grads, std::int64_t n, int rows, double first, double second, void* out) {
+void scale_with(const void* grads, std::int64_t n, int rows, const void* first, const void* second, void* out) {
+  const C one = *static_cast<const C*>(first), other = *static_cast<const C*>(second);
   vectorised([&]() RAOE_INLINE_LAMBDA {
-    scale_rows(static_cast<const C*>(grads), n, rows, static_cast<C>(first), static_cast<C>(second), static_cast<C*>(out));
+    scale_rows(static_cast<const C*>(grads), n, rows, one, other, static_cast<C*>(out));
   });
 }
 
 }  // namespace
 
-void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, double first, double second, void* out) {
+void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, const void* first, const void* second,
+               void* out) {
   (type == Float::f64 ? scale_with<double> : scale_with<float>)(grads, n, rows, first, second, out);
 }
 

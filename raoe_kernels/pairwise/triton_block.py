@@ -1,0 +1,192 @@
+"""What one block does with its pairs in registers: number keys, find a rank's place, sum partners by label."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .triton_math import DENSE, count_at_most, inverses, log_add, none, plus, running
+
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def flip(x, BLOCK: tl.constexpr):
+    return tl.gather(x, BLOCK - 1 - tl.arange(0, BLOCK), 0)
+
+
+@triton.jit
+def at(x, index, empty, BLOCK: tl.constexpr):
+    """Element `index`, `empty` where the index lies outside."""
+    inside = (index >= 0) & (index < BLOCK)
+    return tl.where(inside, tl.gather(x, tl.minimum(tl.maximum(index, 0), BLOCK - 1), 0), empty)
+
+
+@triton.jit
+def count_below(ascending, bound, BLOCK: tl.constexpr):
+    """How many elements are < bound, for each bound: bisection by powers of two."""
+    count = tl.zeros_like(bound).to(tl.int32)
+    step = BLOCK
+    while step > 0:
+        probe = count + step
+        value = tl.gather(ascending, tl.minimum(probe, BLOCK) - 1, 0)
+        count = tl.where((probe <= BLOCK) & (value < bound), probe, count)
+        step = step // 2
+    return count
+
+
+@triton.jit
+def order_key(scores, p, inside, floating, BLOCK: tl.constexpr):
+    """int32 numbers that order as the scores do, and whether one is NaN. 64-bit scores come as int64, `floating` says
+    what they are."""
+    if scores.dtype.element_ty == tl.float32:
+        # Float bits as an integer that sorts the same way. -0.0 equals 0.0.
+        bits = tl.load(scores + p, inside, 0.0).to(tl.int32, bitcast=True)
+        nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        bits = tl.where(bits == -0x80000000, 0, bits)
+        key = tl.where(inside, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
+    else:
+        bits = tl.load(scores + p, inside, 0)
+        real = (floating + tl.zeros_like(p)) != 0
+        nan = real & ((bits & 0x7FFFFFFFFFFFFFFF) > 0x7FF0000000000000)
+        bits = tl.where(real & (bits == -0x8000000000000000), 0, bits)
+        bits = tl.where(real, bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF), bits)
+        bits = tl.where(inside, bits, 0x7FFFFFFFFFFFFFFF)
+        key = count_below(tl.sort(bits), bits, BLOCK)
+    return key, tl.max(nan.to(tl.int32), 0)
+
+
+@triton.jit
+def count_ranks(first, last, number, bound, ties, n, BLOCK: tl.constexpr):
+    """How many positions have a doubled rank of at most `bound`."""
+    middle = tl.minimum(tl.maximum(bound >> 1, 0), n - 1)
+    count = count_at_most(tl.gather(first, middle, 0), tl.gather(last, middle, 0), bound, ties)
+    if ties == DENSE:
+        count = count_below(2 * number, bound + 1, BLOCK)
+    return count
+
+
+@triton.jit
+def between(up, down, end, start, linear, BLOCK: tl.constexpr):
+    """Sums of `up` over positions < end, and of `down` over positions >= start."""
+    before, behind = running(up, flip(down, BLOCK), linear)
+    empty = none(up.dtype, linear)
+    return at(before, end - 1, empty, BLOCK), at(behind, BLOCK - 1 - start, empty, BLOCK)
+
+
+# ---- Labels, bit by bit ----
+#
+# l_i > l_j exactly when the two first differ, from the top, at a bit that l_i has. So for every bit the pairs are
+# grouped by the higher ones, in a group they stay in the order of the scores, and ones are summed for zeros to read.
+# What a scan carries: the sum over a group; the same but for its last run of equal scores, which is not to be compared;
+# and as one integer whether a group (2) and a run (1) begin, and how many ones (from bit 2) and zeros (from bit 16)
+# the group has.
+
+
+@triton.jit
+def _append(sum_a, seen_a, a, back_a, unseen_a, u, sum_b, seen_b, b, back_b, unseen_b, v):
+    sum_a, a = tl.where((b & 2) != 0, 0.0, sum_a), tl.where((b & 2) != 0, 0, a)
+    back_a, u = tl.where((v & 2) != 0, 0.0, back_a), tl.where((v & 2) != 0, 0, u)
+    seen = tl.where((b & 1) != 0, sum_a + seen_b, seen_a)
+    unseen = tl.where((v & 1) != 0, back_a + unseen_b, unseen_a)
+    return sum_a + sum_b, seen, ((a & -4) + b) | (a & 3), back_a + back_b, unseen, ((u & -4) + v) | (u & 3)
+
+
+@triton.jit
+def _log_appended(joined, seen, b, empty, BLOCK: tl.constexpr):
+    """One direction of the same for logarithms, by doubling as in running."""
+    q = tl.arange(0, BLOCK)
+    reach = 1
+    while reach < BLOCK:
+        there = tl.maximum(q - reach, 0)
+        more = (q >= reach) & ((b & 2) == 0)
+        sum_a = tl.where(more, tl.gather(joined, there, 0), empty)
+        a = tl.where(more, tl.gather(b, there, 0), 0)
+        seen_a = tl.where(q >= reach, tl.gather(seen, there, 0), empty)
+        seen = tl.where((b & 1) != 0, log_add(sum_a, seen), seen_a)
+        joined, b = log_add(sum_a, joined), ((a & -4) + b) | (a & 3)
+        reach *= 2
+    return seen, b
+
+
+@triton.jit
+def _partition(zero, flags, marks, BLOCK: tl.constexpr):
+    """Where each element comes from when every group's zeros move before its ones."""
+    q = tl.arange(0, BLOCK)
+    zeros, ones = flags >> 16, (flags >> 2) & 0x3FFF  # of the group, up to here
+    of_group = zeros + (marks >> 16) - zero
+    place = zeros + ones - 1
+    all_zeros = tl.cumsum(zero, 0)
+    to_one = place >= of_group
+    wanted = tl.where(to_one, q - all_zeros - ones + place - of_group + 1, all_zeros - zeros + place)
+    source = tl.zeros_like(q)
+    step = BLOCK // 2
+    while step > 0:
+        probe = source + step
+        counted = tl.gather(all_zeros, probe - 1, 0)
+        counted = tl.where(to_one, probe - counted, counted)
+        source = tl.where(counted <= wanted, probe, source)
+        step = step // 2
+    return source
+
+
+@triton.jit
+def by_labels(label, first, inside, up, linear, SORTED: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of exp(x) = `up` over earlier runs' larger labels, and of exp(-x) over later runs' smaller ones.
+
+    Runs are told apart by `first`, below 2^15. The pairs come back in another order, if SORTED by label (then by
+    position): the two sums; labels; first << 16 | position; up. What is not `inside` stays behind the others.
+    """
+    q = tl.arange(0, BLOCK)
+    empty = none(up.dtype, linear)
+    before = tl.zeros_like(up) + empty
+    behind = before
+    place = (first << 16) | q
+    least = tl.min(tl.where(inside, label, 0x7FFFFFFFFFFFFFFF), 0)
+    label = tl.where(inside, label - least, -1)  # not negative but unsigned
+    left = tl.reduce(tl.where(inside, label, 0), 0, _either)  # the bits in which labels may differ
+    bit = tl.full((), 63, tl.int64)
+    one_bit = tl.full((), 1, tl.int64)
+    while left != 0:
+        while ((left >> bit) & 1) == 0:
+            bit -= 1
+        left = left ^ (one_bit << bit)
+        # Groups and runs as they begin, and from behind; beyond the ends both do.
+        differ = label ^ tl.gather(label, tl.maximum(q - 1, 0), 0)
+        group = (q == 0) | ((differ & -(one_bit << bit << 1)) != 0)
+        run = (q == 0) | ((place >> 16) != (tl.gather(place, tl.maximum(q - 1, 0), 0) >> 16))
+        edges = tl.where(group, 3, run.to(tl.int32))
+        ends = at(edges, q + 1, 3, BLOCK)
+        one = ((label >> bit) & 1) != 0
+        count = tl.where(one, 4, 1 << 16)
+        x = tl.where(one, up, empty)
+        y = flip(tl.where(one, empty, inverses(up, inside, linear)), BLOCK)
+        marks = flip(ends | count, BLOCK)
+        flags = edges | count
+        seen = tl.zeros_like(up) + empty
+        if linear:
+            _, seen, flags, _, unseen, marks = tl.associative_scan((x, seen, flags, y, seen, marks), 0, _append)
+        else:
+            unseen, marks = _log_appended(y, seen, marks, empty, BLOCK)
+            seen, flags = _log_appended(x, seen, flags, empty, BLOCK)
+        before = tl.where(one, before, plus(before, seen, linear))
+        behind = tl.where(one, plus(behind, flip(unseen, BLOCK), linear), behind)
+        if SORTED or left != 0:
+            source = _partition((~one).to(tl.int32), flags, flip(marks, BLOCK), BLOCK)
+            label, place = tl.gather(label, source, 0), tl.gather(place, source, 0)
+            up = tl.gather(up, source, 0)
+            before, behind = tl.gather(before, source, 0), tl.gather(behind, source, 0)
+    return before, behind, label + least, place, up

