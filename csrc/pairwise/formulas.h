@@ -38,17 +38,14 @@ RAOE_HD std::uint64_t orderable(double score) {
 }
 RAOE_HD std::uint64_t orderable(std::int64_t score) { return static_cast<std::uint64_t>(score ^ INT64_MIN); }
 
-// ---- Ranks. Twice a rank is an integer under every rule, counted from 0; it never decreases along the order. ----
+// ---- Ranks. Twice a rank is an integer under every rule, counted from 0; it never decreases along the order.
+// Int: 64 bits, or 32 where 2 n fits them.
 
-RAOE_HD std::int64_t doubled_rank(Ties ties, std::int64_t position, std::int64_t first, std::int64_t last,
-                                  std::int64_t index) {
-  switch (ties) {
-    case Ties::average: return first + last;
-    case Ties::min: return 2 * first;
-    case Ties::max: return 2 * last;
-    case Ties::dense: return 2 * index;
-    default: return 2 * position;  // ordinal
-  }
+template <class Int>
+RAOE_HD Int doubled_rank(Ties ties, Int position, Int first, Int last, Int index) {
+  if (ties == Ties::dense) return 2 * index;
+  if (ties == Ties::ordinal) return 2 * position;
+  return (ties == Ties::max ? last : first) + (ties == Ties::min ? first : last);  // average: of both
 }
 
 // How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends.
@@ -56,21 +53,25 @@ RAOE_HD std::int64_t doubled_rank(Ties ties, std::int64_t position, std::int64_t
 // earlier, so their doubled rank is at most 2 (m - 1); runs behind it start at m + 1 or later, so theirs is
 // at least 2 (m + 1) > bound. Only m's own run has to be looked at. The caller gets m from `prefix_probe`,
 // and the run of m from its tables.
-RAOE_HD std::int64_t prefix_probe(std::int64_t bound) { return bound >> 1; }  // bound < 0: nothing is before, no probe
-RAOE_HD std::int64_t prefix_end(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
-  const std::int64_t m = prefix_probe(bound);
+template <class Int>
+RAOE_HD Int prefix_probe(Int bound) { return bound >> 1; }  // bound < 0: nothing is before, no probe
+template <class Int>
+RAOE_HD Int prefix_end(Ties ties, Int bound, Int first, Int last) {
+  const Int m = prefix_probe(bound);
   if (ties == Ties::ordinal) return m + 1;
-  return doubled_rank(ties, m, first, last, 0) <= bound ? last + 1 : first;
+  return doubled_rank(ties, m, first, last, Int(0)) <= bound ? last + 1 : first;
 }
 
 // The first position with a doubled rank >= bound: where the suffix of an i with rank bound - threshold
 // starts. For every rule but dense, by the same argument with m = ceil(bound / 2); from m >= n on, nothing is
 // left.
-RAOE_HD std::int64_t suffix_probe(std::int64_t bound) { return (bound + 1) >> 1; }
-RAOE_HD std::int64_t suffix_start(Ties ties, std::int64_t bound, std::int64_t first, std::int64_t last) {
-  const std::int64_t m = suffix_probe(bound);
+template <class Int>
+RAOE_HD Int suffix_probe(Int bound) { return (bound + 1) >> 1; }
+template <class Int>
+RAOE_HD Int suffix_start(Ties ties, Int bound, Int first, Int last) {
+  const Int m = suffix_probe(bound);
   if (ties == Ties::ordinal) return m;
-  return doubled_rank(ties, m, first, last, 0) >= bound ? first : last + 1;
+  return doubled_rank(ties, m, first, last, Int(0)) >= bound ? first : last + 1;
 }
 // Dense ranks count runs: the prefix is the runs 0 .. floor(bound / 2), the suffix the runs from ceil(bound /
 // 2) on.
@@ -101,11 +102,30 @@ RAOE_HD T angle(T c) {
   return acos(clip(c));
 }
 
+RAOE_HD double inverse_root(double x) { return 1 / std::sqrt(x); }
+RAOE_HD float inverse_root(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // good to 2 ulp
+  return y;
+#else
+  return 1 / std::sqrt(x);
+#endif
+}
+
 // d(-theta)/dc = 1 / sqrt(1 - c^2), 0 where the clip is active. (1 - c)(1 + c) keeps its digits near +-1.
 template <class T>
 RAOE_HD T angle_slope(T c) {
-  using std::sqrt;
-  return inside_clip(c) ? T(1) / sqrt((T(1) - c) * (T(1) + c)) : T(0);
+  return inside_clip(c) ? inverse_root((T(1) - c) * (T(1) + c)) : T(0);
+}
+
+// ---- The sums. ----
+
+// Sums of exponentials are plain where tau x range(c) (tau x range(theta)) is less than this: the largest of them, n
+// terms of exp(range), is then within float's range; within double's the largest Z, too. `single`: terms are floats.
+inline double linear_room(bool single, std::int64_t n) {
+  const double count = std::log(static_cast<double>(n));
+  return single ? 85 - count : 680 - 2 * count;
 }
 
 // log(1 + Z) from log Z; exactly 0 at -inf.

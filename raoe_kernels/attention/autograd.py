@@ -76,11 +76,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        q, k, v, lengths, mask, cu_seqlens, spans = ctx.saved_tensors[:7]
+        # asked for once: torch's checkpointing allows no more
+        q, k, v, lengths, mask, cu_seqlens, spans, *kept = ctx.saved_tensors
         causal, full = grads if len(grads) == 2 else (None, grads[0])
         found = ctx.module.backward(
             causal, full, q, k, v, Padding(lengths, mask, cu_seqlens, ctx.longest, spans), ctx.scale,
-            *ctx.saved_tensors[7:], ctx.needs_input_grad[:3],
+            *kept, ctx.needs_input_grad[:3],
         )  # fmt: skip
         return *found, None, None, None, None
 

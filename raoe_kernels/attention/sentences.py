@@ -166,7 +166,8 @@ class Sentences(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor):
         refuse_second_derivative("attention")
-        inputs, kept = ctx.saved_tensors[:3], iter(ctx.saved_tensors[3:])
+        saved = ctx.saved_tensors  # asked for once: torch's checkpointing allows no more
+        inputs, kept = saved[:3], iter(saved[3:])
         above = _clean(grads, ctx.padding)
         found = [] if ctx.whole else [x.new_zeros(x.shape) for x in inputs]
         for run in ctx.runs:

@@ -11,6 +11,7 @@ from .params import TIES, PairwiseParams
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
+_ONE_BLOCK = 1024  # pairs that one thread block takes without a workspace on every GPU
 _TIES = {name: code for code, name in enumerate(TIES)}
 
 
@@ -50,7 +51,7 @@ def forward(
         compiled.pairwise(*arguments, torch.get_num_threads())
         return losses, grads
     with torch.cuda.device(device):
-        room = compiled.pairwise_workspace(*arguments)
+        room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
         workspace = torch.empty(room, dtype=torch.uint8, device=device) if room else None
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.pairwise(*arguments, 0 if workspace is None else workspace.data_ptr(), stream)

@@ -22,15 +22,17 @@ LAUNCH = re.compile(r"([\w:]+(?:<[\w, ]+>)?)<<<(.*?)>>>\((.*?)\);")
 def translate(source: str) -> str:
     """CUDA's own syntax as calls of the emulator."""
     source = LAUNCH.sub(r'emulator::Launch("\1", \2)([&] { \1(\3); });', source)
+    source = re.sub(r"cudaLaunchCooperativeKernel\((\w+)", r'emulator::launch_together("\1", \1', source)
     return re.sub(r"extern __shared__ [^;]*?(\w+)\[\];", r"unsigned char* \1 = emulator::dynamic_shared();", source)
 
 
 # Small enough that the conformance suite's inputs take many tiles, and many blocks.
-SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, ITEMS = 8": "BLOCK = 32, ITEMS = 1"}
+SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, LOADS = 16": "BLOCK = 32, LOADS = 2"}
 
 
 def build(folder: Path, changes: Mapping[str, str], counting: bool = False, compiler: str = "g++") -> ModuleType:
-    """The module, with a function `schedule(order)` besides: the order in which emulated threads run.
+    """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and of
+    how many blocks a cooperative launch may be.
 
     changes are replaced in the headers: the constants of another tile size. With counting, `watch([(address, bytes)])`
     begins, and `operations()` is what has been put on the stream since: name, bytes read and written, blocks, threads.
@@ -51,7 +53,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
     for header in CSRC.rglob("*.h"):
         copy = folder / header.relative_to(CSRC)
         copy.parent.mkdir(exist_ok=True, parents=True)
-        text = header.read_text(encoding="utf-8")
+        text = translate(header.read_text(encoding="utf-8"))
         for old, new in changes.items():
             missing -= {old} if old in text else set()
             text = text.replace(old, new)
@@ -59,7 +61,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
     if missing:
         raise AssertionError(f"no header says {missing}")
     includes = [HERE / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
-    flags = ["-std=c++17", "-O1", "-fPIC", *(f"-I{path}" for path in includes)]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
     kernels = sources[:-1]  # the binding moves no memory of a call's
     if counting:
         sources.append(HERE / "counters.cpp")

@@ -48,5 +48,5 @@ def pytest_configure(config) -> None:
     folder = tempfile.mkdtemp(prefix="raoe_emulated_")
     small = os.environ.get("RAOE_EMULATED_TILES") == "small"
     cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {})
-    cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")))
+    cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")), 3 if small else 132)
     sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)

@@ -40,7 +40,6 @@ def test_rows_are_read_once_a_direction():
     assert backward.read == 2 * 40 * 384 * 4 + 4 * 40 * 4 and backward.written == 2 * 40 * 384 * 4
 
 
-@pytest.mark.xfail(reason="pairwise: the cooperative kernel of csrc/pairwise/cuda is not here yet")
 def test_many_pairs():
     assert too_much(counted.pairwise(PAIRS), PAIRS) == []
 

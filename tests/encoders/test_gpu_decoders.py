@@ -52,6 +52,7 @@ def test_gradients_with_checkpointing(mode):
 
 @pytest.mark.parametrize("four_bit", [False, True])
 def test_the_bellm_recipe(tmp_path, four_bit):
+    pytest.importorskip("datasets")
     if four_bit:
         pytest.importorskip("bitsandbytes")
     base = saved_decoder(tmp_path)

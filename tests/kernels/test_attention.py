@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from raoe_kernels import bidirectional_attention, dual_attention
 from raoe_kernels.attention import sentences
@@ -359,6 +360,20 @@ def test_inputs_are_not_modified(dual, place):
         op(*inputs, padding_mask=batch.real.to(device), backend=backend)
     for x, y in zip(inputs, before, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", ["lengths", "packed"])
+def test_under_gradient_checkpointing(form, place):
+    device, backend = place
+    batch = Batch(form, [3, 4], 5, dtype=torch.float32, device=device)
+    expected = batch.run(True, backend)[2:]
+    inputs = [x.to(device).requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    where = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.where.items()}
+    results = checkpoint(lambda *x: dual_attention(*x, **where, backend=backend), *inputs, use_reentrant=False)
+    for x, y in zip(
+        torch.autograd.grad(results, inputs, [x.to(device) for x in batch.upstream]), expected, strict=True
+    ):
+        assert torch.equal(x, y)
 
 
 def test_integers_are_a_mask_too(place):

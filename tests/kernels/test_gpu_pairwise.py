@@ -11,7 +11,7 @@ from tests.kernels.pairwise_cases import Case
 
 pytestmark = needs_gpu
 BACKENDS = ["scan", "triton", "native"]
-SIZES = [300, 9000]
+SIZES = [300, 4000, 9000]
 
 
 def batch(pairs: int, classes: int = 3):

@@ -96,6 +96,24 @@ def test_several_tiles(place, monkeypatch, poisoned):
         assert_gradient_accurate(grad, plain_grad, true_grad, exponents)
 
 
+@pytest.mark.parametrize("classes", [3, 40])
+@pytest.mark.parametrize("pairs", [600, 1500, 2600])
+def test_every_size_of_block(place, pairs, classes, poisoned):
+    """Those that conformance's small batches do not fill, against a backend that knows no blocks."""
+    device, backend = place
+    if backend in ("reference", "scan") or (backend == "triton" and device == "cpu"):
+        pytest.skip("has no blocks, or an interpreter that takes minutes")
+    for dtype in (torch.float32, torch.float64):
+        case = Case(f"block-{pairs}-{classes}", "raoe_loss", pairs, levels=pairs // 4, classes=classes)
+        losses, grad = run(case, case.inputs(dtype, device), backend)
+        on_cpu = case.inputs(dtype)
+        truth, true_grad = run(case, (on_cpu[0].double(), *on_cpu[1:]), "scan")
+        plain, plain_grad = run(case, on_cpu, "scan")
+        exponents = case.exponent_range(on_cpu[0], truth)
+        assert_loss_accurate(losses[0], plain[0], truth[0], exponents)
+        assert_gradient_accurate(grad, plain_grad, true_grad, exponents)
+
+
 def test_gradcheck(place):
     device, backend = place
     for case in (

@@ -319,17 +319,16 @@ void sort_and_sum(const PairwiseArgs& args, const Extent<C>& c, std::uint64_t lo
     }
     call.run(log);
   };
-  // How far exponents of pairs reach, and the number of terms in their sums: what the largest sum needs.
+  // How far exponents of pairs reach.
   double reach = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;
   if (args.angle) {
     const double angles = angle(static_cast<double>(clip(c.low))) - angle(static_cast<double>(clip(c.high)));
     reach = std::max(reach, args.tau * angles);
   }
-  const double count = std::log(static_cast<double>(args.n));
   if constexpr (std::is_same<C, float>::value) {
-    if (reach + count < 85) return run(Call<C, float, K>(args, ids, c, team), false);
+    if (reach < linear_room(true, args.n)) return run(Call<C, float, K>(args, ids, c, team), false);
   }
-  run(Call<C, double, K>(args, ids, c, team), !(reach + 2 * count < 680));
+  run(Call<C, double, K>(args, ids, c, team), !(reach < linear_room(false, args.n)));
 }
 
 template <class C, class S>

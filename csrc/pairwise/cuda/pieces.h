@@ -1,4 +1,4 @@
-// The pieces of the CUDA driver that are compiled apart, so that two compilers can work at once.
+// The pieces of the CUDA driver that are compiled apart, so that several compilers can work at once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,14 +6,30 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../cuda_check.h"
 #include "../pairwise.h"
 
 namespace raoe {
 
-// block.cu: everything in one launch of one thread block, no workspace. Doubles need twice the registers.
+constexpr std::int64_t MOST_PAIRS = std::int64_t(1) << 28;  // as on the CPU: an index of 28 bits, and labels above it
 constexpr std::int64_t ONE_BLOCK_PAIRS = 4096;
-inline std::int64_t one_block_pairs(Float type) { return type == Float::f64 ? ONE_BLOCK_PAIRS / 2 : ONE_BLOCK_PAIRS; }
-void pairwise_one_block(const PairwiseArgs& args, cudaStream_t stream);
+
+// The current device's, as what it is rarely changes.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check_cuda(cudaGetDevice(&device), "the current device");
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device), "an attribute of the device");
+  return value;
+}
+inline int shared_memory() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+// block_*.cu: everything in one launch of one thread block, without a workspace. False: more pairs than this GPU's
+// shared memory has room for. losses = null only asks.
+bool one_block_f32(const PairwiseArgs& args, cudaStream_t stream);
+bool one_block_f64(const PairwiseArgs& args, cudaStream_t stream);
+
+// blocks.cu: any number of pairs. workspace = null only asks for its size.
+std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream);
 
 // sort.cu: a stable sort of keys (64-bit where wide, else 32-bit) with their values. Each has two buffers
 // of n; the sorted ones end up in [0].

@@ -1,8 +1,10 @@
-// Runs CUDA kernels on a CPU, one thread block after the other, each CUDA thread as a fiber that runs until it has to
-// wait. It knows what this project's kernels use and no more. The order in which fibers run is chosen by the caller, so
-// that a missing barrier shows as results that depend on it; waiting that can never end is an exception.
+// Runs CUDA kernels on a CPU, one thread block after the other (all together, where the launch is cooperative), each CUDA
+// thread as a fiber that runs until it has to wait. It knows what this project's kernels use and no more. The order in
+// which fibers run is chosen by the caller, so that a missing barrier shows as results that depend on it; waiting that
+// can never end is an exception. `__shared__` arrays are one for all blocks: cooperative kernels use dynamic ones.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __align__(n) __attribute__((aligned(n)))
@@ -39,30 +42,37 @@ struct Barrier {
   unsigned arrived = 0, generation = 0;
 };
 
+// After its first turn a fiber is left and entered by longjmp, which, unlike swapcontext, makes no system call.
 struct Fiber {
-  ucontext_t context;
+  ucontext_t first;
+  jmp_buf here;
   std::unique_ptr<char[]> stack;
-  bool done = false;
+  bool started = false, done = false;
   unsigned shuffles = 0, votes = 0;
 };
 
-constexpr std::size_t STACK = 128 * 1024;
+constexpr std::size_t STACK = 256 * 1024;
 
 struct Block {
+  unsigned index = 0;
   std::vector<Fiber> fibers;
   std::vector<Barrier> warps;
   Barrier all;
   unsigned alive = 0, current = 0;
-  bool progress = false;
-  ucontext_t scheduler;
   std::vector<std::uint64_t> exchange[2];
   int vote[2] = {0, 0};
-  std::function<void()> body;
   std::vector<unsigned char> dynamic;
 };
 
 inline Block* block = nullptr;
-inline int order = 0;  // 0 ascending, 1 descending, otherwise the seed of a random order
+inline const std::function<void()>* body = nullptr;
+inline Barrier* grid = nullptr;  // of a cooperative launch
+inline unsigned grid_threads = 0;
+inline jmp_buf scheduler;
+inline bool progress = false;
+inline int order = 0;               // 0 ascending, 1 descending, otherwise the seed of a random order
+inline int multiprocessors = 132;   // each takes one block of a cooperative launch
+inline std::vector<std::unique_ptr<char[]>> stacks;  // free ones
 
 }  // namespace emulator
 
@@ -71,19 +81,19 @@ inline emulator::Index threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 inline void pause() {
-  const unsigned me = block->current;
-  swapcontext(&block->fibers[me].context, &block->scheduler);
+  if (!_setjmp(block->fibers[block->current].here)) _longjmp(scheduler, 1);
 }
 
-inline void wait(Barrier& barrier, const std::function<unsigned()>& expected) {
+template <class Expected>
+void wait(Barrier& barrier, const Expected& expected) {
   const unsigned generation = barrier.generation;
   ++barrier.arrived;
-  block->progress = true;
+  progress = true;
   while (barrier.generation == generation) {
     if (barrier.arrived == expected()) {
       barrier.arrived = 0;
       ++barrier.generation;
-      block->progress = true;
+      progress = true;
       return;
     }
     pause();
@@ -106,69 +116,94 @@ V shuffle(V value, unsigned lane) {
 }
 
 inline void enter() {
-  block->body();
-  Fiber& fiber = block->fibers[block->current];
-  fiber.done = true;
+  (*body)();
+  block->fibers[block->current].done = true;
   --block->alive;
-  block->progress = true;
-  swapcontext(&fiber.context, &block->scheduler);
+  progress = true;
+  _longjmp(scheduler, 1);
 }
 
-inline void run_block(unsigned threads, std::size_t bytes, const std::function<void()>& body) {
-  Block state;
-  block = &state;
-  state.fibers.resize(threads);
-  state.warps.resize((threads + 31) / 32);
-  for (auto& slots : state.exchange) slots.resize(threads);
-  state.alive = threads;
-  state.body = body;
-  state.dynamic.assign(bytes + 16, 0xff);  // NaN where nobody has written
-  for (Fiber& fiber : state.fibers) {
-    fiber.stack.reset(new char[STACK]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &enter, 0);
+inline void take_turn(Block& of, unsigned thread) {
+  block = &of;
+  of.current = threadIdx.x = thread;
+  blockIdx.x = of.index;
+  Fiber& fiber = of.fibers[thread];
+  if (_setjmp(scheduler)) return;
+  if (fiber.started) _longjmp(fiber.here, 1);
+  fiber.started = true;
+  setcontext(&fiber.first);
+}
+
+inline void run_blocks(const std::vector<unsigned>& indices, unsigned threads, std::size_t bytes) {
+  std::vector<std::unique_ptr<Block>> blocks;
+  std::vector<std::pair<Block*, unsigned>> turns;
+  for (const unsigned index : indices) {
+    Block& state = *blocks.emplace_back(new Block);
+    state.index = index;
+    state.fibers.resize(threads);
+    state.warps.resize((threads + 31) / 32);
+    for (auto& slots : state.exchange) slots.resize(threads);
+    state.alive = threads;
+    state.dynamic.assign(bytes + 16, 0xff);  // NaN where nobody has written
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      Fiber& fiber = state.fibers[thread];
+      if (stacks.empty()) stacks.emplace_back(new char[STACK]);
+      fiber.stack = std::move(stacks.back());
+      stacks.pop_back();
+      getcontext(&fiber.first);
+      fiber.first.uc_stack.ss_sp = fiber.stack.get();
+      fiber.first.uc_stack.ss_size = STACK;
+      fiber.first.uc_link = nullptr;
+      makecontext(&fiber.first, &enter, 0);
+      turns.emplace_back(&state, thread);
+    }
   }
-  std::vector<unsigned> turns(threads);
-  std::iota(turns.begin(), turns.end(), 0u);
   if (order == 1) std::reverse(turns.begin(), turns.end());
   std::mt19937 random(order);
-  while (state.alive) {
+  while (!turns.empty()) {
     if (order > 1) std::shuffle(turns.begin(), turns.end(), random);
-    state.progress = false;
-    for (const unsigned turn : turns) {
-      if (state.fibers[turn].done) continue;
-      state.current = threadIdx.x = turn;
-      swapcontext(&state.scheduler, &state.fibers[turn].context);
-    }
-    if (!state.progress) throw std::runtime_error("emulated threads wait for each other for ever");
+    progress = false;
+    for (const auto& [state, thread] : turns) take_turn(*state, thread);
+    turns.erase(std::remove_if(turns.begin(), turns.end(),
+                               [](const auto& turn) { return turn.first->fibers[turn.second].done; }),
+                turns.end());
+    if (!progress && !turns.empty()) throw std::runtime_error("emulated threads wait for each other for ever");
+  }
+  for (auto& state : blocks) {
+    for (Fiber& fiber : state->fibers) stacks.push_back(std::move(fiber.stack));
   }
   block = nullptr;
 }
 
 struct Launch {
   const char* name;
-  std::int64_t grid;
+  std::int64_t blocks;
   unsigned threads;
   std::size_t bytes;
-  Launch(const char* kernel, std::int64_t blocks, unsigned block_size, std::size_t shared, const void*)
-      : name(kernel), grid(blocks), threads(block_size), bytes(shared) {
-    if (blocks < 1 || block_size % 32 || block_size > 1024) throw std::runtime_error("an illegal launch");
+  Launch(const char* kernel, std::int64_t grid_size, unsigned block_size, std::size_t shared, const void*)
+      : name(kernel), blocks(grid_size), threads(block_size), bytes(shared) {
+    if (blocks < 1 || threads % 32 || threads > 1024) throw std::runtime_error("an illegal launch");
+    if (bytes > 227 * 1024) throw std::runtime_error("more shared memory than a GPU has");
   }
-  void operator()(const std::function<void()>& body) const {
-    gridDim.x = static_cast<unsigned>(grid);
+  void operator()(const std::function<void()>& kernel, bool cooperative = false) const {
+    body = &kernel;
+    gridDim.x = static_cast<unsigned>(blocks);
     blockDim.x = threads;
-    std::vector<unsigned> blocks(grid);
-    std::iota(blocks.begin(), blocks.end(), 0u);
-    if (order == 1) std::reverse(blocks.begin(), blocks.end());
-    if (order > 1) std::shuffle(blocks.begin(), blocks.end(), std::mt19937(order));
-    for (const unsigned index : blocks) {
-      blockIdx.x = index;
-      run_block(threads, bytes, body);
+    std::vector<unsigned> indices(blocks);
+    std::iota(indices.begin(), indices.end(), 0u);
+    if (order == 1) std::reverse(indices.begin(), indices.end());
+    if (order > 1) std::shuffle(indices.begin(), indices.end(), std::mt19937(order));
+    if (cooperative) {
+      Barrier barrier;
+      grid = &barrier;
+      grid_threads = gridDim.x * threads;
+      if (blocks > multiprocessors) throw std::runtime_error("a cooperative launch of more blocks than fit");
+      run_blocks(indices, threads, bytes);
+      grid = nullptr;
+    } else {
+      for (const unsigned index : indices) run_blocks({index}, threads, bytes);
     }
-    finished(name, counts[0], counts[1], grid, threads);
+    finished(name, counts[0], counts[1], blocks, threads);
   }
 };
 
@@ -180,6 +215,20 @@ inline unsigned char* dynamic_shared() {
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::wait_for_block(); }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
+namespace cooperative_groups {
+struct grid_group {
+  void sync() const {
+    if (!emulator::grid) throw std::runtime_error("a grid barrier in a launch that is not cooperative");
+    emulator::wait(*emulator::grid, [] { return emulator::grid_threads; });
+  }
+};
+inline grid_group this_grid() { return {}; }
+}  // namespace cooperative_groups
 
 inline int __syncthreads_or(int predicate) {
   auto& me = emulator::block->fibers[emulator::block->current];
@@ -213,6 +262,7 @@ V __shfl_down_sync(unsigned, V value, unsigned distance) {
 
 using cudaStream_t = struct EmulatedStream*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorNoKernelImageForDevice = 209 };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrMultiProcessorCount };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
 struct cudaFuncAttributes {};
@@ -232,16 +282,31 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel*) {
   if (emulator::capture_mode != cudaStreamCaptureModeRelaxed) throw std::runtime_error("a load that breaks a capture");
   return emulator::last_error = emulator::foreign ? cudaErrorNoKernelImageForDevice : cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t) {
-  std::memset(memory, value, bytes);
-  emulator::finished("memset", 0, static_cast<std::int64_t>(bytes));
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? emulator::multiprocessors : 227 * 1024;
   return cudaSuccess;
 }
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel, cudaFuncAttribute, int bytes) {
-  if (bytes > 99 * 1024) throw std::runtime_error("more shared memory than a GPU has");
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Kernel, int, std::size_t) {
+  *blocks = 1;
   return cudaSuccess;
 }
+namespace emulator {
+template <class Arguments>
+cudaError_t launch_together(const char* name, void (*kernel)(Arguments), unsigned blocks, unsigned threads,
+                            void** arguments, std::size_t bytes, cudaStream_t) {
+  Launch(name, blocks, threads, bytes, nullptr)([&] { kernel(*static_cast<Arguments*>(arguments[0])); }, true);
+  return cudaSuccess;
+}
+}  // namespace emulator
 
 // ---- 16-bit floats. ----
 
@@ -269,47 +334,23 @@ inline __nv_bfloat16 __float2bfloat16_rn(float x) {
 namespace cub {
 
 template <class K, int Block, int Items, class V>
-struct BlockMergeSort {
+struct BlockRadixSort {
   struct TempStorage {
     unsigned char bytes[sizeof(K) * (Block * Items + 1)];
   };
   TempStorage& memory;
-  explicit BlockMergeSort(TempStorage& storage) : memory(storage) {}
-  template <class Less>
-  void StableSort(K (&keys)[Items], V (&values)[Items], Less less) {
+  explicit BlockRadixSort(TempStorage& storage) : memory(storage) {}
+  void Sort(K (&keys)[Items], V (&values)[Items]) {
     static std::vector<std::pair<K, V>> all(Block * Items);
     for (int k = 0; k < Items; ++k) all[threadIdx.x * Items + k] = {keys[k], values[k]};
     __syncthreads();
     if (threadIdx.x == 0) {
-      std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return less(a.first, b.first); });
+      std::stable_sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return a.first < b.first; });
       std::memset(&memory, 0xff, sizeof(memory));
     }
     __syncthreads();
     for (int k = 0; k < Items; ++k) std::tie(keys[k], values[k]) = all[threadIdx.x * Items + k];
     __syncthreads();
-  }
-};
-
-template <class V, int Block>
-struct BlockScan {
-  struct TempStorage {
-    V values[Block];
-  };
-  TempStorage& memory;
-  explicit BlockScan(TempStorage& storage) : memory(storage) {}
-  void ExclusiveSum(V value, V& before, V& total) {
-    memory.values[threadIdx.x] = value;
-    __syncthreads();
-    V sum = 0;
-    for (unsigned t = 0; t < Block; ++t) {
-      if (t == threadIdx.x) before = sum;
-      sum += memory.values[t];
-    }
-    total = sum;
-  }
-  void ExclusiveSum(V value, V& before) {
-    V total;
-    ExclusiveSum(value, before, total);
   }
 };
 

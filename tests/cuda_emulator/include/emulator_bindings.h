@@ -9,7 +9,7 @@
 namespace emulator {
 
 inline void define(pybind11::module_& module) {
-  module.def("schedule", [](int chosen) { order = chosen; });
+  module.def("schedule", [](int chosen, int blocks) { order = chosen, multiprocessors = blocks; });
   module.def("watch", &watch);
   module.def("operations", [] {
     pybind11::list all;

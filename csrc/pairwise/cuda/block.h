@@ -1,0 +1,109 @@
+// The pairwise losses in one launch of one thread block: sort, then solve.h with everything in shared memory.
+#pragma once
+
+#include <cub/block/block_radix_sort.cuh>
+
+#include "../../cuda_check.h"
+#include "pieces.h"
+#include "solve.h"
+
+namespace raoe {
+
+template <class T, int Block>
+struct Shared {
+  static constexpr int items = 4, slots = Block * items;
+  using Index = std::uint16_t;
+  using Work = Solver<T, Block, items, Index, OneBlock>;
+  template <class Bits>
+  struct Sort {
+    using Cub = cub::BlockRadixSort<Bits, Block, items, std::uint32_t>;
+    union {
+      typename Cub::TempStorage memory;
+      Bits first[Block + 1];
+    };
+  };
+  // Each over the one before, which is done with then.
+  template <class V, int Count>
+  struct alignas(16) Array {
+    V at[Count];
+  };
+  struct Tables {
+    Array<T, slots + 1> before, after;
+    Array<Index, slots + 1> first, last, run, start;
+    Array<std::uint64_t, slots> label;
+    Array<T, slots> term, below, above;
+    Array<Index, slots> order[2];
+  };
+  union {
+    Sort<std::uint32_t> narrow;
+    Sort<std::uint64_t> wide;
+    Tables tables;
+  };
+  alignas(16) unsigned char scratch[Work::scratch_bytes];
+};
+
+// Sorted pairs into the solver; what the inputs are like.
+template <class Bits, class T, int Block>
+__device__ Extent<T> sort_pairs(typename Shared<T, Block>::template Sort<Bits>& shared,
+                                const typename Shared<T, Block>::Work& work,
+                                typename Shared<T, Block>::Work::Pairs& my) {
+  constexpr int items = Shared<T, Block>::items;
+  Bits key[items];
+  Extent<T> extent;
+#pragma unroll
+  for (int k = 0; k < items; ++k) {
+    key[k] = ~Bits(0);  // behind the pairs, even behind equal ones: the sort is stable
+    my.pair[k] = 0;
+    if (k < my.valid) read_pair(work.args, my.base + k, key[k], my.pair[k], extent);
+  }
+  using Cub = typename Shared<T, Block>::template Sort<Bits>::Cub;
+  Cub(shared.memory).Sort(key, my.pair);
+  __syncthreads();
+  shared.first[threadIdx.x] = key[0];
+  __syncthreads();
+  const Bits behind = threadIdx.x + 1 < Block ? shared.first[threadIdx.x + 1] : Bits(0);
+  __syncthreads();
+  shared.first[threadIdx.x] = key[items - 1];
+  __syncthreads();
+  my.find_heads(key, threadIdx.x ? shared.first[threadIdx.x - 1] : Bits(0), behind, work.n());
+  __syncthreads();
+  return block_sum<Block>(extent, work.template shared<Extent<T>>());
+}
+
+template <class T, int Block>
+__global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T room) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared<T, Block>*>(memory);
+  auto& tables = shared.tables;
+  typename Shared<T, Block>::Work work{
+      args,
+      {tables.before.at, tables.after.at, tables.first.at, tables.last.at, tables.run.at, tables.start.at, tables.label.at, tables.term.at,
+       tables.below.at, tables.above.at, {tables.order[0].at, tables.order[1].at}},
+      nullptr, shared.scratch, room};
+  typename Shared<T, Block>::Work::Pairs my;
+  work.place(my, 0);
+  const Extent<T> extent = args.score_type == Key::f32 ? sort_pairs<std::uint32_t, T, Block>(shared.narrow, work, my)
+                                                       : sort_pairs<std::uint64_t, T, Block>(shared.wide, work, my);
+#pragma unroll
+  for (int k = 0; k < Shared<T, Block>::items; ++k) {
+    my.c[k] = load<T>(args.similarity, args.similarity_type, index_of(my.pair[k]));  // of no pair: the first's
+  }
+  work.run(extent, my);
+}
+
+template <class T, int Block>
+bool launch_one_block(const PairwiseArgs& args, cudaStream_t stream) {
+  constexpr int bytes = sizeof(Shared<T, Block>);
+  static_assert(Block > 256 || bytes <= 64 * 1024, "1,024 pairs take one block on every GPU: native.py counts on it");
+  if (args.n > Block * Shared<T, Block>::items || bytes > shared_memory()) return false;
+  if (args.losses == nullptr) return true;
+  if (bytes > 48 * 1024) {
+    check_cuda(cudaFuncSetAttribute(one_block<T, Block>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "shared memory for the pairwise losses");
+  }
+  one_block<T, Block><<<1, Block, bytes, stream>>>(args, static_cast<T>(linear_room(sizeof(T) == 4, args.n)));
+  check_cuda(cudaGetLastError(), "the pairwise losses in one block");
+  return true;
+}
+
+}  // namespace raoe

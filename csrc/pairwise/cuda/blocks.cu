@@ -1,0 +1,91 @@
+// The pairwise losses of more pairs than one thread block holds: keys, a device-wide sort, and one cooperative launch of
+// solve.h. Nothing is read back: what the host cannot know is decided on the device.
+#include "../../cuda_check.h"
+#include "blocks.h"
+
+namespace raoe {
+namespace {
+
+// Lays the arrays out behind `base`; returns how many bytes they take, which is all that base = null is good for.
+template <class T>
+std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work, unsigned char*& temporary,
+                    std::size_t& temporary_bytes) {
+  std::size_t used = 0;
+  const auto take = [&](auto*& pointer, std::size_t count) {
+    using Element = std::remove_reference_t<decltype(*pointer)>;
+    pointer = base ? reinterpret_cast<Element*>(base + used) : nullptr;
+    used += (count * sizeof(Element) + 255) / 256 * 256;
+  };
+  constexpr std::size_t tile = BLOCK * ITEMS<T>;
+  Crossing<T>& all = work.crossing;
+  auto& at = work.at;
+  all.n = static_cast<std::uint32_t>(args.n);
+  all.tiles = static_cast<std::uint32_t>((args.n - 1) / tile + 1);
+  all.wide = args.score_type != Key::f32;
+  work.args = args;
+  work.sort.wide = all.wide;
+  work.room = static_cast<T>(linear_room(sizeof(T) == 4, args.n));
+  const std::size_t n = all.n, tiles = all.tiles, whole = tiles * tile, angled = args.angle ? n : 0;
+  for (int i = 0; i < 2; ++i) {
+    unsigned char* keys = nullptr;
+    take(keys, whole * (all.wide ? 8 : 4));
+    work.sort.keys[i] = keys;
+    take(work.sort.values[i], whole);
+  }
+  take(at.before, args.rank ? whole : 0);
+  take(at.after, args.rank ? whole + 1 : 0);
+  take(at.first, whole);
+  take(at.last, whole);
+  take(at.run, args.ties == Ties::dense ? whole : 0);
+  take(at.start, args.ties == Ties::dense ? n + 1 : 0);
+  take(at.label, angled);
+  take(at.term, angled);
+  take(at.below, angled);
+  take(at.above, angled);
+  take(at.order[0], angled);
+  take(at.order[1], angled);
+  const bool own = args.similarity_type == (sizeof(T) == 4 ? Float::f32 : Float::f64);
+  take(work.converted, own ? 0 : n);
+  all.similarity = own ? static_cast<const T*>(args.similarity) : work.converted;
+  if (own) work.converted = nullptr;
+  take(work.extents, PREPARING_BLOCKS);
+  take(all.spans, 2 * (tiles + 1) * sizeof(Span<LogSum<double>, true>));
+  take(all.joined, 2 * tiles * CROSSING_BYTES);
+  take(all.kept, args.grads ? 2 * n * sizeof(typename Log<T>::Kept) : 0);
+  temporary_bytes = sort_temporary_bytes(all.n, all.wide);
+  take(temporary, temporary_bytes);
+  return used;
+}
+
+template <class T>
+std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream) {
+  Work<T> work{};
+  unsigned char* temporary = nullptr;
+  std::size_t bytes = 0;
+  const std::size_t all = lay_out(args, workspace, work, temporary, bytes);
+  if (workspace == nullptr) return all;
+  const std::uint32_t tiles = work.crossing.tiles;
+  work.preparing = tiles < PREPARING_BLOCKS ? tiles : PREPARING_BLOCKS;
+  prepare<T><<<work.preparing, BLOCK, 0, stream>>>(work);
+  check_cuda(cudaGetLastError(), "the keys of the pairwise losses");
+  sort_by_key(work.sort, work.crossing.n, temporary, bytes, stream);
+  work.crossing.keys = work.sort.keys[0];
+  work.crossing.pairs = work.sort.values[0];
+  int resident = 0;
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, all_blocks<T>, BLOCK, SCRATCH_BYTES<T>),
+             "how many blocks run together");
+  const unsigned most = resident * device_attribute(cudaDevAttrMultiProcessorCount);
+  void* arguments[] = {&work};
+  check_cuda(cudaLaunchCooperativeKernel(all_blocks<T>, tiles < most ? tiles : most, BLOCK, arguments, SCRATCH_BYTES<T>,
+                                         stream),
+             "the pairwise losses");
+  return all;
+}
+
+}  // namespace
+
+std::size_t many_blocks(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t stream) {
+  return args.similarity_type == Float::f64 ? run<double>(args, workspace, stream) : run<float>(args, workspace, stream);
+}
+
+}  // namespace raoe
