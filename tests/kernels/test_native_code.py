@@ -24,9 +24,12 @@ pytestmark = [
 
 @cache
 def kernels(arch: int) -> dict[str, list[Instruction]]:
-    """Ours less those in double, which are for checks; without what they call, the ways that are rarely taken."""
+    """Cosine's, and the keys of the pairwise losses; less those in double, which are for checks. (What the pairwise
+    losses keep in registers is one of the ways through their kernels: hot_pairs.py.)"""
     found = assembly.sass(MODULES[0], "-arch", f"sm_{arch}")
-    return {name: code for name, code in found.items() if name.startswith("_ZN4raoe") and not re.search(r"I\w?d", name)}
+    return {
+        name: code for name, code in found.items() if re.search(r"_ZN4raoe.*\d(forward|backward|prepare)I(?!d)", name)
+    }
 
 
 def spilled(code: list[Instruction]) -> int:
@@ -36,7 +39,6 @@ def spilled(code: list[Instruction]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.xfail(reason="pairwise: blocks of 128 to 1,024 threads", strict=False)
 def test_nothing_spills(arch):
     found = kernels(arch)
     assert len(found) > 4 and {name: spilled(code) for name, code in found.items() if spilled(code)} == {}

@@ -110,6 +110,15 @@ WIDE = {
     "cosine_backward": (2, 2),
 }
 JOINS = ("guided_forward_mix", "guided_backward_mix")
+# Most instructions a pair where a thread has four, both sides of every branch counted: those of sums as they are and
+# those of their logarithms.
+INSTRUCTIONS = {
+    "pairwise.one_block fp32 fp32 512": 2000,
+    "pairwise.tile_sums fp32 fp32": 1600,
+    "pairwise.merge_tiles fp32 fp32": 400,
+    "pairwise.prefixes fp32": 900,
+    "pairwise.partners fp32 fp32": 900,
+}
 # Kernels with matrix products.
 PRODUCTS = ("attention_forward", "attention_backward_q", "attention_backward_kv")
 
@@ -260,6 +269,13 @@ def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
     assert gate(elsewhere(planted, good)) == [] and len(gate(elsewhere(planted, bad))) > 0
     if gate is narrow:
         assert wide(elsewhere(planted, good)) == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_pair_losses_take_few_instructions(name, elsewhere):
+    (row,) = (row for row in elsewhere(compiled, [90], name) if row.name == name)
+    assert instructions(row, 4) <= INSTRUCTIONS[name]
 
 
 def test_instructions_are_counted(elsewhere):
