@@ -46,11 +46,16 @@ inline void access(std::uintptr_t address, std::size_t bytes, bool write) {
   }
 }
 
+// What was read and written before counts once more.
+inline void forget() {
+  for (Watched& range : watched) std::fill(range.seen.begin(), range.seen.end(), 0);
+}
+
 // An operation is over. Those that the emulator does in its own way say what a GPU would read and write.
 inline void finished(const std::string& name, std::int64_t read, std::int64_t written, std::int64_t blocks = 0,
                      unsigned threads = 0) {
   if (!watched.empty()) operations.push_back({name, read, written, blocks, threads});
-  for (Watched& range : watched) std::fill(range.seen.begin(), range.seen.end(), 0);
+  forget();
   counts[0] = counts[1] = 0;
 }
 

@@ -224,7 +224,10 @@ namespace cooperative_groups {
 struct grid_group {
   void sync() const {
     if (!emulator::grid) throw std::runtime_error("a grid barrier in a launch that is not cooperative");
-    emulator::wait(*emulator::grid, [] { return emulator::grid_threads; });
+    emulator::wait(*emulator::grid, [] {
+      if (emulator::grid->arrived == emulator::grid_threads) emulator::forget();  // a phase reads and writes anew
+      return emulator::grid_threads;
+    });
   }
 };
 inline grid_group this_grid() { return {}; }
@@ -385,7 +388,8 @@ struct DeviceRadixSort {
     values.selector ^= 1;
     // CUB's own way (InvokeOnesweep): a histogram of all digits, their sums, and a pass for each digit of 8 bits.
     const std::int64_t moved = std::int64_t(n) * (sizeof(K) + sizeof(V));
-    for (const char* cleared : {"counters", "bins"}) emulator::finished(std::string("radix sort: clear ") + cleared, 0, 0);
+    emulator::finished("radix sort: clear counters", 0, 0);
+    emulator::finished("radix sort: clear bins", 0, 0);
     emulator::finished("radix sort: histogram", std::int64_t(n) * sizeof(K), 0);
     emulator::finished("radix sort: sums", 0, 0);
     for (std::size_t digit = 0; digit < sizeof(K); ++digit) {

@@ -13,7 +13,9 @@ inline void define(pybind11::module_& module) {
   module.def("watch", &watch);
   module.def("operations", [] {
     pybind11::list all;
-    for (const Operation& done : operations) all.append(pybind11::make_tuple(done.name, done.read, done.written, done.blocks, done.threads));
+    for (const Operation& done : operations) {
+      all.append(pybind11::make_tuple(done.name, done.read, done.written, done.blocks, done.threads));
+    }
     return all;
   });
 }
