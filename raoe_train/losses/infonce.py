@@ -19,7 +19,7 @@ class InfoNCELoss(CachedLoss):
 
     Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. One hard
     negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim
-    where no text occurs twice. Logits are never stored: memory is that of the embeddings.
+    where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
