@@ -50,6 +50,7 @@ sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
 
 import torch  # noqa: E402
 from torch.nn.attention import flex_attention as flex  # noqa: E402
+from torch.nn.attention import varlen  # noqa: E402
 
 
 class Event:
@@ -91,6 +92,8 @@ for module in (torch.cuda, torch.cpu):  # torch.device("cuda") is the latter her
     module.get_rng_state, module.set_rng_state = (lambda *_: torch.get_rng_state()), lambda *_: None
 torch.version.cuda = "13.0"
 flex.flex_attention = lambda q, k, v, block_mask: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+varlen.varlen_attn = lambda q, k, v, *_, **__: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+torch.nn.attention.sdpa_kernel = lambda *_: nullcontext()  # cuDNN's is a GPU's
 torch.compile = lambda function=None, **_: function or (lambda given: given)
 OnTheCpu().__enter__()
 
