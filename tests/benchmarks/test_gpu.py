@@ -129,8 +129,11 @@ def test_a_step_is_shown_as_it_comes_and_stopped_in_time(machine, tmp_path, monk
     monkeypatch.setattr(gpu.torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(gpu, "TO_STOP", 1.0)
     run = gpu.Run(tmp_path, None, False)
-    lines = "import time; print('first', flush=True); print(open({!r}).read().count('first')); time.sleep({})"
-    assert run.stream(gpu.Step("quick", ["-c", lines.format(str(run.log), 0)], "op"))[0] == "passed"
+    lines = (
+        "import time; print('first', flush=True); shown = lambda: open({!r}).read().count('first'); "
+        "[time.sleep(0.05) for _ in range(400) if shown() < 3]; print(shown())"
+    )
+    assert run.stream(gpu.Step("quick", ["-c", lines.format(str(run.log))], "op"))[0] == "passed"
     # twice in the command, once as it was printed
     assert "first\n3\n```\n\npassed, exit 0" in run.log.read_text()
     assert run.stream(gpu.Step("broken", ["-c", "raise SystemExit(3)"], "op"))[0] == "failed"
