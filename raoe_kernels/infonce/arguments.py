@@ -45,8 +45,10 @@ def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tens
 
 
 def check_range(targets: Tensor, columns: int, lowest: int = 0) -> None:
-    """On the CPU only: elsewhere a look would wait for the device, and a compiled graph cannot branch on it. `lowest` is
-    -1 where an anchor may have no positive."""
+    """On the CPU only: elsewhere a look would wait for the device, and a compiled graph cannot branch on it.
+
+    `lowest` is -1 where an anchor may have no positive.
+    """
     if targets.numel() == 0:
         return
     if columns == 0 and lowest == 0:
