@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .. import _validate
+from .arguments import check_range, ignored, integers, like_anchors
 from .autograd import info_nce
 from .problem import Problem
 
@@ -54,9 +54,9 @@ def info_nce_loss(
         derivative was asked for, which there is none of.
     """
     _validate.float_tensor("anchors", anchors, 2)
-    _like_anchors("positives", positives, anchors)
+    like_anchors("positives", positives, anchors)
     if negatives is not None:
-        _like_anchors("negatives", negatives, anchors)
+        like_anchors("negatives", negatives, anchors)
     tau = _validate.number("tau", tau, low=0, strict=True)
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
@@ -68,75 +68,10 @@ def info_nce_loss(
                 f"got {_validate.describe(positives)}"
             )
     else:
-        targets = _integers("targets", targets, (rows,), anchors)
-        _check_range(targets, columns)
-    mask, anchor_ids, column_ids = _ignore(ignore, rows, columns, anchors)
+        targets = integers("targets", targets, (rows,), anchors)
+        check_range(targets, columns)
+    mask, anchor_ids, column_ids = ignored(ignore, rows, columns, anchors)
     problem = Problem(
         anchors, positives, negatives, targets, mask, anchor_ids, column_ids, tau, symmetric
     )  # fmt: skip
     return info_nce(problem, backend)
-
-
-def _like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
-    _validate.float_tensor(name, value, 2)
-    if value.shape[1] != anchors.shape[1] or value.dtype != anchors.dtype or value.device != anchors.device:
-        raise ValueError(
-            f"{name} must have anchors' columns, dtype and device, "
-            f"got {_validate.describe(value)} and {_validate.describe(anchors)}"
-        )
-
-
-def _integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """An int64 tensor of that shape on anchors' device."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers, got {_validate.describe(value)}")
-    if value.dtype == torch.bool:
-        raise TypeError(f"{name} must be integers (up to int64), got {_validate.describe(value)}")
-    _validate.integer_tensor(name, value)
-    if tuple(value.shape) != shape or value.device != anchors.device:
-        raise ValueError(
-            f"{name} must have shape {shape} and be on anchors' device {anchors.device}, "
-            f"got {_validate.describe(value)}"
-        )
-    return value.to(torch.int64)
-
-
-def _check_range(targets: Tensor, columns: int) -> None:
-    """On the CPU only: elsewhere a look would wait for the device, and a compiled graph cannot branch on it."""
-    if targets.numel() == 0:
-        return
-    if columns == 0:
-        raise ValueError("targets must be columns of positives and negatives, of which there are none")
-    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (x.item() for x in targets.aminmax())
-        if low < 0 or high >= columns:
-            raise ValueError(
-                f"targets must be columns 0 … {columns - 1} of positives and negatives, got {low} … {high}"
-            )
-
-
-def _ignore(
-    ignore: object, rows: int, columns: int, anchors: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(mask, anchor ids, column ids), of which one kind or none is there."""
-    if ignore is None:
-        return None, None, None
-    if isinstance(ignore, Tensor):
-        if ignore.dtype != torch.bool:
-            raise TypeError(f"ignore must be bool, or a pair of id tensors, got {_validate.describe(ignore)}")
-        if tuple(ignore.shape) != (rows, columns) or ignore.device != anchors.device:
-            raise ValueError(
-                f"ignore must have shape {(rows, columns)} and be on anchors' device {anchors.device}, "
-                f"got {_validate.describe(ignore)}"
-            )
-        return ignore, None, None
-    if not isinstance(ignore, (tuple, list)) or len(ignore) != 2:
-        raise TypeError(
-            "ignore must be a bool tensor or a pair of integer tensors (anchor_ids, column_ids), "
-            f"got {_validate.describe(ignore)}"
-        )
-    return (
-        None,
-        _integers("ignore[0] (anchor_ids)", ignore[0], (rows,), anchors),
-        _integers("ignore[1] (column_ids)", ignore[1], (columns,), anchors),
-    )

@@ -65,6 +65,17 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
+def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
+    given = [x for x in parts if x is not None]
+    rows = torch.cat(given) if len(given) > 1 else given[0]
+    rows = rows.to(wide(rows.dtype))
+    inverse, poison = inverse_norms(rows)
+    # A copy is made once: in place where there is one already.
+    own = rows is not given[0]
+    return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
+
+
 def scale(problem: Problem, poison: Tensor) -> Tensor:
     """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row or a target is
     no good. On a GPU a target cannot be looked at without waiting for it, and NaN is better than a wrong number."""

@@ -11,16 +11,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._dtypes import wide
 from .problem import (
     Gradients,
     Problem,
     add_rows,
-    inverse_norms,
     losses,
     own_columns,
     scale,
     through_normalisation,
+    units_of,
 )
 from .reference import backward, split
 
@@ -34,8 +33,8 @@ UNSHIFTED_TAU = 40.0
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
-    a, inverse_a, poison_a = _units(problem.anchors)
-    k, inverse_k, poison_k = _units(problem.positives, problem.negatives)
+    a, inverse_a, poison_a = units_of(problem.anchors)
+    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     factor = scale(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
     by_a = torch.zeros_like(a) if needs[0] else None
@@ -99,17 +98,6 @@ def _direction(
         if by_columns is not None:
             by_columns[wanted].addmm_(x[:, wanted].T, here * weight)
     return total
-
-
-def _units(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
-    given = [x for x in parts if x is not None]
-    rows = torch.cat(given) if len(given) > 1 else given[0]
-    rows = rows.to(wide(rows.dtype))
-    inverse, poison = inverse_norms(rows)
-    # A copy is made once: in place where there is one already.
-    own = rows is not given[0]
-    return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
 
 
 def _all_count(problem: Problem) -> bool:
