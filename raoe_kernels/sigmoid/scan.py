@@ -56,12 +56,11 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     most = max(1, BUFFER // (len(k) * k.element_size()))
     by_a, by_k = sweep(a * problem.tau, k, weigh, needs[0] or needs[3], wanted, most)
     by_tau = by_bias = by_positives = by_negatives = None
-    if needs[3]:
+    if by_a is not None:
         by_tau = torch.linalg.vecdot(by_a, a).sum() * factor
+        through_normalisation(by_a, a, inverse_a * (problem.tau * factor))
     if needs[4]:
         by_bias = torch.stack(weights).sum() * factor
-    if needs[0]:
-        through_normalisation(by_a, a, inverse_a * (problem.tau * factor))
     if by_k is not None:
         through_normalisation(by_k, k[wanted], inverse_k[wanted] * factor)
         by_positives, by_negatives = by_k.split((len(problem.positives) - start, end - len(problem.positives)))
