@@ -212,6 +212,25 @@ def infonce(rows: int, arch: int) -> Call:
     return Call("info_nce_loss triton", operations, rounds, len(operations))
 
 
+def sigmoid(rows: int, arch: int) -> Call:
+    """As infonce; a program's loop goes over a row of logits once."""
+    from raoe_kernels.sigmoid import triton_kernels as kernels
+    from raoe_kernels.sigmoid.problem import Problem
+
+    op = declared("sigmoid")
+    a, p = (torch.empty(rows, op.COLUMNS["cuda"], dtype=op.DTYPES["cuda"], device="meta") for _ in range(2))
+    numbers, needs = [torch.empty((), device="meta") for _ in range(2)], (True, True, False, True, True)
+    problem = Problem(a, p, None, *numbers, *[None] * 6)
+
+    def step() -> None:
+        loss, saved = kernels.forward(problem, needs)
+        kernels.backward(problem, saved, loss, needs, a.dtype)
+
+    operations = dry_run.operations(step, arch)
+    rounds = {"sigmoid_weights": problem.column_count / kernels.WEIGHTS["BLOCK"]}
+    return Call("sigmoid_loss triton", operations, rounds, len(operations))
+
+
 # Matrix products a tile.
 PRODUCTS = {"attention_forward": 2, "attention_backward_q": 3, "attention_backward_kv": 4}
 OPS: dict[str, Callable[[int, int], Call]] = {
@@ -219,6 +238,7 @@ OPS: dict[str, Callable[[int, int], Call]] = {
     "cosine": cosine,
     "guided": guided,
     "infonce": infonce,
+    "sigmoid": sigmoid,
     "attention": attention,
     "listwise": listwise,
 }

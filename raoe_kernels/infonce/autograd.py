@@ -1,6 +1,6 @@
 """info_nce_loss as a differentiable function, eager and under torch.compile.
 
-A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of `problem.differentiable`
+A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of `problem.differentiated`
 will be differentiated and saved being tensors or None; and `backward(problem, saved, upstream, needs, dtype) ->
 gradients` of them in `dtype`, tau's in the loss's, None where not needed.
 """
@@ -33,7 +33,7 @@ _TENSORS = 14  # leading fields of a Problem; numbers follow
 
 
 def info_nce(problem: Problem, backend: str) -> Tensor:
-    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.differentiable)
+    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.differentiated)
     if torch.compiler.is_compiling():
         return _operator(*problem, needs, backend)[0]
     module = OP.select(problem.anchors.device, backend)
@@ -56,7 +56,7 @@ def _backward(
     if len(problem.anchors) == 0:
         return tuple(
             x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
-            for x, need in zip(problem.differentiable, needs, strict=True)
+            for x, need in zip(problem.differentiated, needs, strict=True)
         )
     with torch.autocast(problem.anchors.device.type, enabled=False):
         return module.backward(problem, saved, upstream, needs, dtype)
@@ -101,7 +101,7 @@ def _shapes(*inputs):
     *fields, needs = inputs
     problem = Problem(*fields)
     loss = _loss_like(problem)
-    rows = zip(problem.differentiable, needs, strict=True)
+    rows = zip(problem.differentiated, needs, strict=True)
     return loss, *(loss.new_empty(x.shape) if need and x is not None else None for x, need in rows)
 
 

@@ -64,7 +64,7 @@ class Problem(NamedTuple):
         return self.anchors, self.positives, self.negatives
 
     @property
-    def differentiable(self) -> tuple[Tensor | None, ...]:
+    def differentiated(self) -> tuple[Tensor | None, ...]:
         """What gradients are of, in their order."""
         return self[:5]
 
