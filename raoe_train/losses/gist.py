@@ -75,7 +75,7 @@ class GISTLoss(InBatchLoss):
         directions = ["query_to_doc"]
         directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
         guide = self._guide(labels, [len(column) for column in embeddings], embeddings[0].device)
-        margins = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
+        margins: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
         return self.contrast(
             embeddings, sizes, start, texts=texts, guide=guide, directions=tuple(directions), **margins
         )

@@ -167,7 +167,7 @@ class InBatchLoss(CachedLoss):
         if guide is not None:
             first, *rest = (gather_rows(column, sizes) for column in guide)
             known["guide"] = (first[of_rows], rest[0], *([torch.cat(rest[1:])] if others else []))
-        given = {"tau": tau, "targets": targets, "all_anchors": anchors, "directions": directions}
+        given: dict[str, Any] = {"tau": tau, "targets": targets, "all_anchors": anchors, "directions": directions}
         return info_nce_loss(own, positives, negatives, **given, **known, **form)
 
     def _check_columns(self, rows: list[int]) -> None:

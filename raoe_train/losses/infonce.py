@@ -126,8 +126,7 @@ class InfoNCELoss(InBatchLoss):
         tau, own = self.tau(), embeddings[0]
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
-        known = self.mask_duplicates and texts is not None
-        same = duplicates(gather_rows(texts, sizes)) if known else None
+        same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
         form = {"tau": tau, "debias": self.debias}
         loss = self._one_way(own, positives, negatives, start, same, {**form, **self._hardness()})
         if both:

@@ -129,8 +129,9 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
         assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
         for gather in gathers:
             for mini_batch_size, differences in zip((None, 2), found, strict=True):
-                loss = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
-                for each in (loss, ByLength(loss)) if world < 4 else (loss,):
+                for around in (None, ByLength) if world < 4 else (None,):
+                    each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
+                    each = each if around is None else around(each)
                     mean, after = step(each, model, initial, *parts[rank])
                     dist.all_reduce(mean)
                     rows = [len(part[0][0]["input_ids"]) for part in parts]

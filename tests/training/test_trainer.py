@@ -115,7 +115,7 @@ def test_a_scale_that_is_learned(tmp_path, encoder, mini_batch_size):
 
 
 def test_a_scale_that_is_scheduled(tmp_path, encoder):
-    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv", rows=32)
     loss, seen = InfoNCELoss(model, 10.0, end_scale=40.0), []
     loss.register_forward_hook(lambda *_: seen.append(loss.current_scale))
     args = arguments(tmp_path, max_steps=4, gradient_accumulation_steps=2)
