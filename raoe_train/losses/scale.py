@@ -28,7 +28,8 @@ def scaled(loss: Any, model: Any, dataset: Any, source: str, *, batch_size: int,
     """
     inner = innermost(loss)
     if getattr(inner, "scale", None) != AUTO:
-        return _remade(loss, inner.with_scale(inner.scale)) if shared and getattr(inner, "memory_size", 0) else loss
+        apart = shared and hasattr(inner, "memory_size") and inner.memory_size
+        return _remade(loss, inner.with_scale(inner.scale)) if apart else loss
     means = calibrate(model, inner, dataset, batch_size=batch_size, seed=seed)
     tau = min(means, key=lambda tau: means[tau])
     at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
