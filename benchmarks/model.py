@@ -201,15 +201,34 @@ def infonce(rows: int, arch: int) -> Call:
 
     op = declared("infonce")
     a, p, n = (torch.empty(rows, op.COLUMNS["cuda"], dtype=op.DTYPES["cuda"], device="meta") for _ in range(3))
-    problem, all_three = Problem(a, p, n, None, None, None, None, op.TAU, False), (True, True, True)
+    problem, needs = Problem(a, p, n, tau=op.TAU), (True, True, True, False, False)
 
     def step() -> None:
-        loss, saved = kernels.forward(problem, all_three)
-        kernels.backward(problem, saved, loss, all_three, a.dtype)
+        loss, saved = kernels.forward(problem, needs)
+        kernels.backward(problem, saved, loss, needs, a.dtype)
 
     operations = dry_run.operations(step, arch)
     rounds = {"info_nce_weights": problem.column_count / kernels.WEIGHTS["BLOCK"]}
     return Call("info_nce_loss triton", operations, rounds, len(operations))
+
+
+def sigmoid(rows: int, arch: int) -> Call:
+    """As infonce; a program's loop goes over a row of logits once."""
+    from raoe_kernels.sigmoid import triton_kernels as kernels
+    from raoe_kernels.sigmoid.problem import Problem
+
+    op = declared("sigmoid")
+    a, p = (torch.empty(rows, op.COLUMNS["cuda"], dtype=op.DTYPES["cuda"], device="meta") for _ in range(2))
+    numbers, needs = [torch.empty((), device="meta") for _ in range(2)], (True, True, False, True, True)
+    problem = Problem(a, p, None, *numbers, *[None] * 6)
+
+    def step() -> None:
+        loss, saved = kernels.forward(problem, needs)
+        kernels.backward(problem, saved, loss, needs, a.dtype)
+
+    operations = dry_run.operations(step, arch)
+    rounds = {"sigmoid_weights": problem.column_count / kernels.WEIGHTS["BLOCK"]}
+    return Call("sigmoid_loss triton", operations, rounds, len(operations))
 
 
 # Matrix products a tile.
@@ -219,6 +238,7 @@ OPS: dict[str, Callable[[int, int], Call]] = {
     "cosine": cosine,
     "guided": guided,
     "infonce": infonce,
+    "sigmoid": sigmoid,
     "attention": attention,
     "listwise": listwise,
 }

@@ -10,6 +10,7 @@ from . import guided as _guided
 from . import infonce as _infonce
 from . import listwise as _listwise
 from . import pairwise as _pairwise
+from . import sigmoid as _sigmoid
 from ._dispatch import use_backend
 from .attention import bidirectional_attention, dual_attention
 from .cosine import pairwise_cosine
@@ -17,6 +18,7 @@ from .guided import guided_argmax, guided_log_probs
 from .infonce import info_nce_loss
 from .listwise import list_mle_loss, refine_similarity
 from .pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
+from .sigmoid import sigmoid_loss
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,7 @@ __all__ = [
     "rank_margin_loss",
     "raoe_loss",
     "refine_similarity",
+    "sigmoid_loss",
     "use_backend",
 ]
 
@@ -46,5 +49,5 @@ def backends(device: _torch.device | str | None = None) -> dict[str, dict[str, b
     if device is None:
         device = "cuda" if _torch.cuda.is_available() else "cpu"
     device = _torch.device(device)
-    ops = (_pairwise.OP, _cosine.OP, _infonce.OP, _attention.OP, _guided.OP, _listwise.OP)
+    ops = (_pairwise.OP, _cosine.OP, _infonce.OP, _sigmoid.OP, _attention.OP, _guided.OP, _listwise.OP)
     return {function: op.available(device) for op in ops for function in op.functions}

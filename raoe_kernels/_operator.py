@@ -81,11 +81,12 @@ def with_gradients(
 
     def save(ctx, inputs, output):
         ctx.save_for_backward(*output[1:])
-        ctx.dtype, ctx.count = inputs[0].dtype, len(inputs)
+        ctx.dtypes, ctx.count = [x.dtype if x is not None else None for x in inputs[:gradients]], len(inputs)
 
     def differentiate(ctx, upstream, *_):
         needs = ctx.needs_input_grad[:gradients]
-        found = (scale(g, upstream, ctx.dtype) if n else None for g, n in zip(ctx.saved_tensors, needs, strict=True))
+        of = zip(ctx.saved_tensors, ctx.dtypes, needs, strict=True)
+        found = (scale(gradient, upstream, dtype) if need else None for gradient, dtype, need in of)
         return *found, *[None] * (ctx.count - gradients)
 
     return operator(op, name, arguments, 1 + gradients, run, shapes, save, differentiate)

@@ -66,6 +66,20 @@ def number(name: str, value: object, *, low: float = -math.inf, strict: bool = F
     return result
 
 
+def number_or_tensor(
+    name: str, value: object, device: torch.device, *, low: float = -math.inf, strict: bool = False
+) -> float | Tensor:
+    """`number`, or a () float tensor on `device`, which may be learnt. Its value is looked at on the CPU only:
+    elsewhere a look would wait for the device, and a compiled graph cannot branch on it."""
+    if not isinstance(value, Tensor):
+        return number(name, value, low=low, strict=strict)
+    if not value.is_floating_point() or value.ndim != 0 or value.device != device:
+        raise ValueError(f"{name} must be a number or a () float tensor on {device}, got {describe(value)}")
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        number(name, value.item(), low=low, strict=strict)
+    return value
+
+
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {describe(value)}")

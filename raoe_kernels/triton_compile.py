@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 from typing import Any, NamedTuple
 
-OPS = ("pairwise", "cosine", "attention", "infonce", "guided")  # those with Triton kernels
+OPS = ("pairwise", "cosine", "attention", "infonce", "sigmoid", "guided")  # those with Triton kernels
 
 
 class Variant(NamedTuple):

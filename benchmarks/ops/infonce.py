@@ -4,11 +4,15 @@
 are handed ready embeddings, and the cached one takes as many rows at a time as our scan. "compiled scan" is
 torch.compile of our chunked form. On unit rows InfoNCE is a language model's cross entropy with tau times the columns
 for its head, so fused linear cross entropies are contenders: they get rows normalised and rounded by torch.
+
+Beside that case, FORMS against sentence-transformers' classes: all four directions in one softmax, which is three times
+the logits, and hardness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +22,19 @@ from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import scan
 from raoe_kernels.infonce.problem import Problem
 
-SIZES = {"cpu": [256, 2048], "cuda": [512, 4096, 16384, 65536]}
+SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
-TESTS = ["tests/kernels/test_infonce.py"]
+TESTS = ["tests/kernels/test_infonce.py", "tests/kernels/test_infonce_forms.py"]
 TAU = 20.0
 LOGITS_UP_TO = 16384  # eager holds three matrices of them, 6.4 GB in float32
 ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # beyond, a call takes most of a minute on two cores: ours and eager only
 CHUNK = 512  # rows of logits that the cached peer holds
+ONCE_FROM = 16384  # from here on a form is called once on a CPU
+FORMS: dict[str, dict[str, Any]] = {
+    "four directions": {"directions": ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")},
+    "hardness": {"hardness_mode": "all_negatives", "hardness_strength": 5.0},
+}
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -42,7 +51,8 @@ def least(rows: int, device: str) -> tuple[int, int]:
     return 2 * 3 * rows * columns * DTYPES[device].itemsize, 3 * 2 * rows * 2 * rows * columns
 
 
-def case(rows: int, device: str) -> Case:
+def steps(rows: int, device: str) -> Callable[[Loss], Call]:
+    """Of a loss, a call with its gradients."""
     seeded = torch.Generator().manual_seed(rows)
     columns, dtype = COLUMNS[device], DTYPES[device]
     base = torch.randn(rows, columns, generator=seeded)
@@ -59,6 +69,35 @@ def case(rows: int, device: str) -> Case:
 
         return call
 
+    return step
+
+
+def cases(rows: int, device: str) -> Iterator[Case]:
+    yield case(rows, device)
+    for name in FORMS:
+        yield form(name, rows, device)
+
+
+def form(name: str, rows: int, device: str) -> Case:
+    given, step, missing = FORMS[name], steps(rows, device), {}
+    logits = rows * rows * (6 if "directions" in given else 2)
+    result = {"info_nce_loss": step(lambda a, p, n: info_nce_loss(a, p, n, tau=TAU, **given))}
+    peers = {"MultipleNegativesRankingLoss": _stock, "CachedMultipleNegativesRankingLoss": _cached}
+    for peer, make in peers.items():
+        if make is _stock and logits > LOGITS_UP_TO**2:
+            missing[peer] = "holds every logit, and some of them more than once"
+            continue
+        try:
+            result[peer] = step(make(**given))
+        except ImportError as error:
+            missing[peer] = str(error)
+    title = f"{name}, {rows:,} anchors, 2 x {rows:,} columns of {COLUMNS[device]}, forward + backward"
+    flops = 3 * 2 * logits * COLUMNS[device]
+    return Case(title, result, least(rows, device)[0], flops, missing, device == "cpu" and rows >= ONCE_FROM)
+
+
+def case(rows: int, device: str) -> Case:
+    step, columns = steps(rows, device), COLUMNS[device]
     result: dict[str, Call] = {}
     for name in ours("info_nce_loss", device):
         result[f"info_nce_loss {name}"] = step(lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name))
@@ -90,14 +129,14 @@ def case(rows: int, device: str) -> Case:
 def _compiled_scan() -> Loss:
     @torch.compile(fullgraph=True, dynamic=False)
     def chunked(a, p, n, targets) -> tuple[torch.Tensor, tuple]:
-        return scan.forward(Problem(a, p, n, targets, None, None, None, TAU, False), (True, True, True))
+        return scan.forward(Problem(a, p, n, targets=targets, tau=TAU), (True, True, True, False, False))
 
     class Scan(torch.autograd.Function):
         @staticmethod
         def forward(ctx, a, p, n):
             targets = torch.arange(len(a), device=a.device)
             loss, grads = chunked(a.detach(), p.detach(), n.detach(), targets)
-            ctx.save_for_backward(*grads)
+            ctx.save_for_backward(*grads[:3])
             return loss
 
         @staticmethod
@@ -108,19 +147,19 @@ def _compiled_scan() -> Loss:
     return Scan.apply
 
 
-def _stock() -> Loss:
+def _stock(**given: Any) -> Loss:
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=TAU)
+    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=TAU, **given)
     return lambda a, p, n: loss.compute_loss_from_embeddings([a, p, n], torch.empty(0))
 
 
-def _cached() -> Loss:
+def _cached(**given: Any) -> Loss:
     """Its loss alone, which remembers the rows of every chunk it has done; not the encoding that it is for."""
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
-    loss = CachedMultipleNegativesRankingLoss(model, scale=TAU, mini_batch_size=CHUNK)
+    loss = CachedMultipleNegativesRankingLoss(model, scale=TAU, mini_batch_size=CHUNK, **given)
 
     class Cached(torch.autograd.Function):
         @staticmethod

@@ -1,13 +1,15 @@
-"""The public InfoNCE loss: what a call means, and its argument errors."""
+"""The public InfoNCE loss: what a call means."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from .. import _validate
+from .arguments import check_mask, check_range, directed, guiding, ignored, integers, like_anchors, pair_of_ids
 from .autograd import info_nce
-from .problem import Problem
+from .problem import HARDNESS, Problem
 
 
 def info_nce_loss(
@@ -15,128 +17,129 @@ def info_nce_loss(
     positives: Tensor,
     negatives: Tensor | None = None,
     *,
-    tau: float = 20.0,
+    tau: float | Tensor = 20.0,
     targets: Tensor | None = None,
     ignore: Tensor | tuple[Tensor, Tensor] | None = None,
     symmetric: bool = False,
+    directions: Sequence[str] = ("query_to_doc",),
+    partition_mode: str = "joint",
+    all_anchors: Tensor | None = None,
+    hardness_mode: str | None = None,
+    hardness_strength: float = 0.0,
+    positive_ids: tuple[Tensor, Tensor] | None = None,
+    debias: float = 0.0,
+    guide: Sequence[Tensor] | None = None,
+    guide_margin: float = 0.0,
+    margin_strategy: str = "absolute",
     backend: str = "auto",
 ) -> Tensor:
     """Mean over the anchors of -log softmax(tau cos(anchor, column))[its positive]; columns are positives + negatives.
 
     BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers'
-    MultipleNegativesRankingLoss with cos_sim. Logits come and go by chunks: memory is O((N + P + M) D) and a buffer
-    of 64 MiB (or of one row of logits), on `triton` 256 MiB (or 1,024 rows).
+    MultipleNegativesRankingLoss with cos_sim, in all its forms, and GISTEmbedLoss. Logits come and go by chunks: memory
+    is O((N + P + M) D) and a buffer of 64 MiB (or of one row of logits), on `triton` 256 MiB (or 1,024 rows).
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. Rows are normalised here, and the gradient goes through
             it. A row of norm <= 1e-8 has similarity 0 to everything and gradient 0.
         positives: (P, D), of anchors' dtype and device.
         negatives: (M, D), or None. M need not be a multiple of N.
-        tau: what similarities are multiplied by, > 0 (the inverse of a temperature).
+        tau: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
+            float dtype, which is given its gradient; one that is not > 0 is a NaN loss on a GPU.
         targets: (N,) integers: which of the P + M columns (positives, then negatives) is the anchor's positive, for a
             gathered batch for example; several anchors may share one. Default 0 … N-1, which needs P >= N. Out of
             range is a ValueError on the CPU and a NaN loss on a GPU (and under torch.compile), which is not waited for.
+            With all_anchors, hardness_mode or other directions than query_to_doc and doc_to_query they are positives.
         ignore: columns that are no negatives of an anchor (false negatives): (N, P + M) bool, True where the column is
             left out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)): left out where the ids are
-            equal. An anchor's own positive always counts, whatever `ignore` says of it.
-        symmetric: the mean of this loss and of the other direction, sentence-transformers'
+            equal. An anchor's own positive always counts, whatever `ignore` says of it. Ids hold in all directions, for
+            two anchors and for two columns too; a bool needs query_to_doc, alone or with doc_to_query of `anchors`.
+        symmetric: the mean of this loss and of the other direction, short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction": the positive of anchor i, among
             all N anchors, is to find anchor i. Anchor j is left out there where `ignore` says that column targets[i] is
             no negative of anchor j (j != i).
-        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
+        directions: what else is in the softmax beside "query_to_doc", which must be there: similarities of anchor i's
+            positive with all anchors, its own included ("doc_to_query"); of anchor i with all other anchors
+            ("query_to_query"); of its positive with the documents of other anchors, positives and negatives
+            ("doc_to_doc") or positives alone ("positive_to_positive", GISTEmbed's). Where M is a multiple of P the
+            negatives i, P + i, 2 P + i, … are documents of positive i's anchor; otherwise nobody's.
+        partition_mode: "joint", one softmax over all directions, or "per_direction", one each and their mean, for
+            query_to_doc and doc_to_query alone.
+        all_anchors: (P, D) anchors to be found, row j that of positive j, where `anchors` are a part of them. The ids
+            of anchors in `ignore` and positive_ids, and the guide's anchors, are then of all_anchors, P of them.
+        hardness_mode, hardness_strength: strength * cos, which no gradient goes through, is added to the logits of an
+            anchor with "in_batch_negatives" (documents of other anchors), "hard_negatives" (negatives of its own) or
+            "all_negatives" (Lan et al. 2025, Eq. 5). The first two need M to be a multiple of P.
+        positive_ids: (anchor_ids (N,), column_ids (P + M,)) integers: columns with the anchor's id are its positives,
+            too, whatever `ignore` says of them. The loss is -log of the positives' share, all together, of the sum
+            (MIL-NCE, Miech et al. 2020, Eq. 1). The same holds of the other direction of "per_direction".
+        debias: 0 <= debias < 1, the probability that a negative is a positive, which is taken out of the negatives' sum
+            (Chuang et al. 2020, Eq. 8).
+        guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]), the rows of another encoder, of any float dtype.
+            What it finds more similar than the own pair is left out, in every direction; no gradient goes there.
+        guide_margin, margin_strategy: left out is what the guide's cosine is above pos - margin ("absolute") or
+            pos - |pos| * margin ("relative"), pos being that of the own pair.
+        backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which has `targets`,
+            `ignore` and `symmetric` only: auto takes scan for the rest.
 
     Returns:
-        () float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have the rows' dtype. NaN, and NaN
-        gradients, where any row holds a NaN or an infinity (an ignored one too) or has no finite norm.
+        () float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have the dtype of what they are of.
+        NaN, and NaN gradients, where any row holds a NaN or an infinity (an ignored one too) or has no finite norm.
 
     Raises:
         TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
         derivative was asked for, which there is none of.
     """
     _validate.float_tensor("anchors", anchors, 2)
-    _like_anchors("positives", positives, anchors)
+    like_anchors("positives", positives, anchors)
     if negatives is not None:
-        _like_anchors("negatives", negatives, anchors)
-    tau = _validate.number("tau", tau, low=0, strict=True)
-    if not isinstance(symmetric, bool):
-        raise TypeError(f"symmetric must be True or False, got {_validate.describe(symmetric)}")
-    rows, columns = len(anchors), len(positives) + (0 if negatives is None else len(negatives))
-    if targets is None:
-        if len(positives) < rows:
+        like_anchors("negatives", negatives, anchors)
+    rows, negative_count = len(anchors), 0 if negatives is None else len(negatives)
+    columns, found = len(positives) + negative_count, rows
+    if all_anchors is not None:
+        like_anchors("all_anchors", all_anchors, anchors)
+        found = len(all_anchors)
+        if found != len(positives):
             raise ValueError(
-                f"positives must have a row for each of the {rows} anchors where no targets are given, "
-                f"got {_validate.describe(positives)}"
+                f"all_anchors must have a row for each of the {len(positives)} positives, "
+                f"got {_validate.describe(all_anchors)}"
             )
-    else:
-        targets = _integers("targets", targets, (rows,), anchors)
-        _check_range(targets, columns)
-    mask, anchor_ids, column_ids = _ignore(ignore, rows, columns, anchors)
+    scale = _validate.number_or_tensor("tau", tau, anchors.device, low=0, strict=True)
+    names, joint = directed(directions, partition_mode, symmetric)
+    if hardness_mode is not None:
+        _validate.one_of("hardness_mode", hardness_mode, HARDNESS)
+    strength = _validate.number("hardness_strength", hardness_strength, low=0)
+    if hardness_mode in HARDNESS[:2] and negative_count % max(1, len(positives)):
+        raise ValueError(
+            f"negatives must be as many for each of the {len(positives)} positives with hardness_mode "
+            f"{hardness_mode!r}, got {negative_count}"
+        )
+    share = _validate.number("debias", debias, low=0)
+    if share >= 1:
+        raise ValueError(f"debias must be below 1, got {_validate.describe(debias)}")
+    mask, anchor_ids, column_ids = ignored(ignore, rows if isinstance(ignore, Tensor) else found, columns, anchors)
+    check_mask(mask, names, all_anchors)
+    anchor_labels = column_labels = None
+    if positive_ids is not None:
+        anchor_labels, column_labels = pair_of_ids("positive_ids", positive_ids, found, columns, anchors)
+    guides = guiding(guide, found, positives, negatives)
+    harder = hardness_mode is not None and strength > 0
     problem = Problem(
-        anchors, positives, negatives, targets, mask, anchor_ids, column_ids, tau, symmetric
+        anchors, positives, negatives, all_anchors, scale if isinstance(scale, Tensor) else None, None, mask,
+        anchor_ids, column_ids, anchor_labels, column_labels, guides[0], guides[1], guides[2],
+        1.0 if isinstance(scale, Tensor) else scale, names, joint,
+        hardness=str(hardness_mode) if harder else "", strength=strength if harder else 0.0, debias=share,
+        margin=_validate.number("guide_margin", guide_margin),
+        relative=_validate.one_of("margin_strategy", margin_strategy, ("absolute", "relative")) == "relative",
     )  # fmt: skip
+    if targets is not None:
+        targets = integers("targets", targets, (rows,), anchors)
+        of = "positives" if problem.target_count < columns else "positives and negatives"
+        check_range(targets, problem.target_count, of=of)
+        problem = problem._replace(targets=targets)
+    elif len(positives) < rows:
+        raise ValueError(
+            f"positives must have a row for each of the {rows} anchors where no targets are given, "
+            f"got {_validate.describe(positives)}"
+        )
     return info_nce(problem, backend)
-
-
-def _like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
-    _validate.float_tensor(name, value, 2)
-    if value.shape[1] != anchors.shape[1] or value.dtype != anchors.dtype or value.device != anchors.device:
-        raise ValueError(
-            f"{name} must have anchors' columns, dtype and device, "
-            f"got {_validate.describe(value)} and {_validate.describe(anchors)}"
-        )
-
-
-def _integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
-    """An int64 tensor of that shape on anchors' device."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers, got {_validate.describe(value)}")
-    if value.dtype == torch.bool:
-        raise TypeError(f"{name} must be integers (up to int64), got {_validate.describe(value)}")
-    _validate.integer_tensor(name, value)
-    if tuple(value.shape) != shape or value.device != anchors.device:
-        raise ValueError(
-            f"{name} must have shape {shape} and be on anchors' device {anchors.device}, "
-            f"got {_validate.describe(value)}"
-        )
-    return value.to(torch.int64)
-
-
-def _check_range(targets: Tensor, columns: int) -> None:
-    """On the CPU only: elsewhere a look would wait for the device, and a compiled graph cannot branch on it."""
-    if targets.numel() == 0:
-        return
-    if columns == 0:
-        raise ValueError("targets must be columns of positives and negatives, of which there are none")
-    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = (x.item() for x in targets.aminmax())
-        if low < 0 or high >= columns:
-            raise ValueError(
-                f"targets must be columns 0 … {columns - 1} of positives and negatives, got {low} … {high}"
-            )
-
-
-def _ignore(
-    ignore: object, rows: int, columns: int, anchors: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(mask, anchor ids, column ids), of which one kind or none is there."""
-    if ignore is None:
-        return None, None, None
-    if isinstance(ignore, Tensor):
-        if ignore.dtype != torch.bool:
-            raise TypeError(f"ignore must be bool, or a pair of id tensors, got {_validate.describe(ignore)}")
-        if tuple(ignore.shape) != (rows, columns) or ignore.device != anchors.device:
-            raise ValueError(
-                f"ignore must have shape {(rows, columns)} and be on anchors' device {anchors.device}, "
-                f"got {_validate.describe(ignore)}"
-            )
-        return ignore, None, None
-    if not isinstance(ignore, (tuple, list)) or len(ignore) != 2:
-        raise TypeError(
-            "ignore must be a bool tensor or a pair of integer tensors (anchor_ids, column_ids), "
-            f"got {_validate.describe(ignore)}"
-        )
-    return (
-        None,
-        _integers("ignore[0] (anchor_ids)", ignore[0], (rows,), anchors),
-        _integers("ignore[1] (column_ids)", ignore[1], (columns,), anchors),
-    )

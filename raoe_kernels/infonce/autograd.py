@@ -1,8 +1,8 @@
 """info_nce_loss as a differentiable function, eager and under torch.compile.
 
-A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of anchors, positives and
-negatives will be differentiated and saved being tensors or None; and
-`backward(problem, saved, upstream, needs, dtype) -> gradients` of the three in `dtype`, None where not needed.
+A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of `problem.differentiated`
+will be differentiated and saved being tensors or None; and `backward(problem, saved, upstream, needs, dtype) ->
+gradients` of them in `dtype`, tau's in the loss's, None where not needed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ OP = Op(
         "scan": Backend(f"{__package__}.scan"),
         "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
+    {"cuda": f"{__package__}.by_case"},
 )
-_TENSORS = 7  # leading fields of a Problem; numbers follow
+_GRADIENTS = 5  # fields of a Problem that are differentiated, from the first on
+_TENSORS = 14  # leading fields of a Problem; numbers follow
 
 
 def info_nce(problem: Problem, backend: str) -> Tensor:
-    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows)
+    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.differentiated)
     if torch.compiler.is_compiling():
         return _operator(*problem, needs, backend)[0]
     module = OP.select(problem.anchors.device, backend)
@@ -52,11 +54,10 @@ def _backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype, module: ModuleType
 ) -> Gradients:
     if len(problem.anchors) == 0:
-        first, second, third = (
+        return tuple(
             x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
-            for x, need in zip(problem.rows, needs, strict=True)
+            for x, need in zip(problem.differentiated, needs, strict=True)
         )
-        return first, second, third
     with torch.autocast(problem.anchors.device.type, enabled=False):
         return module.backward(problem, saved, upstream, needs, dtype)
 
@@ -69,7 +70,7 @@ class _InfoNCE(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: ModuleType, *fields: Any) -> Tensor:
         problem = Problem(*fields)
-        loss, saved = _forward(problem, ctx.needs_input_grad[1:4], module)
+        loss, saved = _forward(problem, ctx.needs_input_grad[1 : 1 + _GRADIENTS], module)
         ctx.save_for_backward(*problem[:_TENSORS], *saved)
         ctx.options, ctx.module = problem[_TENSORS:], module
         return loss
@@ -80,8 +81,10 @@ class _InfoNCE(torch.autograd.Function):
         tensors = ctx.saved_tensors
         problem, saved = Problem(*tensors[:_TENSORS], *ctx.options), tensors[_TENSORS:]
         dtype = problem.anchors.dtype
-        grads = _backward(problem, saved, upstream, ctx.needs_input_grad[1:4], dtype, ctx.module)
-        return None, *grads, *[None] * (len(problem) - 3)
+        grads = _backward(problem, saved, upstream, ctx.needs_input_grad[1 : 1 + _GRADIENTS], dtype, ctx.module)
+        if grads[-1] is not None and problem.learnt_tau is not None:
+            grads = *grads[:-1], grads[-1].to(problem.learnt_tau.dtype)
+        return None, *grads, *[None] * (len(problem) - _GRADIENTS)
 
 
 def _operator_forward(*inputs):
@@ -90,7 +93,7 @@ def _operator_forward(*inputs):
     problem, needs = Problem(*fields), tuple(needs)
     loss, saved = _forward(problem, needs, module)
     if not any(needs):
-        return loss, None, None, None
+        return loss, *[None] * _GRADIENTS
     return loss, *_backward(problem, saved, torch.ones_like(loss), needs, loss.dtype, module)
 
 
@@ -98,14 +101,16 @@ def _shapes(*inputs):
     *fields, needs = inputs
     problem = Problem(*fields)
     loss = _loss_like(problem)
-    rows = zip(problem.rows, needs, strict=True)
+    rows = zip(problem.differentiated, needs, strict=True)
     return loss, *(loss.new_empty(x.shape) if need and x is not None else None for x, need in rows)
 
 
 _operator = with_gradients(
     OP,
     "infonce",
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? targets, Tensor? ignored, Tensor? anchor_ids, "
-    "Tensor? column_ids, float tau, bool symmetric, bool[3] needs",
-    3, _operator_forward, _shapes,
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learnt_tau, Tensor? targets, "
+    "Tensor? ignored, Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_labels, Tensor? column_labels, "
+    "Tensor? guide_anchors, Tensor? guide_positives, Tensor? guide_negatives, float tau, str[] directions, bool joint, "
+    "str hardness, float strength, float debias, float margin, bool relative, bool[5] needs",
+    _GRADIENTS, _operator_forward, _shapes,
 )  # fmt: skip

@@ -36,16 +36,18 @@ def sweep(
     weigh: Callable[[int, Tensor], Tensor | None],
     by_rows: bool = False,
     wanted: slice | None = None,
+    most: int | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """weights columns, where `by_rows`, and weights[:, wanted]^T rows, where there is a `wanted`: both in `product`'s
     dtype, and None otherwise.
 
     weigh(first, logits) is handed rows[first : first + n] columns^T, which it may write to, and gives the (n, columns)
-    weights in the rows' dtype, or None where neither product is asked for.
+    weights in the rows' dtype, or None where neither product is asked for. A chunk has at most `most` rows, by default
+    as many as BUFFER and ROWS say.
     """
     gradient = by_rows or wanted is not None
     cell = wide(rows.dtype).itemsize + (rows.dtype.itemsize if gradient and rows.dtype.itemsize == 2 else 0)
-    step = even(len(rows), max(ROWS, BUFFER // (cell * max(1, len(columns)))))
+    step = even(len(rows), most or max(ROWS, BUFFER // (cell * max(1, len(columns)))))
     whole = step >= len(rows)
     grads = None if whole or not by_rows else rows.new_empty(rows.shape, dtype=wide(rows.dtype))
     sums = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,50 +13,114 @@ from .._dtypes import wide
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
+
+# Of anchors, positives, negatives, all_anchors and learnt tau; shorter where a backend differentiates no others.
+Gradients = tuple[Tensor | None, ...]
 
 
 class Problem(NamedTuple):
-    """One call. C = P + M columns: the positives, then the negatives.
+    """One call. C = P + M columns: the positives, then the negatives; A anchors to be found: all_anchors, or anchors.
 
-    anchors     (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
-    targets     (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
-    ignored     (N, C) bool or None: columns that are no negatives of an anchor
-    anchor_ids  (N,) int64 and column_ids (C,) int64, or None: the same, where two ids are equal
-    symmetric   the mean of both directions
+    anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
+    all_anchors     (P, D) or None: row j pairs with positive j
+    learnt_tau      () float, to be used instead of tau, or None
+    targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
+    ignored         (N, C) bool or None: columns that are no negatives of an anchor
+    anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
+    anchor_labels   (A,) int64 and column_labels (C,) int64, or None: columns of its label are an anchor's, too
+    guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
+    directions      names of DIRECTIONS; joint: one softmax for all of them, otherwise one for each, and their mean
+    hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
+    debias          the share of the terms of the sum that are taken for positives
+    margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
     """
 
     anchors: Tensor
     positives: Tensor
-    negatives: Tensor | None
-    targets: Tensor | None
-    ignored: Tensor | None
-    anchor_ids: Tensor | None
-    column_ids: Tensor | None
-    tau: float
-    symmetric: bool
+    negatives: Tensor | None = None
+    all_anchors: Tensor | None = None
+    learnt_tau: Tensor | None = None
+    targets: Tensor | None = None
+    ignored: Tensor | None = None
+    anchor_ids: Tensor | None = None
+    column_ids: Tensor | None = None
+    anchor_labels: Tensor | None = None
+    column_labels: Tensor | None = None
+    guide_anchors: Tensor | None = None
+    guide_positives: Tensor | None = None
+    guide_negatives: Tensor | None = None
+    tau: float = 20.0
+    directions: Sequence[str] = ("query_to_doc",)
+    joint: bool = True
+    hardness: str = ""
+    strength: float = 0.0
+    debias: float = 0.0
+    margin: float = 0.0
+    relative: bool = False
 
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.anchors, self.positives, self.negatives
 
     @property
+    def differentiated(self) -> tuple[Tensor | None, ...]:
+        """What gradients are of, in their order."""
+        return self[:5]
+
+    @property
     def column_count(self) -> int:
         return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
+
+    @property
+    def symmetric(self) -> bool:
+        """Both ways between anchors and columns, a softmax each."""
+        return not self.joint and len(self.directions) == 2
+
+    def beyond_triton(self) -> str:
+        """What this call asks for that the Triton kernels cannot do, "" if there is nothing."""
+        wanted = {
+            "directions but query_to_doc alone and the symmetric loss": len(self.directions) > 1 and not self.symmetric,
+            "all_anchors": self.all_anchors is not None,
+            "a tensor for tau": self.learnt_tau is not None,
+            "hardness_mode": self.hardness,
+            "positive_ids": self.anchor_labels is not None,
+            "debias": self.debias,
+            "a guide": self.guide_anchors is not None,
+        }
+        return ", ".join(name for name, asked in wanted.items() if asked)
+
+    @property
+    def target_count(self) -> int:
+        """The columns that targets may be: positives alone where a row is looked for among what belongs to them."""
+        between = set(self.directions) <= {"query_to_doc", "doc_to_query"}
+        alone = self.all_anchors is not None or self.hardness or not between
+        return len(self.positives) if alone else self.column_count
 
 
 def own_columns(problem: Problem) -> Tensor:
     """(N,) int64: the column of each anchor's positive, one there is whatever was asked for."""
     if problem.targets is None:
         return torch.arange(len(problem.anchors), device=problem.anchors.device)
-    return problem.targets.clamp(0, problem.column_count - 1)
+    return problem.targets.clamp(0, problem.target_count - 1)
 
 
-def columns_of(problem: Problem) -> Tensor:
-    """(C, D): positives, then negatives; a copy only where there are both."""
-    if problem.negatives is None or len(problem.negatives) == 0:
-        return problem.positives
-    return torch.cat((problem.positives, problem.negatives))
+def own_anchors(problem: Problem) -> Tensor:
+    """(N,) int64: which of the anchors to be found each anchor is."""
+    if problem.all_anchors is None:
+        return torch.arange(len(problem.anchors), device=problem.anchors.device)
+    return own_columns(problem)
+
+
+def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
+    given = [x for x in parts if x is not None]
+    rows = torch.cat(given) if len(given) > 1 else given[0]
+    rows = rows.to(wide(rows.dtype))
+    inverse, poison = inverse_norms(rows)
+    # A copy is made once: in place where there is one already.
+    own = rows is not given[0]
+    return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
 
 
 def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,12 +131,14 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale(problem: Problem, poison: Tensor) -> Tensor:
-    """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row or a target is
-    no good. On a GPU a target cannot be looked at without waiting for it, and NaN is better than a wrong number."""
+    """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row, a target or
+    tau is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
+    if problem.learnt_tau is not None:
+        factor = factor.masked_fill(~(problem.learnt_tau > 0), torch.nan)
     if problem.targets is None:
         return factor
-    outside = ((problem.targets < 0) | (problem.targets >= problem.column_count)).any()
+    outside = ((problem.targets < 0) | (problem.targets >= problem.target_count)).any()
     return factor.masked_fill(outside, torch.nan)
 
 
@@ -101,7 +168,18 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
         sums.index_add_(0, places, rows)
 
 
+def split(
+    by_anchors: Tensor | None, by_columns: Tensor | None, problem: Problem, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the columns as those of positives and of negatives."""
+    positives = len(problem.positives)
+    return (
+        by_anchors,
+        by_columns[:positives] if by_columns is not None and needs[1] else None,
+        by_columns[positives:] if by_columns is not None and needs[2] else None,
+    )
+
+
 def scaled(grads: Gradients, upstream: Tensor, dtype: torch.dtype) -> Gradients:
     """Gradients made in forward, times what comes from above the loss, in the rows' dtype."""
-    first, second, third = (None if g is None else (g * upstream).to(dtype) for g in grads)
-    return first, second, third
+    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in grads)

@@ -5,64 +5,147 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dtypes import wide
+from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Gradients,
     Problem,
-    columns_of,
-    inverse_norms,
+    own_anchors,
     own_columns,
     scale,
     scaled,
+    split,
     through_normalisation,
+    units_of,
 )
-
-
-def is_ignored(problem: Problem) -> Tensor | None:
-    """(N, C) columns that the caller calls no negatives."""
-    if problem.anchor_ids is not None and problem.column_ids is not None:
-        return problem.anchor_ids[:, None] == problem.column_ids
-    return problem.ignored
-
-
-def direction(logits: Tensor, targets: Tensor, ignored: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum over the rows of -log softmax(logits)[target], and its gradient by the logits."""
-    own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, targets[:, None], True)
-    if ignored is not None:
-        logits = logits.masked_fill(ignored & ~own, -torch.inf)
-    log_softmax = logits - logits.logsumexp(1, keepdim=True)
-    return -log_softmax[own].sum(), log_softmax.exp() - own.to(logits.dtype)
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
-    a, k = problem.anchors, columns_of(problem)
-    (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(a), inverse_norms(k)
-    a, k = (x.to(wide(x.dtype)) * inverse[:, None] for x, inverse in ((a, inverse_a), (k, inverse_k)))
-    factor = scale(problem, poison_a + poison_k)
-    targets = own_columns(problem)
-    logits, ignored = problem.tau * (a @ k.T), is_ignored(problem)
+    a, inverse_a, poison_a = units_of(problem.anchors)
+    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
+    every = problem.anchors if problem.all_anchors is None else problem.all_anchors
+    q, inverse_q, poison_q = units_of(every)
+    guided = None
+    poison = poison_a + poison_k + poison_q
+    if problem.guide_anchors is not None:
+        guide_q, _, first = units_of(problem.guide_anchors)
+        guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
+        guided, poison = (guide_q, guide_k), poison + (first + second)
+    factor = scale(problem, poison.to(a.dtype))
+    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(a.dtype)
+    places = own_anchors(problem), own_columns(problem)
+    rows, columns = (a, k[places[1]]), (q, k)
 
-    loss, by_logits = direction(logits, targets, ignored)
-    if problem.symmetric:
-        # Row i is anchor i's positive, and column j is anchor j: logit (i, j) is that of (j, targets[i]).
-        ignored = None if ignored is None else ignored[:, targets].T
-        back, by_back = direction(logits[:, targets].T, torch.arange(len(a), device=a.device), ignored)
-        loss, by_logits = loss + back, by_logits.T.index_add(0, targets, by_back).T
-    by_logits = by_logits * (problem.tau * factor)
-    by_a = through_normalisation(by_logits @ k, a, inverse_a) if needs[0] else None
-    by_k = through_normalisation(by_logits.T @ a, k, inverse_k) if needs[1] or needs[2] else None
-    return loss * factor, split(by_a, by_k, problem, needs)
+    loss = by_tau = a.new_zeros(())
+    by_rows, by_columns = [torch.zeros_like(x) for x in rows], [torch.zeros_like(x) for x in columns]
+    for pool in pools(problem):
+        cosines = [rows[b.from_documents] @ columns[b.to_documents][: b.width].T for b in pool]
+        positive = torch.cat([positives_of(problem, block, places, block is pool[0]) for block in pool], 1)
+        left_out = torch.cat(left_out_of(problem, pool, places, guided), 1) & ~positive
+        logits = tau * torch.cat(cosines, 1)
+        if problem.hardness and not pool[0].from_documents:
+            harder = hardened(problem, places[1]) & ~positive[:, : pool[0].width]
+            logits[:, : pool[0].width] += problem.strength * cosines[0] * harder
+        losses, weights, at_bound = softmax_loss(logits, positive, left_out, problem.debias, tau)
+        loss = loss + losses.sum()
+        by_tau = by_tau - at_bound.sum()
+        for block, w, cosine in zip(pool, weights.split([b.width for b in pool], 1), cosines, strict=True):
+            by_tau = by_tau + (w * cosine).sum()
+            by_rows[block.from_documents] += w @ columns[block.to_documents][: block.width]
+            by_columns[block.to_documents][: block.width] += w.T @ rows[block.from_documents]
+
+    by_anchors = by_rows[0] if problem.all_anchors is not None else by_rows[0] + by_columns[0]
+    by_documents = by_columns[1].index_add(0, places[1], by_rows[1])
+    sums = ((by_anchors, a, inverse_a), (by_documents, k, inverse_k), (by_columns[0], q, inverse_q))
+    by_a, by_k, by_q = (through_normalisation(g * (tau * factor), units, inverse) for g, units, inverse in sums)
+    rest = by_q if needs[3] else None, by_tau * factor if needs[4] else None
+    return loss * factor, (*split(by_a if needs[0] else None, by_k, problem, needs), *rest)
 
 
-def split(by_anchors: Tensor | None, by_columns: Tensor | None, problem: Problem, needs: tuple[bool, ...]) -> Gradients:
-    """Gradients of the columns as those of positives and of negatives."""
-    positives = len(problem.positives)
-    return (
-        by_anchors,
-        by_columns[:positives] if by_columns is not None and needs[1] else None,
-        by_columns[positives:] if by_columns is not None and needs[2] else None,
-    )
+def softmax_loss(
+    logits: Tensor, positive: Tensor, left_out: Tensor, debias: float, tau: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row, (n,) log(1 + others / own), own the sum of exp over its positives and others over the rest; (n, C)
+    its gradient by the logits; and (n,) minus its derivative by the tau in the bound of debiased others."""
+    others = logits.masked_fill(positive | left_out, -torch.inf)
+    at_own = logits.masked_fill(~positive, -torch.inf).logsumexp(1, keepdim=True)
+    at_others = others.logsumexp(1, keepdim=True)
+    share, pull, at_bound = torch.ones_like(at_own), torch.zeros_like(at_own), torch.zeros_like(at_own)
+    whole = torch.logaddexp(at_own, at_others)
+    if debias:
+        # Chuang et al. 2020, Eq. 8: what positives would have put there comes out, down to the least that n terms are.
+        count = (~(positive | left_out)).sum(1, keepdim=True).to(logits.dtype)
+        peak = torch.maximum(at_own, at_others)
+        surplus = count * debias * (at_own - peak).exp() / positive.sum(1, keepdim=True)
+        corrected, bound = ((at_others - peak).exp() - surplus) / (1 - debias), count * (-tau - peak).exp()
+        above = corrected > bound
+        whole = torch.logaddexp(at_own, peak + torch.where(above, corrected, bound).log())
+        share = above.to(logits.dtype) / (1 - debias)
+        pull = share * surplus * (peak - whole).exp()
+        at_bound = torch.where(above, 0, bound * (peak - whole).exp())
+    of_own = (at_own - whole).exp() - 1 - pull
+    weights = torch.where(positive, of_own * (logits - at_own).exp(), share * (others - whole).exp())
+    return whole - at_own, weights, at_bound
+
+
+def own(places: Tensor, count: int) -> Tensor:
+    """(n, count) bool: True in the columns `places`, (n,) or (n, k), of each row."""
+    places = places.reshape(len(places), -1)
+    found = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
+    return found.scatter_(1, places, True)
+
+
+def positives_of(problem: Problem, block: Block, places: tuple[Tensor, Tensor], first: bool) -> Tensor:
+    """(N, count) bool: what a row is to find, all of it in a pool's first block."""
+    if not first:
+        return torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
+    found = own(places[block.to_documents], block.width)
+    if problem.anchor_labels is not None:
+        found |= equal((problem.anchor_labels, problem.column_labels), block, places)
+    return found
+
+
+def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
+    """(N, count) bool: whether a row of the block and a column have the same id."""
+    of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
+    assert of_rows is not None and of_columns is not None
+    return of_rows[places[block.from_documents], None] == of_columns[: block.width]
+
+
+def left_out_of(
+    problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guided: tuple[Tensor, Tensor] | None
+) -> list[Tensor]:
+    """(N, count) bool a block: what is in no row's sum. Positives are there all the same."""
+    result, threshold = [], None
+    for block in pool:
+        found = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
+        if problem.anchor_ids is not None:
+            found |= equal((problem.anchor_ids, problem.column_ids), block, places)
+        if problem.ignored is not None:
+            found |= problem.ignored[:, places[1]].T if block.from_documents else problem.ignored
+        if guided is not None:
+            of_rows = guided[block.from_documents][places[block.from_documents]]
+            cosines = of_rows @ guided[block.to_documents][: block.width].T
+            if threshold is None:
+                threshold = lowered(problem, cosines.gather(1, places[block.to_documents][:, None]))
+            found |= cosines > threshold
+        if block.pairs:
+            found &= ~own(places[block.to_documents], block.width)
+        elif block.to_documents:
+            found |= own(of_one_query(problem, places[1], block.width), block.width)
+        else:
+            found |= own(places[0], block.width)
+        result.append(found)
+    return result
+
+
+def hardened(problem: Problem, targets: Tensor) -> Tensor:
+    """(N, C) bool: the negatives whose logits are raised (Lan et al. 2025)."""
+    positive = own(targets, problem.column_count)
+    if problem.hardness == "all_negatives":
+        return ~positive
+    documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
+    return documents & ~positive if problem.hardness == "hard_negatives" else ~documents
 
 
 def backward(

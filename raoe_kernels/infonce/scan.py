@@ -1,28 +1,29 @@
 """info_nce_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
 
 The loss is a mean over the rows, so the gradient of a chunk is complete as soon as its logits are: three matrix
-products through BLAS (logits, rows' gradient, columns' gradient), all made in forward.
+products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._dtypes import wide
+from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Gradients,
     Problem,
     add_rows,
-    inverse_norms,
     losses,
     own_columns,
     scale,
+    split,
     through_normalisation,
+    units_of,
 )
-from .reference import backward, split
+from .reference import backward
 
 __all__ = ["backward", "forward"]
 
@@ -32,101 +33,244 @@ BUFFER = 64 << 20
 UNSHIFTED_TAU = 40.0
 
 
+class _Side(NamedTuple):
+    """Anchors, or documents: unit rows and the sums of their gradients, once for what looks and once for what is found.
+
+    places    which of `rows` the N rows are; own: which of `columns`, of `guide` and so on; None: the i-th is
+    wanted    the columns whose gradient is
+    """
+
+    rows: Tensor
+    by_rows: Tensor | None
+    places: Tensor | None
+    columns: Tensor
+    by_columns: Tensor | None
+    wanted: slice
+    own: Tensor | None
+    guide: Tensor | None
+    ids: Tensor | None
+    labels: Tensor | None
+
+
+_Sides = tuple[_Side, _Side]  # anchors, documents: by a Block's from_documents and to_documents
+
+
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
-    a, inverse_a, poison_a = _units(problem.anchors)
-    k, inverse_k, poison_k = _units(problem.positives, problem.negatives)
-    factor = scale(problem, poison_a + poison_k)
-    targets, positives = own_columns(problem), len(problem.positives)
+    a, inverse_a, poison = units_of(problem.anchors)
+    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
     by_a = torch.zeros_like(a) if needs[0] else None
     by_k = torch.zeros_like(k) if needs[1] or needs[2] else None
+    poison, q, guide_q, guide_k = poison + poison_k, a, None, None
+    if problem.all_anchors is not None:
+        q, inverse_q, poison_q = units_of(problem.all_anchors)
+        poison = poison + poison_q
+    if problem.guide_anchors is not None:
+        guide_q, _, first = units_of(problem.guide_anchors)
+        guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
+        poison = poison + (first + second).to(a.dtype)
+    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(a.dtype)
+    factor = scale(problem, poison)
+    by_q = by_a
+    if problem.all_anchors is not None:  # NaN where the loss is, if no direction looks for them too
+        by_q = (factor * 0).expand_as(q).clone() if needs[3] else None
 
+    targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
+    own_anchors = targets if problem.all_anchors is not None else None
     wanted = slice(0 if needs[1] else positives, len(k) if needs[2] else positives)
-    ignored = None if _all_count(problem) else lambda rows: _ignored(problem, rows)
-    loss = _direction(a, k, targets, problem.tau, factor, ignored, by_a, by_k, wanted)
-    if problem.symmetric:
-        ignored = None if _all_count(problem) else lambda rows: _ignored_back(problem, targets[rows])
-        everyone = torch.arange(len(a), device=a.device)
-        back = torch.zeros_like(a) if by_k is not None else None
-        loss += _direction(k[targets], a, everyone, problem.tau, factor, ignored, back, by_a, slice(None))
-        if by_k is not None and back is not None:
-            add_rows(by_k, targets, back)
+    sides = (
+        _Side(a, by_a, None, q, by_q, slice(0, len(q)), own_anchors, guide_q, problem.anchor_ids,
+              problem.anchor_labels),
+        _Side(k, by_k, targets, k, by_k, wanted, targets, guide_k, problem.column_ids, problem.column_labels),
+    )  # fmt: skip
+    loss, by_tau = a.new_zeros(()), a.new_zeros(()) if needs[4] else None
+    for pool in pools(problem):
+        loss += _pool(problem, pool, sides, tau, factor, by_tau)
     if by_a is not None:
         through_normalisation(by_a, a, inverse_a)
     if by_k is not None:
         through_normalisation(by_k, k, inverse_k)
-    return loss * factor, split(by_a, by_k, problem, needs)
+    if problem.all_anchors is None:
+        by_q = None
+    elif by_q is not None:
+        through_normalisation(by_q, q, inverse_q)
+    return loss * factor, (*split(by_a, by_k, problem, needs), by_q, by_tau)
 
 
-def _direction(
-    rows: Tensor,
-    columns: Tensor,
-    targets: Tensor,
-    tau: float,
-    factor: Tensor,
-    ignored: Callable[[slice], Tensor] | None,
-    by_rows: Tensor | None,
-    by_columns: Tensor | None,
-    wanted: slice,
+def _pool(
+    problem: Problem, pool: list[Block], sides: _Sides, tau: float | Tensor, factor: Tensor, by_tau: Tensor | None
 ) -> Tensor:
-    """Sum of -log softmax(tau rows columns^T)[target] over the unit rows; factor times its gradients is added to those
-    of by_rows and by_columns[wanted] that are there."""
-    step = max(1, min(len(rows), BUFFER // (len(columns) * columns.element_size())))
-    buffer = columns.new_empty(step, len(columns))
-    total = columns.new_zeros(())
-    for start in range(0, len(rows), step):
-        chunk = slice(start, min(start + step, len(rows)))
-        here, own = rows[chunk], targets[chunk, None]
-        x = torch.mm(here * tau, columns.T, out=buffer[: len(here)])
-        at_own = x.gather(1, own)
-        if ignored is not None:
-            x.masked_fill_(ignored(chunk), -torch.inf)
-            x.scatter_(1, own, at_own)
+    """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_tau."""
+    counts, like = [block.width for block in pool], sides[0].rows
+    cell = like.element_size() * (1 if sides[0].labels is None else 3)
+    cell += 0 if sides[0].guide is None else sides[0].guide.element_size()
+    step = max(1, min(len(like), BUFFER // (sum(counts) * cell)))
+    buffer, total = like.new_empty(step, sum(counts)), like.new_zeros(())
+    shifted = isinstance(tau, Tensor) or tau + problem.strength > UNSHIFTED_TAU
+    gradient = by_tau is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
+    for start in range(0, len(like), step):
+        chunk = slice(start, min(start + step, len(like)))
+        x = buffer[: chunk.stop - start]
+        parts = x.split(counts, 1)
+        rows = {side: _of(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
+        own, positive = _logits(problem, pool, sides, chunk, rows, tau, parts)
+
+        at_own, share = parts[0].gather(1, own), None
+        if positive is not None:  # what is to be found is the sum of several, and each has its share of the gradient
+            share = parts[0].masked_fill(~positive, -torch.inf)
+            at_own = share.logsumexp(1, keepdim=True)
+            share.sub_(at_own).exp_()
+        count = _terms(x, positive) if problem.debias else None
         shift = torch.zeros_like(at_own)
-        if tau > UNSHIFTED_TAU:
+        if shifted:
             shift = x.amax(1, keepdim=True)
             x.sub_(shift)
         # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
-        others = x.exp_().scatter_(1, own, 0).sum(1, keepdim=True)
+        x.exp_()
+        if positive is None:
+            parts[0].scatter_(1, own, 0)
+        else:
+            parts[0].masked_fill_(positive, 0)
+        others = pull = x.sum(1, keepdim=True)
         of_own = (at_own - shift).exp_()
+        if count is not None:
+            # Chuang et al. 2020, Eq. 8: what positives would add comes out, down to the least that so many terms are.
+            least = count * (-tau - shift).exp()
+            surplus = problem.debias * count * of_own / (1 if positive is None else positive.sum(1, keepdim=True))
+            corrected = (others - surplus) / (1 - problem.debias)
+            above = corrected > least
+            others, slope = torch.where(above, corrected, least), above.to(x.dtype) / (1 - problem.debias)
+            pull = others + slope * surplus
+            x.mul_(slope)
+            if by_tau is not None:
+                by_tau -= factor * torch.where(above, 0, least / (others + of_own)).sum()
         total += losses(others, of_own, shift, at_own).sum()
-        if by_rows is None and by_columns is None:
+        if not gradient:
             continue
-        x.scatter_(1, own, -others)
-        weight = (tau * factor) / (others + of_own)
-        if by_rows is not None:
-            by_rows[chunk].addcmul_(x @ columns, weight)
-        if by_columns is not None:
-            by_columns[wanted].addmm_(x[:, wanted].T, here * weight)
+        if share is None:
+            parts[0].scatter_(1, own, -pull)
+        else:
+            parts[0].addcmul_(share, pull, value=-1)
+        _products(pool, sides, chunk, rows, parts, tau, factor / (others + of_own), by_tau)
     return total
 
 
-def _units(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
-    given = [x for x in parts if x is not None]
-    rows = torch.cat(given) if len(given) > 1 else given[0]
-    rows = rows.to(wide(rows.dtype))
-    inverse, poison = inverse_norms(rows)
-    # A copy is made once: in place where there is one already.
-    own = rows is not given[0]
-    return rows.mul_(inverse[:, None]) if own else rows * inverse[:, None], inverse, poison
+def _products(
+    pool: list[Block],
+    sides: _Sides,
+    chunk: slice,
+    rows: dict[bool, Tensor],
+    parts: tuple[Tensor, ...],
+    tau: float | Tensor,
+    weight: Tensor,
+    by_tau: Tensor | None,
+) -> None:
+    """Adds the gradients by a chunk's unit rows, by columns and by tau, weight x parts being those by the logits."""
+    for block, x in zip(pool, parts, strict=True):
+        side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents]
+        if side.by_rows is not None or by_tau is not None:
+            made = x @ found.columns[: block.width]
+            if by_tau is not None:
+                by_tau += torch.linalg.vecdot(made, here).dot(weight[:, 0])
+            if side.by_rows is not None:
+                if side.places is None:
+                    side.by_rows[chunk].addcmul_(made, tau * weight)
+                else:
+                    add_rows(side.by_rows, side.places[chunk], made.mul_(tau * weight))
+        wanted = slice(found.wanted.start, min(found.wanted.stop, block.width))
+        if found.by_columns is not None and wanted.start < wanted.stop:
+            found.by_columns[wanted].addmm_(x[:, wanted].T, here * (tau * weight))
 
 
-def _all_count(problem: Problem) -> bool:
-    return problem.ignored is None and problem.anchor_ids is None
+def _logits(
+    problem: Problem,
+    pool: list[Block],
+    sides: _Sides,
+    chunk: slice,
+    rows: dict[bool, Tensor],
+    tau: float | Tensor,
+    parts: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor | None]:
+    """The logits to `parts`, -inf where they are left out. Of the first part: (n, 1) the own pair's column, and, where
+    a row may have several positives, (n, count) where they are."""
+    first = threshold = None
+    for block, x in zip(pool, parts, strict=True):
+        side, found = sides[block.from_documents], sides[block.to_documents]
+        own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width].T
+        positive = None
+        if first is None and side.labels is not None and found.labels is not None:
+            positive = (_of(side.labels, side.own, chunk)[:, None] == found.labels).scatter_(1, own, True)
+        if problem.hardness and not block.from_documents and block.to_documents:
+            _hardened(problem, rows[False], columns, own, positive, tau, x)
+        else:
+            torch.mm(rows[block.from_documents] * tau, columns, out=x)
+        at_own = x.gather(1, own) if block.pairs else None
+
+        left_out = _ignored(problem, block, sides, chunk)
+        if side.guide is not None and found.guide is not None:
+            cosines = _of(side.guide, side.own, chunk) @ found.guide[: block.width].T
+            if threshold is None:
+                threshold = lowered(problem, cosines.gather(1, own))
+            above = cosines > threshold
+            left_out = above if left_out is None else above.logical_or_(left_out)
+        if left_out is not None:
+            x.masked_fill_(left_out if positive is None else left_out & ~positive, -torch.inf)
+        if at_own is None:
+            x.scatter_(1, of_one_query(problem, own[:, 0], block.width) if block.to_documents else own, -torch.inf)
+        elif left_out is not None:
+            x.scatter_(1, own, at_own)
+        first = (own, positive) if first is None else first
+    assert first is not None
+    return first
 
 
-def _ignored(problem: Problem, rows: slice) -> Tensor:
-    """Of some anchors, (n, C): columns that are no negatives of theirs."""
-    if problem.anchor_ids is not None and problem.column_ids is not None:
-        return problem.anchor_ids[rows, None] == problem.column_ids
-    assert problem.ignored is not None
-    return problem.ignored[rows]
+def _hardened(
+    problem: Problem,
+    rows: Tensor,
+    columns: Tensor,
+    own: Tensor,
+    positive: Tensor | None,
+    tau: float | Tensor,
+    x: Tensor,
+) -> None:
+    """Logits of anchors with documents to `x`, the hard ones raised: whichever are more, raised ones or others, are
+    products, and the rest is put right."""
+    raised = tau + problem.strength
+    documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], columns.shape[1])
+    if problem.hardness == "hard_negatives":
+        torch.mm(rows * tau, columns, out=x)
+        documents = documents[:, 1:]
+        right = x.gather(1, documents) * (raised / tau)
+        if positive is not None:
+            right = torch.where(positive.gather(1, documents), x.gather(1, documents), right)
+    else:
+        torch.mm(rows * raised, columns, out=x)
+        right = x.gather(1, documents) * (tau / raised)
+        if positive is not None:
+            x.copy_(torch.where(positive, x * (tau / raised), x))
+    x.scatter_(1, documents, right)
 
 
-def _ignored_back(problem: Problem, columns: Tensor) -> Tensor:
-    """Of some columns, (n, N): anchors whose negatives they are not."""
-    if problem.anchor_ids is not None and problem.column_ids is not None:
-        return problem.column_ids[columns, None] == problem.anchor_ids
-    assert problem.ignored is not None
-    return problem.ignored[:, columns].T
+def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
+    """(n, count) bool: columns that the caller calls no negatives of a chunk's rows."""
+    side, found = sides[block.from_documents], sides[block.to_documents]
+    if side.ids is not None and found.ids is not None:
+        return _of(side.ids, side.own, chunk)[:, None] == found.ids[: block.width]
+    if problem.ignored is None or not block.from_documents:
+        return None if problem.ignored is None else problem.ignored[chunk]
+    return problem.ignored[:, _places(side.own, chunk, problem.ignored.device)].T
+
+
+def _terms(x: Tensor, positive: Tensor | None) -> Tensor:
+    """(n, 1) how many logits of a row are neither left out nor positives."""
+    of_own = 1 if positive is None else positive.sum(1, keepdim=True)
+    return ((x > -torch.inf).sum(1, keepdim=True) - of_own).to(x.dtype)
+
+
+def _of(x: Tensor, places: Tensor | None, chunk: slice) -> Tensor:
+    """Rows x[places[chunk]]."""
+    return x[chunk] if places is None else x[places[chunk]]
+
+
+def _places(places: Tensor | None, chunk: slice, device: torch.device) -> Tensor:
+    return torch.arange(chunk.start, chunk.stop, device=device) if places is None else places[chunk]

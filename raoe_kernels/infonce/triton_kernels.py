@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
-from ..triton_rows import unit_of
 from .chunks import sweep
 from .problem import Gradients, Problem, add_rows, own_columns
 from .triton_passes import (
@@ -26,60 +23,19 @@ from .triton_passes import (
     info_nce_rows,
     info_nce_weights,
 )
+from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, half, through_norms, units_of
 
-# Of what is done to each row: eight elements a thread, a load of 16 bytes in half precision.
-ROWS = {"BLOCK": 1024, "num_warps": 4}
 # Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
 SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
-INTERPRETED = not hasattr(info_nce_weights, "params")
 # Up to this tau, exp(logit - tau) and sums of it are far from float32's ends: no maximum is looked for.
 UNSHIFTED_TAU = 40.0
-HALF = 2.0**15  # float16's range ends at 2^16
-
-
-class _Units(NamedTuple):
-    """Anchors and columns scaled by powers of two, with zeros to whole UNITs, and 1 / norm of what they are then: of
-    columns, then of anchors."""
-
-    rows: Tensor
-    columns: Tensor
-    inverse: Tensor
-
-
-def _padded(count: int) -> int:
-    return -(-count // UNIT.value) * UNIT.value
-
-
-def _strides(unit: int, *matrices: Tensor) -> Iterator[int]:
-    for x in matrices:
-        yield from (x.stride(0) // unit, x.stride(1))
-
-
-def _units(problem: Problem) -> _Units:
-    a, p, n = problem.rows
-    n = p if n is None else n
-    width, unit = _padded(a.shape[1]), unit_of(a, p, n)
-    # Symmetric losses take anchors for columns too.
-    rows = a.new_empty(_padded(len(a)) if problem.symmetric else len(a), width)
-    columns = a.new_empty(_padded(problem.column_count), width)
-    inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
-    info_nce_rows[(len(inverse),)](
-        a, p, n, rows, columns, inverse, len(a), len(p), problem.column_count, a.shape[1] // unit, width // UNIT.value,
-        len(columns), *_strides(unit, a, p, n), _half(problem), GIVEN=unit, **ROWS,
-    )  # fmt: skip
-    return _Units(rows, columns, inverse)
-
-
-def _half(problem: Problem) -> float:
-    """What scaled rows are multiplied by, so that float16's use its range."""
-    return HALF if problem.anchors.dtype == torch.float16 else 1.0
 
 
 def _scale(problem: Problem) -> float:
-    """What weights are multiplied by for the same reason. They are below 4 a direction, the norms' part included; those
-    of the way back of all anchors that share a target may come together."""
+    """What weights are multiplied by, so that float16's use its range. They are below 4 a direction, the norms' part
+    included; those of the way back of all anchors that share a target may come together."""
     if problem.anchors.dtype != torch.float16:
         return 1.0
     largest = 1 if not problem.symmetric else 2 if problem.targets is None else 1 + len(problem.anchors)
@@ -88,7 +44,7 @@ def _scale(problem: Problem) -> float:
 
 def _pass(
     problem: Problem,
-    units: _Units,
+    units: Units,
     stats: Tensor,
     own_weights: Tensor | None = None,
     by_column: Tensor | None = None,
@@ -125,8 +81,8 @@ def _pass(
             logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
             column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
             logits.shape[1] // UNIT.value, *places, c, 0 if by_column is None else len(by_column),
-            int(problem.targets is not None), int(back), *strides, problem.tau / _half(problem) ** 2, problem.tau,
-            _scale(problem), **constants,
+            int(problem.targets is not None), int(back), *strides, problem.tau / half(units.rows.dtype) ** 2,
+            problem.tau, _scale(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
 
@@ -148,10 +104,13 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, and
     the loss again."""
+    beyond = problem.beyond_triton()
+    if beyond:
+        raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use scan")
     n = len(problem.anchors)
     by_column = own_weights = wanted = None
     with torch.cuda.device_of(problem.anchors):
-        units = _units(problem)
+        units = units_of(problem.rows, problem.symmetric)
         rows = units.rows[:n] if problem.symmetric else units.rows
         stats = units.inverse.new_empty(4 if problem.symmetric else 1, n)
         if problem.symmetric:
@@ -165,11 +124,9 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
         weigh = _pass(problem, units, stats, own_weights, by_column)
         by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
-    if problem.targets is not None and own_weights is not None and by_columns is not None and len(by_columns):
+    if problem.targets is not None and own_weights is not None and by_columns is not None:
         # Several may be one column's; where all have their own, backward adds them.
-        places = own_columns(problem) - start
-        inside = (places >= 0) & (places < len(by_columns))
-        add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
+        add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:2] if problem.symmetric else stats).mean()
     return loss, (by_rows, by_columns, own_weights, loss)
 
@@ -177,29 +134,10 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
 def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
-    by_rows, by_columns, own_weights, loss = saved
-    first, second, third = (
-        x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
-        for x, need in zip(problem.rows, needs, strict=True)
-    )
-    grads = [x for x in (first, second, third) if x is not None]
-    sums = [x for x in (by_rows, by_columns) if x is not None]
-    programs, width = sum(map(len, grads)), problem.anchors.shape[1]
-    if programs and width:
-        a, p, n = (problem.positives if x is None else x for x in problem.rows)
-        unit = unit_of(a, p, n)
-        count = len(a) * (2 if problem.symmetric else 1)
-        targets = triton.reinterpret(loss, torch.int64) if problem.targets is None else problem.targets.contiguous()
-        with torch.cuda.device_of(a):
-            info_nce_gradients[(programs,)](
-                a, p, n, sums[0], sums[-1], own_weights, targets,
-                *(grads[0] if x is None else x for x in (first, second, third)), loss, upstream,
-                0 if first is None else len(a), 0 if needs[1] else len(p), len(a), len(p), problem.column_count,
-                int(problem.targets is not None), width // unit, sums[0].shape[1] // UNIT.value,
-                *_strides(unit, a, p, n), problem.tau / (count * _scale(problem) * _half(problem)), _half(problem),
-                GIVEN=unit, INTERPRETED=INTERPRETED, **ROWS,
-            )  # fmt: skip
-    return first, second, third
+    count = len(problem.anchors) * (2 if problem.symmetric else 1)
+    factor = problem.tau / (count * _scale(problem) * half(problem.anchors.dtype))
+    rows = through_norms(problem.rows, problem.targets, saved, upstream, needs[:3], dtype, factor)
+    return *rows, None, None
 
 
 def variants() -> Iterator[Variant]:

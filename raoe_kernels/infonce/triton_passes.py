@@ -47,7 +47,7 @@ def _power_of_two(x):
 
 
 @triton.jit
-def _narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
+def narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
     """x in a dtype that may have fewer digits; Triton's interpreter would cut off what bfloat16 rounds."""
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.int32, bitcast=True)
@@ -56,7 +56,7 @@ def _narrow(x, dtype: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _log_one_plus(z):
+def log_one_plus(z):
     """log(1 + z) of 0 <= z < 1 with the digits of a small z: 2 artanh(w), w = z / (2 + z), at most 1/3 here."""
     terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
     w = z / (2.0 + z)
@@ -113,7 +113,7 @@ def info_nce_rows(
 
 
 @triton.jit
-def _ignored(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl.constexpr):
+def leaves_out(mask, row_id, column_ids, column, inside, mask_column, IGNORE: tl.constexpr):
     """Whether the caller calls these columns no negatives of the row that `mask` begins at, or whose id is row_id."""
     if IGNORE == 1:
         return tl.load(mask + column * mask_column, inside, 0) != 0
@@ -133,7 +133,7 @@ def _negatives(
     inside = column < column_count
     counts = inside & (column != own)
     if IGNORE != 0:
-        ignored = _ignored(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
+        ignored = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
         counts = counts & ((ignored == 0) | (over != over))  # a NaN is not to be hidden
     return column, over, tl.where(counts, x, float("-inf"))
 
@@ -193,7 +193,7 @@ def info_nce_weights(
     whole = others + of_own
     own_weight = -others / whole
     ratio = others / of_own
-    loss = tl.where(ratio < 1, _log_one_plus(tl.minimum(ratio, 1.0)), peak - at_own + tl.log(whole))
+    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), peak - at_own + tl.log(whole))
     tl.store(stats + tl.where(back != 0, row_count, 0) + i, tl.where(legal, loss, float("nan")))
     if back != 0:
         tl.store(stats + 2 * row_count + i, peak + tl.log(whole))
@@ -205,7 +205,7 @@ def info_nce_weights(
             # Of others with the same target: it looks for them too, unless it ignores this row.
             shared = tl.exp(at_own - tl.load(by_column + own)) - tl.exp(at_own - tl.load(stats + 2 * row_count + i))
             if IGNORE != 0:
-                shared = tl.where(_ignored(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
+                shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
             own_weight += shared
         share = 1 / whole
         factor = over_row * tl.full((), scale, dtype)
@@ -217,7 +217,7 @@ def info_nce_weights(
             if SYMMETRIC:
                 w += tl.exp(x - tl.load(by_column + column, column < scattered, float("inf")))
             there = tl.multiple_of(weights + column, 16)
-            tl.store(there, _narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
+            tl.store(there, narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
 
 
 @kernel
@@ -279,4 +279,4 @@ def info_nce_gradients(
         y = tl.load(_part(partner, start, partner_step, BLOCK, GIVEN), part < width, 0.0).to(dtype)
         made = tl.load(_part(g, start, 1, BLOCK, UNIT), part < length, 0.0) + pull * y
         result = (made - along * unit) * factor
-        tl.store(_part(out, start, 1, BLOCK, GIVEN), _narrow(result, out.dtype.element_ty, INTERPRETED), part < width)
+        tl.store(_part(out, start, 1, BLOCK, GIVEN), narrow(result, out.dtype.element_ty, INTERPRETED), part < width)

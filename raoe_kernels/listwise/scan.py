@@ -33,8 +33,10 @@ def list_mle(
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
     s = tau * (known - largest.masked_fill(largest == -INF, 0))
-    there = s if inside is None else s.masked_fill(~inside, 0)
-    linear = s.device.type == "cpu" and bool(there.amin() > math.log(s.shape[1]) - LINEAR)
+    linear = False
+    if s.device.type == "cpu":
+        there = s if inside is None else s.masked_fill(~inside, 0)
+        linear = bool(there.amin() > math.log(s.shape[1]) - LINEAR)
     if linear:
         weight = s.exp()
         left = weight.flip(1).cumsum(1).flip(1)

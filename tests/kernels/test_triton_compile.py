@@ -32,6 +32,7 @@ SM_90_GROUPS = {
     "info_nce_rows": "info_nce_rows",
     "info_nce_gradients": "info_nce_gradients",
     **{f"info_nce_weights-{d}": f"info_nce_weights {d}" for d in ("fp16", "bf16", "fp32", "fp64")},
+    **{f"sigmoid_weights-{d}": f"sigmoid_weights {d}" for d in ("fp16", "bf16", "fp32", "fp64")},
     "attention_spans": "attention_spans",
     **{
         f"{kernel}-{d}": f"{kernel} {d}"
@@ -52,6 +53,7 @@ REPRESENTATIVES = {
     "info_nce_rows": ["info_nce_rows bf16 aligned"],
     "info_nce_weights": ["info_nce_weights bf16 all gradient small", "info_nce_weights bf16 ids symmetric shifted"],
     "info_nce_gradients": ["info_nce_gradients bf16 to bf16 aligned"],
+    "sigmoid_weights": ["sigmoid_weights bf16 all own gradient", "sigmoid_weights bf16 ids groups gradient"],
     "attention_spans": ["attention_spans"],
     **{
         kernel: [f"{kernel} {which} dual" for which in ("bf16 64", "bf16 128", "fp32 64")]
@@ -232,6 +234,18 @@ def test_logits_and_weights_move_16_bytes_at_once(group, elsewhere):
         sweeps, written = (1, 0) if kind == "loss" else (2, elements * (2 if dtype in ("fp16", "bf16") else size))
         assert all(map(int.__ge__, wide(row), (sweeps * 2 * elements * size // 16, written // 16))), row.name
         assert ignore != "all" or kind == "symmetric" or narrow(row) == [], row.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", groups("sigmoid_weights"))
+def test_questions_move_16_bytes_at_once(group, elsewhere):
+    """Logits, what the columns' norms are, and weights; ids, groups and masks come as they are."""
+    for row in elsewhere(compiled, [90], SM_90_GROUPS[group]):
+        _, dtype, ignore, grouped, kind = row.name.split()
+        size = 8 if dtype == "fp64" else 4
+        written = 0 if kind == "loss" else 8 * (2 if dtype in ("fp16", "bf16") else size)
+        assert all(map(int.__ge__, wide(row), (2 * 8 * size // 16, written // 16))), row.name
+        assert (ignore, grouped) != ("all", "own") or narrow(row) == [], row.name
 
 
 def names_of_variants() -> list[str]:

@@ -38,6 +38,7 @@ def calls(backend):
     return {
         "raoe_loss": lambda x: copy.raoe_loss(cosines(x), scores, labels, backend=chosen["raoe_loss"]),
         "info_nce_loss": lambda x: copy.info_nce_loss(x, b, backend=chosen["info_nce_loss"]),
+        "sigmoid_loss": lambda x: copy.sigmoid_loss(x, b, backend=chosen["sigmoid_loss"]),
         "list_mle_loss": lambda x: copy.list_mle_loss(x, b, backend=chosen["list_mle_loss"]),
         "guided_log_probs": lambda x: copy.guided_log_probs(
             x, b, guidance=1.5, backend=chosen["guided_log_probs"]).sum(),

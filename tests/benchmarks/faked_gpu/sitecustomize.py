@@ -21,6 +21,7 @@ SMALL_BY_MODULE = {
     "benchmarks.equal_lengths": {"MINILM": {"hidden_size": 32, "layers": 1, "heads": 2}},
     "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 2, 16)}},
     "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
+    "benchmarks.ops.sigmoid": {"COLUMNS": {"cuda": 64}},
     "benchmarks.timing": {"rates": lambda device: {}},
 }
 

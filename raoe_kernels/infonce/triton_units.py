@@ -1,0 +1,104 @@
+"""What stands around the matrix products of an in-batch contrast in Triton: rows are scaled before them, and what they
+make is taken back through the rows' norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from .._dtypes import wide
+from ..triton_rows import unit_of
+from .problem import Gradients, add_rows
+from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
+
+# Of what is done to each row: eight elements a thread, a load of 16 bytes in half precision.
+ROWS = {"BLOCK": 1024, "num_warps": 4}
+INTERPRETED = not hasattr(info_nce_rows, "params")
+HALF = 2.0**15  # float16's range ends at 2^16
+
+Rows = tuple[Tensor, Tensor, Tensor | None]
+
+
+class Units(NamedTuple):
+    """Anchors and columns scaled by powers of two, with zeros to whole UNITs, and 1 / norm of what they are then: of
+    columns, then of anchors."""
+
+    rows: Tensor
+    columns: Tensor
+    inverse: Tensor
+
+
+def units_of(given: Rows, columns_too: bool = False) -> Units:
+    """Of anchors, positives and negatives; columns_too: anchors are to be taken for columns as well."""
+    a, p, n = given
+    column_count = len(p) + (0 if n is None else len(n))
+    n = p if n is None else n
+    width, unit = _padded(a.shape[1]), unit_of(a, p, n)
+    rows = a.new_empty(_padded(len(a)) if columns_too else len(a), width)
+    columns = a.new_empty(_padded(column_count), width)
+    inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))
+    info_nce_rows[(len(inverse),)](
+        a, p, n, rows, columns, inverse, len(a), len(p), column_count, a.shape[1] // unit, width // UNIT.value,
+        len(columns), *_strides(unit, a, p, n), half(a.dtype), GIVEN=unit, **ROWS,
+    )  # fmt: skip
+    return Units(rows, columns, inverse)
+
+
+def half(dtype: torch.dtype) -> float:
+    """What scaled rows are multiplied by, so that float16's use its range."""
+    return HALF if dtype == torch.float16 else 1.0
+
+
+def add_to_columns(by_columns: Tensor, places: Tensor, rows: Tensor, own_weights: Tensor) -> None:
+    """Adds to row places[i], where there is one, row i times the weight at its own positive."""
+    if len(by_columns):
+        inside = (places >= 0) & (places < len(by_columns))
+        add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
+
+
+def through_norms(
+    given: Rows,
+    targets: Tensor | None,
+    saved: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
+    upstream: Tensor,
+    needs: tuple[bool, ...],
+    dtype: torch.dtype,
+    factor: float,
+) -> Gradients:
+    """Gradients of anchors, positives and negatives in `dtype`, `factor` and `upstream` times those of `saved`: the
+    products with the weights, by rows and by columns, the weight of each anchor's own positive, and the loss."""
+    by_rows, by_columns, own_weights, loss = saved
+    first, second, third = (
+        x.new_empty(x.shape, dtype=dtype) if need and x is not None else None
+        for x, need in zip(given, needs, strict=True)
+    )
+    grads = [x for x in (first, second, third) if x is not None]
+    sums = [x for x in (by_rows, by_columns) if x is not None]
+    programs, width = sum(map(len, grads)), given[0].shape[1]
+    if programs and width:
+        a, p, n = (given[1] if x is None else x for x in given)
+        unit = unit_of(a, p, n)
+        known = triton.reinterpret(loss, torch.int64) if targets is None else targets.contiguous()
+        column_count = len(p) + (0 if given[2] is None else len(n))
+        with torch.cuda.device_of(a):
+            info_nce_gradients[(programs,)](
+                a, p, n, sums[0], sums[-1], own_weights, known,
+                *(grads[0] if x is None else x for x in (first, second, third)), loss, upstream,
+                0 if first is None else len(a), 0 if needs[1] else len(p), len(a), len(p), column_count,
+                int(targets is not None), width // unit, sums[0].shape[1] // UNIT.value,
+                *_strides(unit, a, p, n), factor, half(a.dtype), GIVEN=unit, INTERPRETED=INTERPRETED, **ROWS,
+            )  # fmt: skip
+    return first, second, third
+
+
+def _padded(count: int) -> int:
+    return -(-count // UNIT.value) * UNIT.value
+
+
+def _strides(unit: int, *matrices: Tensor) -> Iterator[int]:
+    for x in matrices:
+        yield from (x.stride(0) // unit, x.stride(1))

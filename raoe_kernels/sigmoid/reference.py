@@ -1,0 +1,50 @@
+"""The specification of sigmoid_loss and of its gradient, with every logit in memory. Any dtype, any device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._dtypes import wide
+from ..infonce.problem import inverse_norms, through_normalisation
+from .problem import Gradients, Problem, is_grouped, is_ignored, own_columns, scale
+
+
+def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
+    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    a, k = problem.anchors, problem.positives
+    if problem.negatives is not None:
+        k = torch.cat((k, problem.negatives))
+    (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(a), inverse_norms(k)
+    a, k = (x.to(wide(x.dtype)) * inverse[:, None] for x, inverse in ((a, inverse_a), (k, inverse_k)))
+    factor = scale(problem, poison_a + poison_k)
+    cosines = a @ k.T
+
+    own, there = own_columns(problem)
+    positive = torch.zeros_like(cosines, dtype=torch.bool).scatter_(1, own[:, None], True)
+    if there is not None:
+        positive &= there[:, None]
+    grouped, ignored = (of(problem, slice(None)) for of in (is_grouped, is_ignored))
+    if grouped is not None:
+        positive |= grouped
+    sign = torch.where(positive, 1, -1)
+    counts = torch.ones_like(positive) if ignored is None else positive | ~ignored
+    x = sign * (problem.tau * cosines + problem.bias)
+    loss = -F.logsigmoid(x)[counts].sum() * factor
+
+    by_logits = (-sign * torch.sigmoid(-x)).masked_fill(~counts, 0) * factor
+    by_cosines = by_logits * problem.tau
+    by_a = through_normalisation(by_cosines @ k, a, inverse_a)
+    by_k = through_normalisation(by_cosines.T @ a, k, inverse_k)
+    columns = by_k.split((len(problem.positives), len(k) - len(problem.positives)))
+    grads = by_a, *columns, (by_logits * cosines).sum(), by_logits.sum()
+    return loss, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
+
+
+def backward(
+    problem: Problem, saved: Gradients, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
+) -> Gradients:
+    """Gradients made in forward, times what comes from above the loss: of rows in `dtype`, of tau and bias as they
+    are."""
+    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)

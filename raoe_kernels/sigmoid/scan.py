@@ -1,0 +1,77 @@
+"""sigmoid_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
+
+The loss is a sum over the pairs, so the gradient of a chunk is complete as soon as its logits are: three matrix
+products through BLAS (logits, rows' gradient, columns' gradient), all made in forward.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..infonce.chunks import sweep
+from ..infonce.problem import through_normalisation, units_of
+from .problem import Gradients, Problem, is_grouped, is_ignored, own_columns, scale
+from .reference import backward
+
+__all__ = ["backward", "forward"]
+
+# Bytes of the buffer: enough rows for a matrix product to run at full speed (512 of 32,768 columns in float32).
+BUFFER = 64 << 20
+# Bytes of it that are gone over at a time, pass by pass, so that they stay in a core's cache.
+BLOCK = 1 << 20
+# softplus(x) is log(1 + exp(x)) up to here, with all digits, and x beyond, where the rest is below any float64's.
+LINEAR = 80.0
+
+
+def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
+    """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
+    a, inverse_a, poison_a = units_of(problem.anchors)
+    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
+    factor = scale(problem, poison_a + poison_k)
+    own, there = own_columns(problem)
+    start, end = 0 if needs[1] else len(problem.positives), len(k) if needs[2] else len(problem.positives)
+    wanted = slice(start, end) if needs[1] or needs[2] else None
+    losses, weights = [], []
+
+    def weigh(first: int, logits: Tensor) -> Tensor | None:
+        step = len(logits) if logits.is_cuda else max(1, BLOCK // (len(k) * k.element_size()))
+        for x, begin in zip(logits.split(step), range(first, first + len(logits), step), strict=True):
+            rows = slice(begin, begin + len(x))
+            column, has = own[rows, None], None if there is None else there[rows, None]
+            grouped, ignored = is_grouped(problem, rows), is_ignored(problem, rows)
+            at_own = x.add_(problem.bias).gather(1, column)
+            if ignored is not None:
+                x.masked_fill_(ignored if grouped is None else ignored & ~grouped, -torch.inf)
+            _turn(x, column, at_own, has, grouped)
+            losses.append(F.softplus(x, threshold=LINEAR).sum())
+            if any(needs):
+                x.sigmoid_()
+                _turn(x, column, x.gather(1, column), has, grouped)
+                if needs[4]:
+                    weights.append(x.sum())
+        return logits if any(needs[:4]) else None
+
+    most = max(1, BUFFER // (len(k) * k.element_size()))
+    by_a, by_k = sweep(a * problem.tau, k, weigh, needs[0] or needs[3], wanted, most)
+    by_tau = by_bias = by_positives = by_negatives = None
+    if by_a is not None:
+        by_tau = torch.linalg.vecdot(by_a, a).sum() * factor
+        through_normalisation(by_a, a, inverse_a * (problem.tau * factor))
+    if needs[4]:
+        by_bias = torch.stack(weights).sum() * factor
+    if by_k is not None:
+        through_normalisation(by_k, k[wanted], inverse_k[wanted] * factor)
+        by_positives, by_negatives = by_k.split((len(problem.positives) - start, end - len(problem.positives)))
+    grads = by_a, by_positives, by_negatives, by_tau, by_bias
+    loss = torch.stack(losses).sum() * factor
+    return loss, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
+
+
+def _turn(x: Tensor, column: Tensor, at_own: Tensor, has: Tensor | None, grouped: Tensor | None) -> None:
+    """The other sign for positives, in place: those of the row's group, and the one at `column`, where the row `has`
+    one, whose value is `at_own`."""
+    if grouped is not None:
+        torch.where(grouped, -x, x, out=x)
+    x.scatter_(1, column, -at_own if has is None else torch.where(has, -at_own, x.gather(1, column)))

@@ -1,0 +1,103 @@
+"""sigmoid_loss in Triton: matrix products through cuBLAS, and one pass between them. The gradient is made in forward,
+of scaled rows; backward takes it back through the rows' norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+import triton
+from torch import Tensor
+
+from ..infonce.chunks import sweep
+from ..infonce.triton_units import HALF, INTERPRETED, Units, add_to_columns, half, through_norms, units_of
+from ..triton_compile import Variant, signature_of
+from .problem import Gradients, Problem
+from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
+
+# One sweep over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight.
+WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
+
+
+def _scale(problem: Problem) -> float:
+    """What weights are multiplied by, so that float16's use its range: they are at most 4, the norms' part included."""
+    return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
+
+
+def _pass(
+    problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None
+) -> Callable[[int, Tensor], Tensor | None]:
+    """What `sweep` calls for a chunk. There are weights where there are own_weights to be filled."""
+    gradient, mask = own_weights is not None, problem.ignored
+    # What is absent is not read, and only has to have the right type.
+    targets, *ids = (
+        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
+        for x in (problem.targets, problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
+    )
+    constants = WEIGHTS | {
+        "IGNORE": MASK if mask is not None else NONE if problem.anchor_ids is None else IDS,
+        "GROUPED": problem.anchor_groups is not None, "GRADIENT": gradient, "INTERPRETED": INTERPRETED,
+    }  # fmt: skip
+
+    def weigh(first: int, logits: Tensor) -> Tensor | None:
+        weights = logits
+        if gradient and logits.dtype != units.rows.dtype:
+            weights = torch.empty_like(logits, dtype=units.rows.dtype)
+        sigmoid_weights[(len(logits),)](
+            logits, weights, stats if own_weights is None else own_weights, units.inverse, problem.tau, problem.bias,
+            targets, triton.reinterpret(stats if mask is None else mask, torch.uint8), *ids, stats, first,
+            len(problem.anchors), problem.column_count, logits.shape[1] // UNIT.value, len(units.columns),
+            int(problem.targets is not None), *((0, 0) if mask is None else mask.stride()),
+            1 / half(units.rows.dtype) ** 2, _scale(problem), **constants,
+        )  # fmt: skip
+        return weights if gradient else None
+
+    return weigh
+
+
+def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, the
+    loss again, and the means of the derivatives by tau and by bias."""
+    n = len(problem.anchors)
+    own_weights = wanted = None
+    with torch.cuda.device_of(problem.anchors):
+        units = units_of(problem.rows)
+        stats = units.inverse.new_empty(3 if any(needs) else 1, n)
+        if any(needs):
+            own_weights = units.inverse.new_empty(n)
+        start = 0 if needs[1] else len(problem.positives)
+        if needs[1] or needs[2]:
+            wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
+        weigh = _pass(problem, units, stats, own_weights)
+        by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], wanted)
+    if problem.targets is not None and own_weights is not None and by_columns is not None:
+        # Several may be one column's; where all have their own, backward adds them.
+        add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
+    loss, *by_numbers = stats.mean(1).unbind()
+    return loss, (by_rows, by_columns, own_weights, loss, *by_numbers)
+
+
+def backward(
+    problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
+) -> Gradients:
+    by_rows, by_columns, own_weights, loss, *by_numbers = saved
+    factor = 1 / (len(problem.anchors) * _scale(problem) * half(problem.anchors.dtype))
+    products = by_rows, by_columns, own_weights, loss
+    rows = through_norms(problem.rows, problem.targets, products, upstream * problem.tau, needs[:3], dtype, factor)
+    return *rows, *(by * upstream if need else None for by, need in zip(by_numbers, needs[3:], strict=True))
+
+
+def variants() -> Iterator[Variant]:
+    """Every compilation that calls can cause, for triton_compile; those of infonce's kernels are among infonce's."""
+    for name in ("fp16", "bf16", "fp32", "fp64"):
+        exact = "fp64" if name == "fp64" else "fp32"
+        pointers = dict.fromkeys(POINTERS, f"*{exact}") | {"weights": f"*{name}", "mask": "*u8"}
+        pointers |= dict.fromkeys(("targets", "row_ids", "column_ids", "row_groups", "column_groups"), "*i64")
+        signature = signature_of(sigmoid_weights, **pointers)
+        kinds = ["gradient"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
+        for ignore, grouped, kind in product((NONE, MASK, IDS), (False, True), kinds):
+            which = f"{('all', 'mask', 'ids')[ignore]} {'groups' if grouped else 'own'} {kind}"
+            constants = {"BLOCK": WEIGHTS["BLOCK"], "IGNORE": ignore, "GROUPED": grouped, "GRADIENT": kind != "loss"}
+            yield Variant(f"sigmoid_weights {name} {which}", sigmoid_weights, signature,
+                          constants | {"INTERPRETED": False}, WEIGHTS["num_warps"])  # fmt: skip

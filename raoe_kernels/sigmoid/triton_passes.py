@@ -1,0 +1,90 @@
+"""The Triton pass of sigmoid_loss between its matrix products, a program a row: logits are read once, and weights
+written. Products are of rows scaled by powers of two, as infonce.triton_passes has them. Every sum has one order."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..infonce.triton_passes import IDS, MASK, NONE, UNIT, leaves_out, log_one_plus, narrow
+
+__all__ = ["IDS", "MASK", "NONE", "UNIT", "sigmoid_weights"]
+
+SCALARS = ["first", "row_count", "column_count", "units", "row_place", "has_targets", "mask_row", "mask_column"]
+SCALARS += ["shrink", "scale"]
+POINTERS = ["logits", "weights", "own_weights", "inverse", "tau", "bias", "targets", "mask", "row_ids", "column_ids"]
+POINTERS += ["row_groups", "column_groups", "stats"]
+
+# One compilation for all numbers and alignments.
+kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
+
+
+@triton.jit
+def _question(x):
+    """softplus(x) = -log sigmoid(-x), with a small one's digits, and sigmoid(x). NaN for NaN."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x > 0, x, 0.0) + log_one_plus(e), tl.where(x > 0, 1.0, e) / (1 + e)
+
+
+@kernel
+def sigmoid_weights(
+    logits, weights, own_weights, inverse, tau, bias, targets, mask, row_ids, column_ids, row_groups, column_groups,
+    stats, first, row_count, column_count, units, row_place, has_targets, mask_row: tl.int64, mask_column: tl.int64,
+    shrink: tl.float64, scale: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
+    GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Of rows first, first + 1, … : the loss to `stats` and with GRADIENT, row_count and 2 row_count on, the
+    derivatives by tau and by bias; and `scale` times the derivative by each product of scaled rows, tau apart, to
+    `weights`; at the row's own column, if it has one, to `own_weights` instead, so that it is not rounded. A product
+    times `shrink` and the two rows' `inverse` is the cosine."""
+    dtype: tl.constexpr = logits.dtype.element_ty
+    line = tl.program_id(0).to(tl.int64)
+    i = first + line
+    target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
+    legal = (target >= -1) & (target < column_count)
+    length = units * UNIT
+    logits += line * length
+    weights += line * length
+    over_row = tl.load(inverse + row_place + i)
+    shrunk = over_row * tl.full((), shrink, dtype)
+    factor = over_row * tl.full((), scale, dtype)
+    steep, shift = tl.load(tau), tl.load(bias)
+    row_id = tl.load(row_ids + i) if IGNORE == 2 else 0
+    row_group = tl.load(row_groups + i) if GROUPED else 0
+    mask += i * mask_row
+
+    total = tl.full((BLOCK,), 0.0, dtype)
+    by_tau = tl.full((BLOCK,), 0.0, dtype)
+    by_bias = tl.full((BLOCK,), 0.0, dtype)
+    at_own = tl.full((BLOCK,), 0.0, dtype)
+    for start in range(0, length, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        there, inside = column < length, column < column_count
+        over = tl.load(tl.multiple_of(inverse + column, 16), there, 0.0)
+        cosine = tl.load(tl.multiple_of(logits + column, 16), there, 0.0) * shrunk * over
+        own = column == target
+        positive = own
+        if GROUPED:
+            positive = own | (tl.load(column_groups + column, inside, 0) == row_group)
+        counts = inside
+        if IGNORE != 0:
+            left_out = leaves_out(mask, row_id, column_ids, column.to(tl.int64), inside, mask_column, IGNORE)
+            counts = inside & ((left_out == 0) | positive | (over != over))  # a NaN is not to be hidden
+        x = cosine * steep + shift
+        loss, w = _question(tl.where(positive, -x, x))
+        total += tl.where(counts, loss, 0.0)
+        if GRADIENT:
+            w = tl.where(counts, tl.where(positive, -w, w), 0.0)
+            by_tau += w * cosine
+            by_bias += w
+            w *= over
+            at_own += tl.where(own, w, 0.0)
+            out = tl.multiple_of(weights + column, 16)
+            tl.store(out, narrow(tl.where(own, 0.0, w) * factor, weights.dtype.element_ty, INTERPRETED), there)
+
+    ruined = tl.where(legal, over_row * 0, float("nan"))  # where all columns of a row that is NaN are left out, too
+    tl.store(stats + i, tl.sum(total, 0) + ruined)
+    if GRADIENT:
+        tl.store(stats + row_count + i, tl.sum(by_tau, 0) + ruined)
+        tl.store(stats + 2 * row_count + i, tl.sum(by_bias, 0) + ruined)
+        tl.store(own_weights + i, tl.sum(at_own, 0) * factor)

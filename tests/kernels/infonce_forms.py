@@ -1,0 +1,134 @@
+"""info_nce_loss written down once more, row by row and term by term, for autograd; and calls that use its options."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def documents_of(query: int, positives: int, columns: int) -> set[int]:
+    """The columns that belong to a query: its positive, and negatives where there are as many for each."""
+    return set(range(query, columns, positives)) if columns % positives == 0 else {query}
+
+
+def formula(
+    a: Tensor, p: Tensor, n: Tensor | None = None, *, all_anchors=None, tau=20.0, targets=None, ignore=None,
+    directions=("query_to_doc",), partition_mode="joint", symmetric=False, hardness_mode=None, hardness_strength=0.0,
+    positive_ids=None, debias=0.0, guide=None, guide_margin=0.0, margin_strategy="absolute",
+) -> Tensor:  # fmt: skip
+    """The loss by loops over Python's integers; every cosine is a dot product of its own."""
+
+    def units(*parts):
+        rows = torch.cat([x for x in parts if x is not None])
+        return [row / row.norm() for row in rows]
+
+    if symmetric:
+        directions, partition_mode = ("query_to_doc", "doc_to_query"), "per_direction"
+    queries, k, q = units(a), units(p, n), units(a if all_anchors is None else all_anchors)
+    guided = None if guide is None else (units(guide[0]), units(*guide[1:]))
+    total = a.new_zeros(())
+    pools = [directions] if partition_mode == "joint" else [(name,) for name in directions]
+    for i, query in enumerate(queries):
+        t = i if targets is None else int(targets[i])
+        o = i if all_anchors is None else t
+        own_guide = None if guided is None else guided[0][o] @ guided[1][t]
+        for pool in pools:
+            positive, negative = [], []
+            for name in pool:
+                side, other = name.split("_to_")
+                from_document, to_document = side != "query", other != "query"
+                own = t if to_document else o
+                columns = k[: len(p)] if other == "positive" else k if to_document else q
+                siblings = documents_of(t, len(p), len(columns)) if to_document else {o}
+                for j, column in enumerate(columns):
+                    cosine = (k[t] if from_document else query) @ column
+                    first = name == "query_to_doc" or partition_mode == "per_direction"
+                    found = j == own and from_document != to_document
+                    if positive_ids is not None and first:
+                        mine, theirs = positive_ids[from_document], positive_ids[to_document]
+                        found |= bool(mine[t if from_document else o] == theirs[j])
+                    if found and first:
+                        positive.append(tau * cosine)
+                        continue
+                    if from_document == to_document and j in siblings:
+                        continue
+                    if not found and isinstance(ignore, tuple):
+                        mine, theirs = ignore[from_document], ignore[to_document]
+                        if mine[t if from_document else o] == theirs[j]:
+                            continue
+                    if not found and isinstance(ignore, Tensor) and (ignore[j, t] if from_document else ignore[i, j]):
+                        continue
+                    if not found and guided is not None:
+                        mine = guided[from_document][t if from_document else o] @ guided[to_document][j]
+                        margin = guide_margin * (own_guide.abs() if margin_strategy == "relative" else 1)
+                        if mine > own_guide - margin:
+                            continue
+                    logit = tau * cosine
+                    if name == "query_to_doc" and hardness_mode is not None:
+                        theirs = documents_of(t, len(p), len(k))
+                        chosen = {"in_batch_negatives": j not in theirs, "all_negatives": j != t}
+                        if chosen.get(hardness_mode, j in theirs and j != t):
+                            logit = logit + hardness_strength * cosine.detach()
+                    negative.append(logit)
+            of_own = torch.stack(positive).exp().sum()
+            others = torch.stack(negative).exp().sum() if negative else 0 * of_own
+            if debias:
+                count = len(negative)
+                corrected = (others - count * debias * of_own / len(positive)) / (1 - debias)
+                bound = count * torch.exp(torch.as_tensor(-tau, dtype=a.dtype))
+                others = corrected if corrected > bound else bound
+            total = total + torch.log(1 + others / of_own)
+    return total / (len(queries) * len(pools))
+
+
+def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
+    """Options by name, for 6 anchors, 7 positives, 14 negatives. Some anchors share a positive, a label, an id."""
+    seeded = torch.Generator().manual_seed(seed)
+    targets = torch.tensor([3, 0, 5, 5, 6, 2])
+    mask = torch.rand(6, 21, generator=seeded) < 0.3
+    mask[torch.arange(6), targets] = True
+    few, many = (torch.randint(4, (size,), generator=seeded) for size in (6, 21))
+    every = torch.randint(4, (7,), generator=seeded)
+    guide = [torch.randn(size, 4, generator=seeded) for size in (6, 7, 14)]
+    guide_all = [torch.randn(7, 4, generator=seeded), *guide[1:]]
+    all_four = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+    both = ("query_to_doc", "doc_to_query")
+    gist = ("query_to_doc", "query_to_query", "positive_to_positive")
+    table = {
+        "joint-four": {"directions": all_four},
+        "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, many), "tau": 5.0},
+        "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "tau": 60.0},
+        "joint-both-mask": {"directions": both, "targets": targets, "ignore": mask},
+        "joint-documents": {"directions": ("doc_to_doc", "query_to_doc"), "targets": targets},
+        "each-all-anchors": {"directions": both, "partition_mode": "per_direction", "all_anchors": True,
+                             "targets": targets, "ignore": (every, many)},
+        "joint-all-anchors": {"directions": all_four, "all_anchors": True, "targets": targets, "tau": 4.0},
+        "in-batch": {"hardness_mode": "in_batch_negatives", "hardness_strength": 9.0, "targets": targets},
+        "hard": {"hardness_mode": "hard_negatives", "hardness_strength": 9.0, "ignore": mask},
+        "all-hard-joint": {"hardness_mode": "all_negatives", "hardness_strength": 30.0, "directions": all_four},
+        "hard-each": {"hardness_mode": "hard_negatives", "hardness_strength": 5.0, "directions": both,
+                      "partition_mode": "per_direction"},
+        "several": {"positive_ids": (few, many), "tau": 6.0},
+        "several-shifted": {"positive_ids": (few, many), "tau": 70.0, "ignore": (many[:6], many)},
+        "several-each": {"positive_ids": (few, many), "symmetric": True, "targets": targets},
+        "several-in-batch": {"positive_ids": (few, many), "hardness_mode": "in_batch_negatives",
+                             "hardness_strength": 7.0, "directions": all_four},
+        "several-hard": {"positive_ids": (few, many), "hardness_mode": "hard_negatives", "hardness_strength": 7.0},
+        "debiased": {"debias": 0.05, "tau": 2.0},
+        "debiased-bound": {"debias": 0.3, "tau": 10.0, "ignore": mask, "targets": targets},
+        "debiased-joint": {"debias": 0.01, "tau": 50.0, "directions": all_four},
+        "debiased-several": {"debias": 0.1, "tau": 3.0, "positive_ids": (few, many)},
+        "guided": {"guide": guide, "guide_margin": 0.1},
+        "guided-gist": {"guide": guide, "guide_margin": 0.2, "margin_strategy": "relative", "directions": gist},
+        "guided-four": {"guide": guide_all, "directions": all_four, "all_anchors": True, "targets": targets},
+        "guided-each": {"guide": guide, "symmetric": True, "ignore": mask, "guide_margin": -0.2, "targets": targets},
+        "guided-several": {"guide": guide, "positive_ids": (few, many), "debias": 0.02, "tau": 5.0, "directions": gist,
+                           "hardness_mode": "all_negatives", "hardness_strength": 2.0, "ignore": (few, many)},
+    }  # fmt: skip
+
+    def move(value):
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(move, value))
+        return value.to(device) if isinstance(value, torch.Tensor) else value
+
+    return {name: {key: move(value) for key, value in given.items()} for name, given in table.items()}

@@ -1,0 +1,77 @@
+"""The sigmoid loss on a GPU: no host sync, CUDA graphs, agreement with float64 on the CPU, equal bits, memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import sigmoid_loss
+from raoe_kernels.infonce import chunks
+from tests.kernels.gpu_checks import close, flip, needs_gpu, no_sync, replays
+
+pytestmark = needs_gpu
+
+
+def sigmoid_step(inputs, backend: str, **options):
+    *columns, tau, bias = inputs
+    loss = sigmoid_loss(*columns, tau=tau, bias=bias, backend=backend, **options)
+    return loss, *torch.autograd.grad(loss, inputs)
+
+
+def sigmoid_inputs(sizes, width: int, dtype: torch.dtype):
+    seeded = torch.Generator().manual_seed(width)
+    made = [torch.randn(n, width, generator=seeded).to("cuda", dtype) for n in sizes]
+    return [x.requires_grad_() for x in (*made, torch.tensor(10.0, device="cuda"), torch.tensor(-10.0, device="cuda"))]
+
+
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_no_sync_and_cuda_graph(backend):
+    inputs = sigmoid_inputs((300, 320, 100), 384, torch.bfloat16)
+    ids = torch.arange(300, device="cuda") % 90, torch.arange(420, device="cuda") % 90
+    targets = torch.arange(300, device="cuda").flip(0) - 1
+
+    def step():
+        return sigmoid_step(inputs, backend, ignore=ids, targets=targets, positive_ids=ids)
+
+    step()
+    with no_sync():
+        step()
+    replays(step, flip(*inputs[:3]), close)  # cuBLAS may take another algorithm on another stream
+
+
+@pytest.mark.parametrize("width", [384, 385])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("backend", ["scan", "triton"])
+def test_agrees_with_float64_on_the_cpu(backend, dtype, width):
+    inputs = sigmoid_inputs((1000, 1000, 3500), width, dtype)  # more than one block of columns
+    ours = sigmoid_step(inputs, backend)
+    exact = [x.detach().cpu().double().requires_grad_() for x in inputs]
+    truth = sigmoid_step(exact, "scan")
+    torch.testing.assert_close(ours[0].cpu().double(), truth[0], rtol=1e-5, atol=0)
+    for x, y in zip(ours[1:], truth[1:], strict=True):
+        largest = y.abs().max().item()
+        bound = max(1e-4, 3 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(x.cpu().double(), y, rtol=0, atol=bound * largest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_equal_calls_give_equal_bits(dtype, monkeypatch):
+    monkeypatch.setattr(chunks, "BUFFER", 1)  # chunks of 1,024 rows
+    inputs = sigmoid_inputs((3000, 3000, 500), 384, dtype)
+    targets = torch.arange(3000, device="cuda") // 2
+    first, second = (sigmoid_step(inputs, "triton", targets=targets) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+# Triton's: 230 MB of logits and weights, 17 MB of scaled rows and 34 of gradients in float32.
+@pytest.mark.parametrize("backend, limit", [("scan", 0.6), ("triton", 0.6)])
+def test_does_not_hold_the_logits(backend, limit):
+    """Extra memory as a share of one bfloat16 matrix of logits (537 MB here; inputs and gradients are 6 % of it)."""
+    inputs = sigmoid_inputs((16384, 16384), 256, torch.bfloat16)
+    sigmoid_step(inputs, backend)  # compiles, and takes cuBLAS's workspace
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    sigmoid_step(inputs, backend)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < limit * 2 * 16384**2

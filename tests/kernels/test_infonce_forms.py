@@ -1,0 +1,483 @@
+"""info_nce_loss beyond one direction and one positive: against the formula term by term, by hand, and every backend x
+dtype that has these forms against the float64 reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import raoe_kernels
+from raoe_kernels import info_nce_loss
+from raoe_kernels.infonce import scan
+from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.conftest import DEVICES
+from tests.kernels.infonce_forms import cases, formula
+from tests.kernels.test_infonce import DTYPES, Recorder, rows
+
+PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
+CASES = list(cases())
+SIZES = (6, 7, 14, 7)
+
+
+@pytest.fixture(params=PLACES, ids=[f"{d}-{b}" for d, b in PLACES])
+def place(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def several_chunks(monkeypatch):
+    """Two or three rows at a time."""
+    monkeypatch.setattr(scan, "BUFFER", 600)
+
+
+def leaves_of(dtype, given, device="cpu", learnt=True, seed=0):
+    """Anchors, positives, negatives, all_anchors where the case has them, and tau as a tensor, to be differentiated."""
+    made = rows(SIZES, 5, dtype, device, seed)
+    made = made if "all_anchors" in given else made[:3]
+    tau = torch.tensor(given.get("tau", 20.0), dtype=torch.float64, device=device).to(dtype)
+    return [x.requires_grad_() for x in (*made, *([tau] if learnt else []))]
+
+
+def loss_of(call, leaves, given, learnt=True, **more):
+    """call's loss, of leaves in leaves_of's order."""
+    given = dict(given)
+    if learnt:
+        *leaves, given["tau"] = leaves
+    if "all_anchors" in given:
+        given["all_anchors"] = leaves[3]
+    return call(*leaves[:3], **given, **more)
+
+
+def run(dtype, which, device, backend, learnt=True):
+    """The loss and all gradients, under an upstream gradient that is not 1. Rows and tau of a lower precision are
+    rounded first, whatever they are computed in."""
+    given = cases(device=device)[which]
+    leaves = leaves_of(dtype, given, device, learnt)
+    loss = loss_of(info_nce_loss, leaves, given, learnt, backend=backend)
+    return loss.detach(), *torch.autograd.grad(loss * -1.5, leaves)
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize("which", CASES)
+def test_against_the_formula(which, learnt, place):
+    device, backend = place
+    given = cases(device=device)[which]
+    leaves = leaves_of(torch.float64, given, device, learnt)
+    expected = loss_of(formula, leaves, given, learnt)
+    loss, *grads = run(torch.float64, which, device, backend, learnt)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+    for x, y in zip(grads, torch.autograd.grad(expected * -1.5, leaves), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("which", CASES)
+def test_against_the_reference(which, dtype, place, poisoned):
+    device, backend = place
+    given = cases()[which]
+    ours = run(dtype, which, device, backend)
+    plain = run(dtype, which, "cpu", "reference")
+    leaves = [x.detach().double().requires_grad_() for x in leaves_of(dtype, given)]
+    truth = loss_of(info_nce_loss, leaves, given, backend="reference")
+    truth = truth.detach(), *torch.autograd.grad(truth * -1.5, leaves)
+    assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    spread = 2 * (given.get("tau", 20.0) + given.get("hardness_strength", 0.0))
+    assert_loss_accurate(ours[0], plain[0], truth[0], spread)
+    for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
+        assert x.dtype == dtype
+        assert_gradient_accurate(x, p, t, spread)
+
+
+# Unit axes, of other norms than 1, and tau = log 3: exp(tau cos) is 3, 1 or 1/3.
+LOG3 = math.log(3)
+E1, E2, DOWN = [4.0, 0.0], [0.0, 2.0], [0.0, -1.0]
+FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+# The guide's: the first pair at 45 degrees, the second alike, and the two anchors apart.
+GUIDE = ([E1, E2], [[1.0, 1.0], E2])
+
+
+def mean_log(*ratios: float) -> float:
+    return sum(map(math.log, ratios)) / len(ratios)
+
+
+@pytest.mark.parametrize(
+    "negatives, given, expected",
+    [
+        # 3 its own; 1 the other document, 1 the other anchor
+        (None, {"directions": FOUR[:2]}, math.log(5 / 3)),
+        # and, backwards, its own again, and 1
+        (None, {"directions": ("query_to_doc", "doc_to_query")}, math.log(8 / 3)),
+        (None, {"directions": FOUR}, math.log(10 / 3)),
+        # -e2 is a document of the first, e1 one of the second: 1, 3 and 1/3, 1 for anchors, 3 and 1/3 between documents
+        ([DOWN, E1], {}, mean_log(8 / 3, 16 / 9)),
+        ([DOWN, E1], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(4, 20 / 9)),
+        ([DOWN, E1], {"directions": ("query_to_doc", "positive_to_positive")}, mean_log(3, 19 / 9)),
+        # one negative is no pair's own
+        ([DOWN], {"directions": ("query_to_doc", "doc_to_doc")}, mean_log(7 / 3, 17 / 9)),
+        # of four: the other anchor of the same id, and documents of that id, but for the own one
+        (None, {"directions": FOUR, "ignore": ([5, 5], [5, 6])}, math.log(8 / 3)),
+        # with log 3 times the cosine added, a logit of 3 is 9 and one of 1/3 is 1/9
+        ([E1, DOWN], {"hardness_mode": "hard_negatives"}, mean_log(14 / 3, 46 / 27)),
+        ([E1, DOWN], {"hardness_mode": "in_batch_negatives"}, mean_log(8 / 3, 16 / 9)),
+        ([DOWN, E1], {"hardness_mode": "in_batch_negatives"}, mean_log(14 / 3, 46 / 27)),
+        ([DOWN, E1], {"hardness_mode": "hard_negatives"}, mean_log(8 / 3, 16 / 9)),
+        ([E1, DOWN], {"hardness_mode": "all_negatives"}, mean_log(14 / 3, 46 / 27)),
+        ([E1, DOWN, E2], {"hardness_mode": "all_negatives"}, mean_log(5, 127 / 27)),
+        # 3 + 1 of 5
+        ([DOWN], {"positive_ids": ([7, 8], [7, 8, 7])}, mean_log(5 / 4, 13 / 9)),
+        ([DOWN], {"positive_ids": ([7, 8], [7, 8, 7]), "ignore": ([1, 2], [1, 2, 1])}, mean_log(5 / 4, 13 / 9)),
+        # (1 - 3 / 10) / (9 / 10), and no less than 1/3
+        (None, {"debias": 0.1}, math.log(34 / 27)),
+        (None, {"debias": 0.5}, math.log(10 / 9)),
+        # of two terms, 1 + 1 and 1 + 1/3, twice 3 / 10 is too much
+        ([DOWN], {"debias": 0.1}, mean_log((3 + 14 / 9) / 3, (3 + (4 / 3 - 6 / 10) / 0.9) / 3)),
+        (None, {"guide": GUIDE}, math.log(4 / 3)),
+        (None, {"guide": GUIDE, "guide_margin": 0.5}, mean_log(4 / 3, 1)),
+        (None, {"guide": GUIDE, "guide_margin": 0.8}, mean_log(1, 1)),
+        (None, {"guide": GUIDE, "guide_margin": 0.8, "margin_strategy": "relative"}, mean_log(4 / 3, 1)),
+        # backwards, the guide has document 0 at 45 degrees to anchor 1, too, and document 1 at 90 to anchor 0
+        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "doc_to_query")},
+         mean_log(7 / 3, 8 / 3)),
+        # it has the anchors at 90 degrees, and the positives at 45
+        (None, {"guide": GUIDE, "guide_margin": 0.1, "directions": ("query_to_doc", "query_to_query",
+                "positive_to_positive")}, mean_log(5 / 3, 6 / 3)),
+    ],
+)  # fmt: skip
+def test_by_hand(negatives, given, expected, place):
+    device, backend = place
+
+    def tensors(value):
+        if isinstance(value, tuple) and not isinstance(value[0], str):
+            return tuple(torch.tensor(x, device=device) for x in value)
+        return value
+
+    given = {name: tensors(value) for name, value in given.items()}
+    if "hardness_mode" in given:
+        given["hardness_strength"] = LOG3
+    a, p = (torch.tensor([E1, E2], dtype=torch.float64, device=device) for _ in range(2))
+    n = None if negatives is None else torch.tensor(negatives, dtype=torch.float64, device=device)
+    assert info_nce_loss(a, p, n, tau=LOG3, backend=backend, **given).item() == pytest.approx(expected, abs=1e-14)
+    if set(given.get("directions", ())) == set(FOUR) and "ignore" not in given:
+        # the second row alone, in a batch of both
+        one = torch.tensor([1], device=device)
+        alone = info_nce_loss(a[1:], p, n, tau=LOG3, backend=backend, targets=one, all_anchors=a, **given)
+        assert alone.item() == pytest.approx(math.log(10 / 3), abs=1e-14)
+
+
+def test_tau_by_hand(place):
+    device, backend = place
+    a = torch.tensor([E1, E2], dtype=torch.float64, device=device)
+    tau = torch.tensor(LOG3, dtype=torch.float64, device=device, requires_grad=True)
+    # log(1 + exp(-tau)), of which -1/3 / (4/3)
+    assert torch.autograd.grad(info_nce_loss(a, a, tau=tau, backend=backend), tau)[0].item() == pytest.approx(-1 / 4)
+    # log(1 + exp(-tau) / exp(tau)), at the bound: -2/9 / (10/9)
+    bound = info_nce_loss(a, a, tau=tau, debias=0.5, backend=backend)
+    assert torch.autograd.grad(bound, tau)[0].item() == pytest.approx(-1 / 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_tau", [torch.bfloat16, torch.float32, torch.float64])
+def test_tau_has_a_dtype_of_its_own(dtype, of_tau, place):
+    device, backend = place
+    a, p = rows((4, 5), 6, dtype, device)
+    tau = torch.tensor(5.0, dtype=of_tau, device=device, requires_grad=True)
+    loss = info_nce_loss(a, p, tau=tau, backend=backend)
+    exact = tau.detach().double().requires_grad_()
+    expected = info_nce_loss(a.double(), p.double(), tau=exact, backend=backend)
+    assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    (grad,) = torch.autograd.grad(loss, tau)
+    assert grad.dtype == of_tau
+    (by_tau,) = torch.autograd.grad(expected, exact)
+    assert grad.item() == pytest.approx(by_tau.item(), rel=1e-2 if of_tau == torch.bfloat16 else 1e-5)
+    assert info_nce_loss(a, p, tau=5.0, backend=backend).item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("which", ["joint-four-targets-ids", "debiased", "several", "guided-gist", "joint-all-anchors"])
+def test_gradcheck(which, place):
+    device, backend = place
+    given = cases(device=device)[which]
+    leaves = leaves_of(torch.float64, given, device)
+    call = lambda *x: loss_of(info_nce_loss, x, given, backend=backend)  # noqa: E731
+    assert torch.autograd.gradcheck(call, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("buffer", [1, 2000, 1 << 20])
+@pytest.mark.parametrize("which", ["all-hard-joint", "several-each", "guided-several", "guided-four", "debiased-joint"])
+def test_chunks_change_nothing(which, buffer, monkeypatch):
+    expected = run(torch.float64, which, "cpu", "scan")
+    monkeypatch.setattr(scan, "BUFFER", buffer)
+    for x, y in zip(run(torch.float64, which, "cpu", "scan"), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("which", ["joint-four-targets-ids", "debiased-bound", "guided-four"])
+def test_each_gradient_alone_is_the_same(which, place, poisoned):
+    device, backend = place
+    given = cases(device=device)[which]
+    leaves = leaves_of(torch.float64, given, device)
+    together = torch.autograd.grad(loss_of(info_nce_loss, leaves, given, backend=backend), leaves)
+    for i, expected in enumerate(together):
+        alone = [x.detach().requires_grad_(i == j) for j, x in enumerate(leaves)]
+        (grad,) = torch.autograd.grad(loss_of(info_nce_loss, alone, given, backend=backend), alone[i])
+        torch.testing.assert_close(grad, expected, rtol=1e-11, atol=1e-14)
+
+
+def test_views_do_not_matter_and_equal_calls_give_equal_bits(place):
+    device, backend = place
+    given = cases(device=device)["guided-four"]
+    leaves = leaves_of(torch.float32, given, device)
+    expected = loss_of(info_nce_loss, leaves, given, backend=backend)
+    grads = torch.autograd.grad(expected, leaves)
+    views = [torch.stack((x.detach(), x.detach()), -1)[..., 0].requires_grad_() for x in leaves]
+    given["guide"] = [x.t().contiguous().t() for x in given["guide"]]
+    given["targets"] = given["targets"].repeat_interleave(2)[::2]
+    again = loss_of(info_nce_loss, views, given, backend=backend)
+    torch.testing.assert_close(again, expected, rtol=1e-6, atol=0)
+    for x, y in zip(torch.autograd.grad(again, views, retain_graph=True), grads, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+    third = loss_of(info_nce_loss, views, given, backend=backend)
+    assert torch.equal(third, again)
+    for x, y in zip(torch.autograd.grad(third, views), torch.autograd.grad(again, views), strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_no_anchors(dtype, place):
+    device, backend = place
+    leaves = [x.requires_grad_() for x in (*rows((0, 2, 4, 2), 3, dtype, device), torch.tensor(3.0, device=device))]
+    ids = torch.zeros(2, dtype=torch.long, device=device), torch.zeros(6, dtype=torch.long, device=device)
+    given = {"directions": FOUR, "debias": 0.1, "positive_ids": ids, "guide": (leaves[3], *leaves[1:3])}
+    loss = info_nce_loss(*leaves[:3], all_anchors=leaves[3], tau=leaves[4], backend=backend, **given)
+    assert loss.item() == 0
+    for x, grad in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
+        assert grad.shape == x.shape and grad.dtype == x.dtype and grad.eq(0).all()
+
+
+def test_a_row_alone_has_no_negatives(place):
+    """Every direction but the way back, where its own pair is once more, is empty."""
+    device, backend = place
+    a, p = rows((1, 1), 4, torch.float64, device)
+    tau = torch.tensor(3.0, dtype=torch.float64, device=device, requires_grad=True)
+    for more in ({"debias": 0.2}, {"positive_ids": (torch.tensor([1]), torch.tensor([1]))}, {}):
+        more = {k: tuple(x.to(device) for x in v) if isinstance(v, tuple) else v for k, v in more.items()}
+        loss = info_nce_loss(a, p, tau=tau, directions=("query_to_doc", *FOUR[1:2], FOUR[3]), backend=backend, **more)
+        assert loss.item() == 0 and torch.autograd.grad(loss, tau)[0].item() == 0
+    assert info_nce_loss(a, p, directions=FOUR, backend=backend).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", ["all_anchors", "unused all_anchors", "guide", "tau"])
+def test_what_is_not_finite_spoils_everything(which, bad, place):
+    device, backend = place
+    leaves = [*rows(SIZES, 5, torch.float32, device), torch.tensor(7.0, device=device)]
+    guide = [torch.ones(len(x), 2, device=device) for x in (leaves[3], *leaves[1:3])]
+    if which == "tau":
+        leaves[4].fill_(bad)
+    else:
+        (guide[2] if which == "guide" else leaves[3])[4, 1] = bad
+    leaves = [x.requires_grad_() for x in leaves]
+    given = {"directions": FOUR[:1] if "unused" in which else FOUR, "guide": guide, "backend": backend}
+
+    def call(a, p, n, q, tau):
+        return info_nce_loss(a, p, n, all_anchors=q, tau=tau, **given)
+
+    if which == "tau" and device == "cpu":
+        with pytest.raises(ValueError, match=r"tau must be a finite number > 0, got (nan|inf) "):
+            call(*leaves)
+        call = torch.compile(call, fullgraph=True, backend="aot_eager")
+    loss = call(*leaves)
+    assert loss.isnan() and all(grad.isnan().all() for grad in torch.autograd.grad(loss, leaves))
+
+
+@pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-several", "guided-four", "several-shifted"])
+def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
+    device, backend = place
+    monkeypatch.setattr(scan, "BUFFER", 3000)
+    seeded, cells = torch.Generator().manual_seed(0), 80 * 240
+    ids = [torch.randint(9, (size,), generator=seeded).to(device) for size in (80, 240)]
+    given = {name: tuple(ids) if name in ("ignore", "positive_ids") else x for name, x in cases()[which].items()}
+    given = {name: x for name, x in given.items() if name not in ("targets", "guide", "all_anchors")}
+    if "guide" in which:
+        given["guide"] = rows((80, 80, 160), 4, torch.float32, device)
+    leaves = [x.requires_grad_() for x in rows((80, 80, 160), 4, torch.float32, device)]
+    with Recorder() as seen:
+        info_nce_loss(*leaves, backend=backend, **given).backward()
+    if backend == "reference":
+        assert seen.largest >= 4 * cells
+    else:  # (C, D) in float32, or a row of the logits of all directions; a mask of all would be `cells` bytes
+        assert seen.largest <= 4 * 240 * 4 <= cells / 4
+
+
+def test_products_of_four_directions(monkeypatch):
+    monkeypatch.setattr(scan, "BUFFER", 1 << 20)
+    inputs = rows((6, 6, 6), 4, torch.float32)
+
+    def products(*needs, **given) -> int:
+        leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=True)]
+        with Recorder() as seen:
+            info_nce_loss(*leaves, backend="scan", **given)
+        return seen.products()
+
+    assert products(True, True, True, directions=FOUR) == 12
+    assert products(False, False, False, directions=FOUR) == 4
+    tau = torch.tensor(1.0, requires_grad=True)  # from the rows' gradient, which is a product already
+    assert products(True, True, True, tau=tau) == 3
+    assert products(False, False, False, tau=tau) == 2
+    assert products(False, False, False, hardness_mode="hard_negatives", hardness_strength=1) == 1
+    assert products(True, True, True, guide=inputs) == 4
+
+
+def test_both_ways_are_the_symmetric_loss(place):
+    device, backend = place
+    inputs = rows((5, 6, 3), 4, torch.float64, device)
+    ids = torch.arange(5, device=device) % 2, torch.arange(9, device=device) % 3
+    both = {"directions": ["doc_to_query", "query_to_doc"], "partition_mode": "per_direction"}
+    assert torch.equal(
+        info_nce_loss(*inputs, ignore=ids, backend=backend, **both),
+        info_nce_loss(*inputs, ignore=ids, backend=backend, symmetric=True),
+    )
+
+
+@pytest.mark.parametrize("backend", ["reference", "scan"])
+@pytest.mark.parametrize("which", ["joint-four-targets-ids", "several-in-batch", "guided-four", "debiased-bound"])
+def test_fullgraph_gives_the_same(which, backend):
+    given = cases()[which]
+    leaves = leaves_of(torch.float32, given)
+
+    def step(*x):
+        return loss_of(info_nce_loss, [x[0] * 1.0, *x[1:]], given, backend=backend) * 2
+
+    eager, traced = step(*leaves), torch.compile(step, fullgraph=True, backend="aot_eager")(*leaves)
+    torch.testing.assert_close(traced, eager)
+    for x, y in zip(torch.autograd.grad(traced, leaves), torch.autograd.grad(eager, leaves), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-four"])
+def test_opcheck(which, place, monkeypatch):
+    from raoe_kernels.infonce import autograd
+
+    device, backend = place
+    given = cases(device=device)[which]
+    leaves, seen = leaves_of(torch.float32, given, device), []
+    monkeypatch.setattr(autograd._InfoNCE, "apply", lambda module, *fields: seen.append(fields) or leaves[0].sum())
+    loss_of(info_nce_loss, leaves, given, backend=backend)
+    needs = [x is not None for x in seen[0][:5]]
+    torch.library.opcheck(torch.ops.raoe_kernels.infonce.default, (*seen[0], needs, backend))
+
+
+@pytest.mark.parametrize("which", CASES)
+def test_triton_says_what_it_cannot(which, monkeypatch):
+    triton_kernels = pytest.importorskip("raoe_kernels.infonce.triton_kernels")
+    from raoe_kernels.infonce import autograd, by_case
+
+    given, seen = cases()[which], []
+    leaves = leaves_of(torch.float32, given, learnt=False)
+    if raoe_kernels.backends("cpu")["info_nce_loss"]["triton"] is True:
+        with pytest.raises(RuntimeError, match=r"backend 'triton' cannot run info_nce_loss with .*; use scan"):
+            loss_of(info_nce_loss, leaves, given, learnt=False, backend="triton")
+    monkeypatch.setattr(autograd._InfoNCE, "apply", lambda module, *fields: seen.append(fields) or leaves[0].sum())
+    loss_of(info_nce_loss, leaves, given, learnt=False)
+    assert by_case.serving(autograd.Problem(*seen[0])) is scan
+    info_nce_loss(*leaves[:3], symmetric=True, ignore=torch.zeros(6, 21) > 0)
+    assert by_case.serving(autograd.Problem(*seen[1])) is triton_kernels
+
+
+def same_as(theirs, leaves, *inputs, **given):
+    """Their loss, and its gradients by the leaves, and ours."""
+    expected = theirs.item(), *torch.autograd.grad(theirs, leaves)
+    loss = info_nce_loss(*inputs, **given)
+    assert loss.item() == pytest.approx(expected[0], rel=1e-12)
+    for x, y in zip(torch.autograd.grad(loss, leaves), expected[1:], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hardness", [None, "in_batch_negatives", "hard_negatives", "all_negatives"])
+@pytest.mark.parametrize("mode, directions", [
+    ("joint", FOUR), ("joint", FOUR[:3]), ("joint", (FOUR[0], FOUR[3])), ("joint", FOUR[:1]),
+    ("per_direction", ("query_to_doc", "doc_to_query")),
+])  # fmt: skip
+def test_is_sentence_transformers_loss(mode, directions, hardness, place):
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    device, backend = place
+    given = {"directions": directions, "partition_mode": mode, "hardness_mode": hardness, "hardness_strength": 8.0}
+    leaves = [x.requires_grad_() for x in rows((6, 6, 6, 6), 24, torch.float64, device)]
+    stock = losses.MultipleNegativesRankingLoss(None, scale=15.0, **given)
+    a, p, *negatives = leaves
+    theirs = stock.compute_loss_from_embeddings(leaves, None)
+    same_as(theirs, leaves, a, p, torch.cat(negatives), tau=15.0, backend=backend, **given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy, margin", [("absolute", 0.0), ("absolute", 0.3), ("relative", 0.4)])
+@pytest.mark.parametrize("anchors, positives", [(True, True), (False, True), (True, False)])
+def test_is_sentence_transformers_guided_loss(anchors, positives, strategy, margin, place):
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    device, backend = place
+    stock = torch.nn.Module.__new__(losses.CachedGISTEmbedLoss)  # its constructor wants two models
+    torch.nn.Module.__init__(stock)
+    stock.__dict__ |= {
+        "mini_batch_size": 4, "show_progress_bar": False, "gather_across_devices": False, "temperature": 1 / 15,
+        "margin": margin, "margin_strategy": strategy, "contrast_anchors": anchors, "contrast_positives": positives,
+        "similarity_fct": torch.nn.CosineSimilarity(dim=-1), "cross_entropy_loss": torch.nn.CrossEntropyLoss(),
+    }  # fmt: skip
+    leaves = [x.requires_grad_() for x in rows((7, 7, 7, 7), 24, torch.float64, device)]
+    guide = rows((7, 7, 7, 7), 3, torch.float64, device, seed=4)
+    theirs = stock.calculate_loss([[x] for x in leaves], [[x] for x in guide])
+    names = (("query_to_query", anchors), ("positive_to_positive", positives))
+    given = {"directions": ("query_to_doc", *(name for name, there in names if there)), "guide_margin": margin}
+    given |= {"guide": (*guide[:2], torch.cat(guide[2:])), "margin_strategy": strategy}
+    same_as(theirs, leaves, *leaves[:2], torch.cat(leaves[2:]), tau=15.0, backend=backend, **given)
+
+
+A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
+I3, I5 = torch.arange(3), torch.arange(5)
+BOTH = ("query_to_doc", "doc_to_query")
+WRONG = [
+    ({"tau": torch.tensor(-1.0)}, ValueError, r"tau must be a finite number > 0, got -1.0"),
+    ({"tau": torch.ones(1)}, ValueError, r"tau must be a number or a \(\) float tensor on cpu.*\(1,\)"),
+    ({"tau": torch.tensor(3)}, ValueError, "tau must be a number or a .* float tensor .*int64"),
+    ({"tau": torch.tensor(3.0, device="meta")}, ValueError, "tau must be a number or .* on cpu.*meta"),
+    ({"directions": "query_to_doc"}, TypeError, "directions must be a tuple of names, got 'query_to_doc'"),
+    ({"directions": ("query_to_doc", "up")}, ValueError, "directions must be one of 'query_to_doc'.*got 'up'"),
+    ({"directions": ("doc_to_doc",)}, ValueError, r"directions must be query_to_doc and .*got \('doc_to_doc',\)"),
+    ({"directions": ("query_to_doc",) * 2}, ValueError, "directions must be query_to_doc and others, each once"),
+    ({"directions": (*FOUR, "positive_to_positive")}, ValueError, "directions must be doc_to_doc or positive"),
+    ({"partition_mode": "each"}, ValueError, "partition_mode must be one of 'joint', 'per_direction', got 'each'"),
+    ({"partition_mode": "per_direction", "directions": FOUR}, ValueError, "partition_mode 'per_direction' must have"),
+    ({"symmetric": True, "directions": BOTH}, ValueError, "symmetric is short for directions and partition_mode"),
+    ({"symmetric": True, "partition_mode": "per_direction"}, ValueError, "symmetric is short for .* 'per_direction'"),
+    ({"all_anchors": A[:2]}, ValueError, r"all_anchors must have a row for each of the 3 positives.*\(2, 4\)"),
+    ({"all_anchors": A.double()}, ValueError, "all_anchors must have anchors' columns, dtype.*float64"),
+    ({"all_anchors": A, "targets": I3 + 2}, ValueError, "targets must be columns 0 … 2 of positives, got 2 … 4"),
+    ({"directions": FOUR, "targets": I3 + 2}, ValueError, "targets must be columns 0 … 2 of positives, got 2 … 4"),
+    ({"hardness_mode": "hardest"}, ValueError, "hardness_mode must be one of 'in_batch_negatives'.*got 'hardest'"),
+    ({"hardness_mode": "all_negatives", "hardness_strength": -1}, ValueError, "hardness_strength must .* >= 0, got -1"),
+    ({"hardness_mode": "hard_negatives"}, ValueError, "negatives must be as many for each of the 3 positives .* got 2"),
+    ({"hardness_mode": "in_batch_negatives"}, ValueError, "negatives must be as many .*'in_batch_negatives', got 2"),
+    ({"positive_ids": I5}, TypeError, "positive_ids must be a pair of integer tensors .* got int64 tensor"),
+    ({"positive_ids": (I3, I3)}, ValueError, r"positive_ids\[1\] \(column_ids\) must have shape \(5,\)"),
+    ({"positive_ids": (I3.float(), I5)}, TypeError, r"positive_ids\[0\] \(anchor_ids\) must be integers"),
+    ({"debias": 1}, ValueError, "debias must be below 1, got 1"),
+    ({"debias": -0.1}, ValueError, "debias must be a finite number >= 0, got -0.1"),
+    ({"guide": (A, P)}, TypeError, r"guide must be .*\(anchors, positives, negatives\), got 2 of them"),
+    ({"guide": A}, TypeError, "guide must be a tuple of tensors .*got float32 tensor"),
+    ({"guide": (A, P[:2], N)}, ValueError, r"guide\[1\] must have a row for each of the 3 positives.*\(2, 4\)"),
+    ({"guide": (A, P, N[:, :3])}, ValueError, r"guide\[2\] must have guide\[0\]'s columns and dtype.*\(2, 3\)"),
+    ({"guide": (A, P, N.half())}, ValueError, r"guide\[2\] must have guide\[0\]'s .*float16"),
+    ({"guide": (A.long(), P, N)}, TypeError, r"guide\[0\] must be float16.*int64"),
+    ({"guide": (A, P, N), "guide_margin": math.inf}, ValueError, "guide_margin must be a finite number, got inf"),
+    ({"margin_strategy": "none"}, ValueError, "margin_strategy must be one of 'absolute', 'relative', got 'none'"),
+    ({"ignore": torch.ones(3, 5) > 0, "directions": FOUR}, ValueError, "ignore must be a pair of id tensors with dir"),
+    ({"ignore": torch.ones(3, 5) > 0, "directions": BOTH, "all_anchors": A}, ValueError, "ignore .* of all_anchors"),
+]
+
+
+@pytest.mark.parametrize("given, kind, message", WRONG, ids=range(len(WRONG)))
+def test_wrong(given, kind, message):
+    with pytest.raises(kind, match=message):
+        info_nce_loss(A, P, N, **given)
