@@ -23,6 +23,7 @@ from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDisti
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
 
@@ -35,6 +36,7 @@ __all__ = [
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
+    "ListNetLoss",
     "RAOELoss",
     "RankDistillationLoss",
     "RankMarginLoss",
