@@ -192,7 +192,7 @@ def test_any_exponent(more, debias, place):
     assert loss.item() == pytest.approx(expected - math.log(1 - debias), rel=1e-6)
     grads = torch.autograd.grad(loss, leaves)
     assert all(grad.isfinite().all() for grad in grads)
-    assert "tau" not in more or grads[3].item() == pytest.approx(2)
+    assert "tau" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
