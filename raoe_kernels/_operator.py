@@ -121,7 +121,8 @@ def with_backward(
     gradient = operator(op, f"{name}_backward", ", ".join(takes), gradients, backward, gradient_shapes)
 
     def save(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:tensors], *output[unsaved:])
+        outputs = output if results > 1 else (output,)
+        ctx.save_for_backward(*inputs[:tensors], *outputs[unsaved:])
         *ctx.numbers, ctx.backend = inputs[tensors:]
 
     def differentiate(ctx, *grads):

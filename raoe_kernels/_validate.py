@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,13 +30,12 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
 
 
 def per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
-    """A tensor that goes along with similarity: as long, on the same device, not differentiated."""
+    """A tensor that goes along with similarity, (B,) or (K, B): (B,), on the same device, not differentiated."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
-    if value.shape != similarity.shape:
-        raise ValueError(
-            f"{name} must have similarity's shape {tuple(similarity.shape)}, got {describe(value)}"
-        )
+    if value.shape != similarity.shape[-1:]:
+        what = "shape" if similarity.ndim == 1 else "columns,"
+        raise ValueError(f"{name} must have similarity's {what} {tuple(similarity.shape[-1:])}, got {describe(value)}")
     if value.device != similarity.device:
         raise ValueError(f"{name} must be on similarity's device {similarity.device}, got {describe(value)}")
     if value.requires_grad:
@@ -84,3 +84,14 @@ def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {describe(value)}")
     return value
+
+
+def widths(name: str, value: object, columns: int) -> tuple[int, ...]:
+    """Prefix widths: integers from 1 to `columns`, each larger than the one before it."""
+    given = tuple(value) if isinstance(value, (tuple, list)) else ()
+    if not given or not all(isinstance(width, int) and not isinstance(width, bool) for width in given):
+        kind = ValueError if isinstance(value, (tuple, list)) and not given else TypeError
+        raise kind(f"{name} must be one or more integers in a tuple or list, got {describe(value)}")
+    if not 0 < given[0] <= given[-1] <= columns or any(low >= high for low, high in pairwise(given)):
+        raise ValueError(f"{name} must increase, from 1 on and up to the {columns} columns, got {describe(value)}")
+    return given

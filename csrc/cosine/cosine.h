@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "../types.h"
 
@@ -33,8 +34,10 @@ struct CosineGradArgs {
   void* grad_b;
 };
 
-void cosine_cpu(const CosineArgs& args, int threads);
-void cosine_grad_cpu(const CosineGradArgs& args, int threads);
+// `dims` are increasing widths, at least one, the last at most `columns`: row k of c, of the inverses and of the upstream
+// gradient, (dims.size(), rows) each, is that of the first dims[k] columns.
+void cosine_cpu(const CosineArgs& args, const std::vector<std::int64_t>& dims, int threads);
+void cosine_grad_cpu(const CosineGradArgs& args, const std::vector<std::int64_t>& dims, int threads);
 
 void cosine_cuda(const CosineArgs& args, void* stream);
 void cosine_grad_cuda(const CosineGradArgs& args, void* stream);

@@ -31,12 +31,14 @@ struct PairwiseArgs {
 };
 
 // cpu/pairwise.cpp. Uses up to `threads` threads where that pays; the result does not depend on how many.
-// Throws std::bad_alloc, and std::invalid_argument beyond 2^28 pairs.
-void pairwise_cpu(const PairwiseArgs& args, int threads);
+// `rows` similarities of the same pairs at one sort: similarity is (rows, n), losses are (parts, rows) and grads
+// (parts, rows, n). Throws std::bad_alloc, and std::invalid_argument beyond 2^28 pairs.
+void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads);
 
-// out (n) = *first x grads[0] + *second x grads[1], or *first x grads[0] for one row. All are f32, or all f64.
-void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, const void* first, const void* second,
-               void* out);
+// out (rows, n) = first x grads[0] + second x grads[1], or first x grads[0] for one part; first and second are (rows),
+// grads (parts, rows, n). All are f32, or all f64.
+void scale_cpu(const void* grads, std::int64_t n, Float type, int parts, std::int64_t rows, const void* first,
+               const void* second, void* out);
 
 // cuda/pairwise.cu. Everything happens on `stream`; nothing is allocated and nothing is waited for.
 std::size_t pairwise_cuda_workspace(const PairwiseArgs& args);

@@ -2,7 +2,8 @@
 
 A backend is two functions: `forward(a, b, eps) -> (c, 1 / |a|, 1 / |b|)`, each (B,) in float64 for float64 rows and in
 float32 otherwise, all three 0 where a row counts as zero; and
-`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b)) -> gradients of a and b, None where not needed`.
+`backward(grad, a, b, c, 1 / |a|, 1 / |b|, (need a, need b)) -> gradients of a and b, None where not needed`. Those of
+WIDTHS take `dims` as one more argument, and what was (B,) is (K, B).
 """
 
 from __future__ import annotations
@@ -29,51 +30,81 @@ OP = Op(
 )
 
 
+def _widths_missing(device: torch.device) -> str | None:
+    return native_missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
+
+
+WIDTHS = Op(
+    "pairwise_cosine of several widths",
+    (),
+    {
+        "reference": OP.backends["reference"],
+        "scan": OP.backends["scan"],
+        "native": Backend(f"{__package__}.native", _widths_missing),
+    },
+)
+
+
 def cosine(a: Tensor, b: Tensor, eps: float, backend: str) -> Tensor:
     if torch.compiler.is_compiling():
         return _operator(a, b, eps, backend)[0]
-    module = OP.select(a.device, backend)
+    return _eager(a, b, eps, (), OP.select(a.device, backend))
+
+
+def cosine_widths(a: Tensor, b: Tensor, eps: float, dims: tuple[int, ...], backend: str) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _widths_operator(a, b, eps, dims, backend)[0]
+    return _eager(a, b, eps, (dims,), WIDTHS.select(a.device, backend))
+
+
+def _eager(a: Tensor, b: Tensor, eps: float, dims: tuple, module: Any) -> Tensor:
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Cosine.apply(a, b, eps, module)
-    return _forward(a, b, eps, module)[0]
+        return _Cosine.apply(a, b, eps, dims, module)
+    return _forward(a, b, eps, *dims, module)[0]
 
 
-def _forward(a: Tensor, b: Tensor, eps: float, module: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return module.forward(a, b, eps) if a.numel() else _empty(a)
+def _forward(a: Tensor, b: Tensor, eps: float, *dims_and_module: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *dims, module = dims_and_module
+    return module.forward(a, b, eps, *map(tuple, dims)) if a.numel() else _empty(a, b, eps, *dims)
 
 
-def _empty(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Three (B,) results; rows of no columns are zero rows."""
-    dtype = wide(a.dtype)
-    c, inverse_a, inverse_b = (a.new_zeros(a.shape[0], dtype=dtype) for _ in range(3))
+def _empty(a: Tensor, b: Tensor, eps: float, *dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Three (B,) results, or (K, B) ones; rows of no columns are zero rows."""
+    shape = *map(len, dims), a.shape[0]
+    c, inverse_a, inverse_b = (a.new_zeros(shape, dtype=wide(a.dtype)) for _ in range(3))
     return c, inverse_a, inverse_b
 
 
-def _backward(grad: Tensor, saved: tuple[Tensor, ...], needs: tuple[bool, bool], module: Any):
+def _backward(grad: Tensor, saved: tuple[Tensor, ...], needs: tuple[bool, bool], dims: Any, module: Any):
     a = saved[0]
     if a.numel():
-        return module.backward(grad.to(saved[2].dtype).contiguous(), *saved, needs)
+        return module.backward(grad.to(saved[2].dtype).contiguous(), *saved, needs, *map(tuple, dims))
     return tuple(torch.zeros_like(a) if need else None for need in needs)
 
 
 class _Cosine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, eps: float, module: Any) -> Tensor:
-        result = _forward(a, b, eps, module)
+    def forward(ctx: Any, a: Tensor, b: Tensor, eps: float, dims: tuple, module: Any) -> Tensor:
+        result = _forward(a, b, eps, *dims, module)
         ctx.save_for_backward(a, b, *result)
-        ctx.module = module
+        ctx.dims, ctx.module = dims, module
         return result[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):
         refuse_second_derivative("pairwise_cosine")
-        return *_backward(grad, ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.module), None, None
+        return *_backward(grad, ctx.saved_tensors, ctx.needs_input_grad[:2], ctx.dims, ctx.module), None, None, None
 
 
-def _operator_backward(grad, a, b, eps, c, inverse_a, inverse_b, needs, module):
-    return _backward(grad, (a, b, c, inverse_a, inverse_b), tuple(needs), module)
+def _operator_backward(grad, a, b, eps, *rest):
+    *dims, c, inverse_a, inverse_b, needs, module = rest
+    return _backward(grad, (a, b, c, inverse_a, inverse_b), tuple(needs), dims, module)
 
 
-_operator = with_backward(
-    OP, "cosine", "Tensor a, Tensor b, float eps", 3, _forward, lambda a, *_: _empty(a), _operator_backward, gradients=2
-)
+def _registered(op: Op, name: str, more: str = "") -> Any:
+    arguments = "Tensor a, Tensor b, float eps" + more
+    return with_backward(op, name, arguments, 3, _forward, _empty, _operator_backward, gradients=2)
+
+
+_operator = _registered(OP, "cosine")
+_widths_operator = _registered(WIDTHS, "cosine_widths", ", int[] dims")

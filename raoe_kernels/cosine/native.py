@@ -8,12 +8,15 @@ from torch import Tensor
 from .._dtypes import wide
 from .._native import FLOATS, module
 
+Dims = tuple[int, ...] | None
 
-def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+
+def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = a.shape
     a, b = _rows(a), _rows(b)
-    c, inverse_a, inverse_b = torch.empty(3, rows, dtype=wide(a.dtype), device=a.device).unbind()
-    _call("cosine", a.device)(
+    shape = (3, rows) if dims is None else (3, len(dims), rows)
+    c, inverse_a, inverse_b = torch.empty(shape, dtype=wide(a.dtype), device=a.device).unbind()
+    _call("cosine", a.device, dims)(
         a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
         c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
     )  # fmt: skip
@@ -21,13 +24,20 @@ def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(
-    grad: Tensor, a: Tensor, b: Tensor, c: Tensor, inverse_a: Tensor, inverse_b: Tensor, needs: tuple[bool, bool]
+    grad: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    inverse_a: Tensor,
+    inverse_b: Tensor,
+    needs: tuple[bool, bool],
+    dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     rows, columns = a.shape
     dtype = a.dtype
     a, b = _rows(a), _rows(b)
     grad_a, grad_b = (torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs)
-    _call("cosine_grad", a.device)(
+    _call("cosine_grad", a.device, dims)(
         grad.data_ptr(), a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
         c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
         0 if grad_a is None else grad_a.data_ptr(), 0 if grad_b is None else grad_b.data_ptr(),
@@ -42,11 +52,12 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _call(name: str, device: torch.device):
+def _call(name: str, device: torch.device, dims: Dims):
     """The compiled function of that name with what the device adds to its arguments."""
     function = getattr(module(device.type), name)
     if device.type == "cpu":
-        return lambda *arguments: function(*arguments, torch.get_num_threads())
+        before = () if dims is None else (dims,)
+        return lambda *arguments: function(*before, *arguments, torch.get_num_threads())
 
     def call(*arguments):
         with torch.cuda.device(device):

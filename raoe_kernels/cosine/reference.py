@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .._dtypes import wide
 
 
-def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def forward(a: Tensor, b: Tensor, eps: float, dims: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """c = <a, b> / (|a| |b|), and 1 / |a|, 1 / |b|; all three 0 where |a| or |b| is at most eps."""
+    if dims is not None:
+        c, inverse_a, inverse_b = zip(*(forward(a[:, :width], b[:, :width], eps) for width in dims), strict=True)
+        return torch.stack(c), torch.stack(inverse_a), torch.stack(inverse_b)
     a, b = a.to(wide(a.dtype)), b.to(wide(b.dtype))
     norm_a, norm_b = a.norm(dim=1), b.norm(dim=1)
     zero = (norm_a <= eps) | (norm_b <= eps)
@@ -17,10 +21,31 @@ def forward(a: Tensor, b: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def backward(
-    grad: Tensor, a: Tensor, b: Tensor, c: Tensor, inverse_a: Tensor, inverse_b: Tensor, needs: tuple[bool, bool]
+    grad: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    inverse_a: Tensor,
+    inverse_b: Tensor,
+    needs: tuple[bool, bool],
+    dims: tuple[int, ...] | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged."""
+    """dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged; the sum over the widths."""
+    if dims is None:
+        by_a, by_b = _one_width(grad, a, b, c, inverse_a, inverse_b)
+    else:
+        by_a, by_b = (x.new_zeros(x.shape, dtype=wide(x.dtype)) for x in (a, b))
+        for width, *of_width in zip(dims, grad, c, inverse_a, inverse_b, strict=True):
+            more_a, more_b = _one_width(of_width[0], a[:, :width], b[:, :width], *of_width[1:])
+            by_a[:, :width] += more_a
+            by_b[:, :width] += more_b
+    return by_a.to(a.dtype) if needs[0] else None, by_b.to(b.dtype) if needs[1] else None
+
+
+def _one_width(
+    grad: Tensor, a: Tensor, b: Tensor, c: Tensor, inverse_a: Tensor, inverse_b: Tensor
+) -> tuple[Tensor, Tensor]:
     unit_a, unit_b = a.to(wide(a.dtype)) * inverse_a[:, None], b.to(wide(b.dtype)) * inverse_b[:, None]
     by_a = (unit_b - c[:, None] * unit_a) * (grad * inverse_a)[:, None]
     by_b = (unit_a - c[:, None] * unit_b) * (grad * inverse_b)[:, None]
-    return by_a.to(a.dtype) if needs[0] else None, by_b.to(b.dtype) if needs[1] else None
+    return by_a, by_b

@@ -21,10 +21,10 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
-def _finite(number: Tensor) -> bool:
-    """Whether a logit can not be -inf, by a number that is not finite where one is, such as the smallest or a sum: to
-    look element by element costs more than a log-softmax. On a device that would have to wait for it nobody asks."""
-    return number.device.type == "cpu" and math.isfinite(number)
+def _looks(logits: Tensor) -> bool:
+    """Whether to ask first if any logit is -inf, by a number that is not finite where one is, such as the smallest or a
+    sum: to look element by element costs more than a log-softmax. Other devices would have to wait for the answer."""
+    return logits.device.type == "cpu"
 
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
@@ -34,7 +34,7 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
     for part in _chunks(current):
         x, y, mixed = current[part], previous[part], result[part]
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        if not _finite(torch.lerp(q, p, guidance, out=mixed).sum()):
+        if not (_looks(x) and math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum())):
             q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
             torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
     return result, None, None  # torch's own softmax is faster than one from a normaliser
@@ -53,7 +53,7 @@ def backward(
     by_current, by_previous = (current.new_empty(current.shape) if need else None for need in needs)
     for part in _chunks(current):
         x, y, g = current[part], previous[part], grad[part]
-        forbids = not (_finite(x.amin()) and _finite(y.amin()))
+        forbids = not (_looks(x) and math.isfinite(x.amin()) and math.isfinite(y.amin()))
         if forbids:
             g = g.masked_fill((x == -INF) | (y == -INF), 0)
         total = g.sum(-1, keepdim=True)
@@ -71,8 +71,7 @@ def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     best = current.new_empty(len(current), dtype=torch.int64)
     for part in _chunks(current):
         x, y = (logits[part].to(wide(current.dtype)) for logits in (current, previous))
-        scores = torch.lerp(y, x, guidance)
-        if not _finite(scores.sum()):
+        if not (_looks(x) and math.isfinite((scores := torch.lerp(y, x, guidance)).sum())):
             scores = (x - y).mul_(guidance - 1).add_(x).masked_fill_(x == -INF, -INF)
         best[part] = scores.argmax(-1)
     return best

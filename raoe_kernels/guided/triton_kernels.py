@@ -82,8 +82,8 @@ def guided_forward_sums(
     dtype: tl.constexpr = sums.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
-    x = tl.load(at(current + row * row_current * UNIT, start, UNIT) + lane, mask, -float("inf")).to(dtype)
-    y = tl.load(at(previous + row * row_previous * UNIT, start, UNIT) + lane, mask, -float("inf")).to(dtype)
+    x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf")).to(dtype)
+    y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, -float("inf")).to(dtype)
     count = rows * slices
     _sum_up(x, sums, row * slices + tl.program_id(1), count, dtype)
     _sum_up(y, sums + 2 * count, row * slices + tl.program_id(1), count, dtype)
@@ -100,10 +100,10 @@ def guided_forward_mix(
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
     x = tl.load(
-        at(current + row * row_current * UNIT, start, UNIT) + lane, mask, 0.0, eviction_policy="evict_first"
+        _slice(current, row, row_current, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first"
     ).to(dtype)
     y = tl.load(
-        at(previous + row * row_previous * UNIT, start, UNIT) + lane, mask, 0.0, eviction_policy="evict_first"
+        _slice(previous, row, row_previous, start, lane, UNIT), mask, 0.0, eviction_policy="evict_first"
     ).to(dtype)
     count = rows * slices
     top_x, log_x = _normaliser(sums, row, slices, count, JOINED, dtype)
@@ -115,8 +115,14 @@ def guided_forward_mix(
         tl.store(of_previous + rows + row, log_y)
     p, q = x - top_x - log_x, y - top_y - log_y
     mixed = tl.where(x == -float("inf"), x, p + tl.full((), guidance - 1, dtype) * (p - q))
-    out = at(result + row * columns * UNIT, start, UNIT) + lane
+    out = _slice(result, row, columns, start, lane, UNIT)
     tl.store(out, mixed, mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def _slice(matrix, row, step, start, lane, UNIT: tl.constexpr):
+    """Elements start + lane of a row; `step` between rows is in units of UNIT elements."""
+    return at(matrix + row * step * UNIT, start, UNIT) + lane
 
 
 @triton.jit
@@ -137,8 +143,8 @@ def guided_backward_sums(
 ):  # fmt: skip
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
-    x = tl.load(at(current + row * row_current * UNIT, start, UNIT) + lane, mask, -float("inf"))
-    y = tl.load(at(previous + row * row_previous * UNIT, start, UNIT) + lane, mask, -float("inf"))
+    x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf"))
+    y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, -float("inf"))
     g = _live(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
     tl.store(sums + row * slices + tl.program_id(1), tl.sum(g, 0))
 
@@ -154,8 +160,8 @@ def guided_backward_mix(
     dtype: tl.constexpr = of_current.dtype.element_ty
     row, start, mask = _place(first, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
-    x = tl.load(at(current + row * row_current * UNIT, start, UNIT) + lane, mask, -float("inf")).to(dtype)
-    y = tl.load(at(previous + row * row_previous * UNIT, start, UNIT) + lane, mask, -float("inf")).to(dtype)
+    x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf")).to(dtype)
+    y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, -float("inf")).to(dtype)
     g = _live(x, y, grad, row * row_grad, column_grad, start, lane, mask, UNIT)
     joined = tl.arange(0, JOINED)
     totals = tl.load(sums + row * slices + joined, joined < slices, 0.0)
@@ -165,12 +171,12 @@ def guided_backward_mix(
     if need_current:
         p = _exp(x - tl.load(of_current + row) - tl.load(of_current + rows + row))
         value = tl.full((), guidance, dtype) * (g - tl.where(x == -float("inf"), 0.0, p) * total)
-        out = at(by_current + row * columns * UNIT, start, UNIT) + lane
+        out = _slice(by_current, row, columns, start, lane, UNIT)
         tl.store(out, value.to(out.dtype.element_ty), mask)
     if need_previous:
         q = _exp(y - tl.load(of_previous + row) - tl.load(of_previous + rows + row))
         value = tl.full((), 1 - guidance, dtype) * (g - tl.where(y == -float("inf"), 0.0, q) * total)
-        out = at(by_previous + row * columns * UNIT, start, UNIT) + lane
+        out = _slice(by_previous, row, columns, start, lane, UNIT)
         tl.store(out, value.to(out.dtype.element_ty), mask)
 
 
@@ -193,8 +199,8 @@ def guided_argmax_slices(
     dtype: tl.constexpr = scores.dtype.element_ty
     row, start, mask = _place(0, columns * UNIT, COLUMNS)
     lane = tl.arange(0, COLUMNS)
-    x = tl.load(at(current + row * row_current * UNIT, start, UNIT) + lane, mask, -float("inf")).to(dtype)
-    y = tl.load(at(previous + row * row_previous * UNIT, start, UNIT) + lane, mask, 0.0).to(dtype)
+    x = tl.load(_slice(current, row, row_current, start, lane, UNIT), mask, -float("inf")).to(dtype)
+    y = tl.load(_slice(previous, row, row_previous, start, lane, UNIT), mask, 0.0).to(dtype)
     value = tl.where(x == -float("inf"), x, x + tl.full((), guidance - 1, dtype) * (x - y))
     highest, where = _best(value, start + lane, columns * UNIT)
     tl.store(scores + row * slices + tl.program_id(1), highest)

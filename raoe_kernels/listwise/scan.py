@@ -33,8 +33,10 @@ def list_mle(
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
     s = tau * (known - largest.masked_fill(largest == -INF, 0))
-    there = s if inside is None else s.masked_fill(~inside, 0)
-    linear = s.device.type == "cpu" and bool(there.amin() > math.log(s.shape[1]) - LINEAR)
+    linear = False
+    if s.device.type == "cpu":
+        there = s if inside is None else s.masked_fill(~inside, 0)
+        linear = bool(there.amin() > math.log(s.shape[1]) - LINEAR)
     if linear:
         weight = s.exp()
         left = weight.flip(1).cumsum(1).flip(1)
@@ -52,6 +54,29 @@ def list_mle(
         chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
         grad = (s + chosen.logcumsumexp(1)).exp() - 1
     return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
+
+
+def list_net(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, tau: float, teacher_tau: float, need_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """With p the teacher's softmax, the loss is - sum p log softmax(s), and dL/ds = softmax(s) - p."""
+    dtype = wide(student.dtype)
+    logs = _logits(student, mask, tau, dtype).log_softmax(1)
+    wanted = _logits(teacher, mask, teacher_tau, dtype).softmax(1)
+    terms = wanted * logs
+    # Of an item that is not there, or a list of none, logarithms are infinite or NaN.
+    loss = -(terms if mask is None else terms.masked_fill(~mask, 0)).sum()
+    return loss, tau * (logs.exp() - wanted) if need_grad else None
+
+
+def _logits(scores: Tensor, mask: Tensor | None, tau: float, dtype: torch.dtype) -> Tensor:
+    """tau x scores relative to each row's largest, which keeps the digits of differences, of large integers, too; -inf
+    where nothing is."""
+    exact = scores.to(wide(scores.dtype)) if scores.is_floating_point() else scores.long()
+    lowest = -INF if scores.is_floating_point() else torch.iinfo(torch.int64).min
+    known = exact if mask is None else exact.masked_fill(~mask, lowest)
+    logits = tau * (known - known.amax(1, keepdim=True)).to(dtype)
+    return logits if mask is None else logits.masked_fill(~mask, -INF)
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:

@@ -1,7 +1,8 @@
 """The public pairwise losses: what a call means, and its argument errors.
 
 Source of all but CoSENT: "Rank-Awareness and Angular Constraints: A New Perspective on Learning Sentence Embeddings
-from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B.
+from NLI Data" (RAOE). Pairs i and j below are two *sentence pairs* of a batch of B. Similarity is (B,); or (K, B), K
+similarities of each pair (by prefixes of its embeddings, for example), whose K losses share the sort of the scores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def rank_margin_loss(
 
     Args:
         similarity: (B,) float16, bfloat16, float32 or float64; c, usually the cosine of each sentence pair. Any
-            finite values are legal.
+            finite values are legal. Or (K, B): K losses of the same scores.
         scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf sort
             as expected. They are targets and must not require grad.
         margin: rank distance I >= 0 that two pairs must exceed to be compared; ranks are within the batch.
@@ -39,8 +40,9 @@ def rank_margin_loss(
         backend: "auto", "reference", "scan", "triton" or "native".
 
     Returns:
-        Scalar loss, float64 for float64 similarity and float32 otherwise; exactly 0 if no two pairs are compared.
-        The gradient has similarity's dtype. A NaN in similarity or scores makes the loss and all of the gradient NaN.
+        Scalar loss, (K,) of (K, B), float64 for float64 similarity and float32 otherwise; exactly 0 if no two pairs are
+        compared. The gradient has similarity's dtype. A NaN in similarity (of K rows, in its own) or scores makes the
+        loss and all of its gradient NaN.
 
     Raises:
         TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
@@ -75,7 +77,7 @@ def gated_angular_loss(
     theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
 
     Args:
-        similarity: (B,) floats, the cosine of each sentence pair.
+        similarity: (B,) or (K, B) floats, the cosine of each sentence pair.
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
             2 contradiction). Any values, any number of them.
@@ -128,14 +130,17 @@ _KEYS = frozenset((torch.float32, torch.float64, torch.int64))
 
 def _check_similarity(similarity: Tensor) -> None:
     if not (isinstance(similarity, Tensor) and similarity.ndim == 1 and similarity.dtype in _FLOATS):
-        _validate.float_tensor("similarity", similarity, 1)
+        rows = isinstance(similarity, Tensor) and similarity.ndim == 2
+        _validate.float_tensor("similarity", similarity, 2 if rows else 1)
+        if rows and not len(similarity):
+            raise ValueError(f"similarity must have 1 or more rows, got {_validate.describe(similarity)}")
 
 
 def _fits(value: Tensor | None, similarity: Tensor) -> bool:
     return (
         isinstance(value, Tensor)
         and value.dtype in _KEYS
-        and value.shape == similarity.shape
+        and value.shape == similarity.shape[-1:]
         and value.device == similarity.device
         and not value.requires_grad
     )

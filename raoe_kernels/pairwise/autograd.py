@@ -2,7 +2,8 @@
 
 A backend is two functions: `forward(similarity, scores, labels, params, need_grad) -> (losses, gradients or None)`, of
 shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise;
-and `backward(gradients, upstream, dtype) -> gradient of similarity`. The loss is a function of similarity alone, so its
+for similarity (K, B) they are (K,) and (K, B), or (2, K) and (2, K, B); and
+`backward(gradients, upstream, dtype) -> gradient of similarity`. The loss is a function of similarity alone, so its
 gradient is made in forward, and backward only scales it (gradient.py).
 """
 
@@ -36,11 +37,11 @@ OP = Op(
 def pairwise_loss(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, backend: str
 ) -> tuple[Tensor, ...]:
-    """The loss, or its two parts, as scalars."""
+    """The loss, or its two parts, each a scalar or (K,)."""
     need_grad = similarity.requires_grad and torch.is_grad_enabled()
     if torch.compiler.is_compiling():
         losses, _ = _operator(similarity, scores, labels, *params, need_grad, backend)
-        return losses.unbind() if params.parts else (losses,)
+        return losses.unbind() if params.parts or similarity.ndim == 2 else (losses,)
     module = OP.select(similarity.device, backend)
     if need_grad:
         result = _PairwiseLoss.apply(similarity, scores, labels, params, module)
@@ -57,7 +58,7 @@ def _run(
     need_grad: bool,
     module: ModuleType,
 ) -> tuple[Tensor, Tensor | None]:
-    if similarity.shape[0] == 0:
+    if similarity.numel() == 0:
         return _empty(similarity, params, need_grad)
     return module.forward(
         similarity.contiguous(),
@@ -71,7 +72,7 @@ def _run(
 def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """No pair at all: losses of exactly 0, and also the shapes and dtypes that any call returns."""
     dtype = wide(similarity.dtype)
-    losses = similarity.new_zeros(params.leading, dtype=dtype)
+    losses = similarity.new_zeros((*params.leading, *similarity.shape[:-1]), dtype=dtype)
     grads = similarity.new_zeros((*params.leading, *similarity.shape), dtype=dtype) if need_grad else None
     return losses, grads
 
@@ -96,17 +97,27 @@ class _PairwiseLoss(torch.autograd.Function):
 
 
 def _operator_forward(similarity, scores, labels, *rest):
-    *params, need_grad, module = rest
-    return _run(similarity, scores, labels, PairwiseParams(*params), need_grad, module)
+    *constants, need_grad, module = rest
+    params = PairwiseParams(*constants)
+    return _parted(similarity, params, _run(similarity, scores, labels, params, need_grad, module))
 
 
 def _shapes(similarity, scores, labels, *rest):
-    *params, need_grad = rest
-    return _empty(similarity, PairwiseParams(*params), need_grad)
+    *constants, need_grad = rest
+    params = PairwiseParams(*constants)
+    return _parted(similarity, params, _empty(similarity, params, need_grad))
+
+
+def _parted(similarity, params, results):
+    """Of (K, B) the parts always have a dimension, were it of one: the gradient's product knows them by it."""
+    if params.parts or similarity.ndim == 1:
+        return results
+    return tuple(None if x is None else x[None] for x in results)
 
 
 def _scale(grads, upstream, dtype):
-    return backward(grads, upstream.unbind() if upstream.ndim else (upstream,), dtype)
+    parts = upstream.unbind() if upstream.ndim else (upstream,)
+    return backward(grads[0] if upstream.ndim == 2 and len(parts) == 1 else grads, parts, dtype)
 
 
 _operator = with_gradients(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._native import FLOATS, module
 from .gradient import backward as scale
+from .gradient import by_row
 from .params import TIES, PairwiseParams
 
 _WIDE = frozenset((torch.float32, torch.float64))
@@ -18,16 +19,25 @@ _TIES = {name: code for code, name in enumerate(TIES)}
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1."""
+    """Losses and their gradients by similarity, as autograd.py says; all inputs are contiguous and B >= 1. Several rows
+    share the CPU's sort."""
+    run = _by_row if similarity.ndim == 2 and similarity.device.type == "cuda" else _forward
+    return run(similarity, scores, labels, params, need_grad)
+
+
+def _forward(
+    similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
+) -> tuple[Tensor, Tensor | None]:
     rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
     if dtype not in _WIDE and kind == "cpu":  # CUDA reads half precision itself
         similarity, dtype = similarity.float(), torch.float32
-    size, leading = similarity.shape[0], (2,) if parts else ()
+    *rows, size = similarity.shape
+    shape = (2, *rows) if parts else rows
     result = dtype if dtype in _WIDE else torch.float32
-    losses = torch.empty(leading, dtype=result, device=device)
-    grads = torch.empty((*leading, size), dtype=result, device=device) if need_grad else None
+    losses = torch.empty(shape, dtype=result, device=device)
+    grads = torch.empty((*shape, size), dtype=result, device=device) if need_grad else None
     arguments = (
         similarity.data_ptr(),
         scores.data_ptr(),
@@ -48,7 +58,7 @@ def forward(
     )
     compiled = module(kind)
     if kind == "cpu":
-        compiled.pairwise(*arguments, torch.get_num_threads())
+        compiled.pairwise(*rows, *arguments, torch.get_num_threads())
         return losses, grads
     with torch.cuda.device(device):
         room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
@@ -56,6 +66,9 @@ def forward(
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         compiled.pairwise(*arguments, 0 if workspace is None else workspace.data_ptr(), stream)
     return losses, grads
+
+
+_by_row = by_row(_forward)
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
@@ -66,14 +79,17 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
     """
     if grads.dtype != dtype or grads.device.type != "cpu":
         return scale(grads, upstream, dtype)
-    grad = torch.empty(grads.shape[-1], dtype=dtype)
+    *rows, size = shape = grads.shape[len(upstream) - 1 :]
+    grad = torch.empty(shape, dtype=dtype)
+    first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # a sum's are one number, expanded
     module("cpu").scale(
+        *rows,
         grads.data_ptr(),
-        grad.shape[0],
+        size,
         FLOATS[dtype],
         len(upstream),
-        upstream[0].data_ptr(),
-        upstream[-1].data_ptr(),
+        first.data_ptr(),
+        last.data_ptr(),
         grad.data_ptr(),
     )
     return grad

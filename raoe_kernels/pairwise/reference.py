@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gradient import backward
+from .gradient import backward, by_row
 from .params import PairwiseParams
 
 __all__ = ["backward", "forward"]
@@ -80,6 +80,7 @@ def gated_angular(
     return loss, (-by_theta / ((1 - c) * (1 + c)).sqrt()).masked_fill(clipped, 0)
 
 
+@by_row
 def forward(
     similarity: Tensor,
     scores: Tensor,

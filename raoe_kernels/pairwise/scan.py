@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gradient import backward
+from .gradient import backward, by_row
 from .params import PairwiseParams
 from .reference import CLIP
 
@@ -24,6 +24,7 @@ MASKED_CLASSES = 16  # up to here one masked cumulative sum a label value is the
 LEVELS_AT_ONCE = 4  # beyond, how many bits of the label are worked on together: bounds the memory
 
 
+@by_row
 def forward(
     similarity: Tensor,
     scores: Tensor,

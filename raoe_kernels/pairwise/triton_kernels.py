@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..triton_compile import Variant, signature_of
 from . import triton_tiles
-from .gradient import backward
+from .gradient import backward, by_row
 from .params import PairwiseParams
 from .triton_block import between, by_labels, count_ranks, flip, larger, order_key, smaller
 from .triton_math import (
@@ -123,6 +123,7 @@ def one_block(
     store(losses, grads, index, inside, n, rank_loss, rank_slope, angle_loss, angle_slope, True, parts, need_grad)
 
 
+@by_row
 def forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:

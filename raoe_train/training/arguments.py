@@ -18,6 +18,7 @@ NAMES = {
 }
 OWN = ("patience", "by_length")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
+AUTO = "auto"  # of bf16: where the machine is made for it
 DEV_METRIC = "eval_dev_spearman_cosine"
 
 
@@ -56,6 +57,9 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     given = {longer.get(key, key): value for key, value in training.items() if key not in OWN}
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
+    use_cpu = device == "cpu" or not torch.accelerator.is_available()
+    if given.get("bf16") == AUTO:
+        given["bf16"] = multiplies_bfloat16(use_cpu)
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
     return {
         "output_dir": str(output / CHECKPOINTS),
@@ -75,10 +79,20 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
         "dataloader_drop_last": rank_and_world()[1] > 1,  # the trainer would; unequal batches hang
         "dataloader_pin_memory": torch.cuda.is_available(),
         # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
-        "use_cpu": device == "cpu" or not torch.accelerator.is_available(),
+        "use_cpu": use_cpu,
         "restore_callback_states_from_checkpoint": training.get("patience") is not None,
         **given,
     }
+
+
+def multiplies_bfloat16(use_cpu: bool) -> bool:
+    """Whether the device has units for products of bfloat16: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. On others
+    they are made of float32's, and slower."""
+    import torch
+
+    if not use_cpu:
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 
 
 def join(settings: dict[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_kernels_conform(tiles, order):
     """Tiles as they ship and tiny ones; threads and blocks in ascending, descending and random order."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    chosen = "cpu-native"
+    chosen = "cpu-native and not matryoshka"  # of several widths only the CPU's module has all from one pass
     if tiles == "small" or order:
         chosen += " and (reference or run_to_run or nan)"  # the tests whose result depends on either
     pytest_command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.cuda_emulator.plugin"]

@@ -12,7 +12,7 @@ C, S, L = torch.rand(4), torch.rand(4), torch.tensor([0, 1, 2, 0])
 
 WRONG = [
     (lambda: rank_margin_loss(C, S[:3]), ValueError, r"scores must have similarity's shape \(4,\).*\(3,\)"),
-    (lambda: rank_margin_loss(C[None], S), ValueError, r"similarity must have 1 dimension.*\(1, 4\)"),
+    (lambda: rank_margin_loss(C[None, None], S), ValueError, r"similarity must have 1 dimension.*\(1, 1, 4\)"),
     (lambda: rank_margin_loss(C.long(), S), TypeError, "similarity must be float16.*int64"),
     (lambda: rank_margin_loss([0.1], S), TypeError, "similarity must be a tensor.*list"),
     (lambda: rank_margin_loss(C, [1, 2, 3, 4]), TypeError, "scores must be a tensor"),

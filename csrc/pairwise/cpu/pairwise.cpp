@@ -5,6 +5,8 @@
 //   sums   P and Q, prefix and suffix sums
 //   combine  Z, the loss and the gradient, which is scattered back to the caller's order
 //
+// All but the sort once for each row of similarities.
+//
 // Where sums of exponentials leave the range of double, or labels are many, general.h takes over those
 // steps.
 #include <limits>
@@ -32,12 +34,23 @@ struct Results {
   double rank_scale = 0, angle_scale = 0;  // of the gradients before they are stored
 };
 
+// One row of similarities and where its results go; those of the angular part lie `to_angle` losses (rows of gradients)
+// further.
+template <class C>
+struct Row {
+  const C* similarity;
+  C* losses;
+  C* grads;
+  std::int64_t to_angle;
+  Extent<C> extent;
+};
+
 // C: type of similarity and of the results. T: type that exp(x) and the unscaled gradients are kept in.
 template <class C, class T, class K>
 class Call {
  public:
-  Call(const PairwiseArgs& args, const LabelIds& ids, const Extent<C>& c, Team& team)
-      : args_(args), ids_(ids), n_(args.n), grad_(args.grads != nullptr), team_(team), extent_(c) {}
+  Call(const PairwiseArgs& args, const LabelIds& ids, Team& team)
+      : args_(args), ids_(ids), n_(args.n), grad_(args.grads != nullptr), team_(team) {}
 
   // key(i) of at most `key_bits` bits, and payload(i) = i | label id << index_bits.
   template <class Keys, class Payloads>
@@ -47,19 +60,22 @@ class Call {
   }
 
   // `log`: work with the exponents instead of their exponentials. T must be double then.
-  void run(bool log) {
-    unpack_and_terms(log);
-    if (args_.rank) find_partners(tags_, n_, args_.ties, args_.threshold, ends_, starts_);
+  void run(const Row<C>& row, bool log) {
+    unpack_and_terms(row, log);
+    if (!unpacked_) {
+      if (args_.rank) find_partners(tags_, n_, args_.ties, args_.threshold, ends_, starts_);
+      cut();
+      unpacked_ = true;
+    }
     Results results;
     if (log) {
       if constexpr (std::is_same<T, double>::value) log_sums(results);
     } else {
-      cut();
       if (args_.rank) rank_sums();
       if (args_.angle) angle_sums();
       combine(results);
     }
-    store(results);
+    store(row, results);
   }
 
  private:
@@ -92,22 +108,27 @@ class Call {
     after_ = reinterpret_cast<double*>(base + after);
   }
 
-  void unpack_and_terms(bool log) {
+  void unpack_and_terms(const Row<C>& row, bool log) {
     Item<K>* const sorted = sorted_;
-    // Its last reader is this step, so its memory takes the prefix sums, and the other half the exponentials.
+    // Its last reader is this step of the first row, so its memory takes the prefix sums, and the other half the
+    // exponentials.
     before_ = reinterpret_cast<double*>(sorted);
     if (2 * sizeof(T) <= sizeof(Item<K>)) {
       rank_y_ = reinterpret_cast<T*>(sorted == items_ ? items_ + n_ : items_);
       angle_y_ = rank_y_ + n_;
     }
-    const double low = extent_.low, high = extent_.high, tau = args_.tau;
+    const double low = row.extent.low, high = row.extent.high, tau = args_.tau;
     const double middle = 0.5 * low + 0.5 * high;
-    const double middle_angle = 0.5 * angle(static_cast<double>(clip(extent_.low))) +
-                                0.5 * angle(static_cast<double>(clip(extent_.high)));
+    const double middle_angle = 0.5 * angle(static_cast<double>(clip(row.extent.low))) +
+                                0.5 * angle(static_cast<double>(clip(row.extent.high)));
     const std::int64_t tasks = (n_ + chunk - 1) / chunk;
     team_.each(tasks, [&](std::int64_t k) {
       const std::int64_t begin = k * chunk, end = std::min(n_, begin + chunk);
-      unpack(sorted, begin, end, static_cast<const C*>(args_.similarity), order_, tags_, c_);
+      if (unpacked_) {
+        gather(row.similarity, order_, begin, end, c_);
+      } else {
+        unpack(sorted, begin, end, row.similarity, order_, tags_, c_);
+      }
       if (log) {
         for (std::int64_t p = begin; p < end; ++p) {
           if (args_.rank) rank_x_[p] = static_cast<T>(bounded(tau * (c_[p] - middle)));
@@ -138,6 +159,11 @@ class Call {
       tags[p] = static_cast<std::uint8_t>(item.payload >> index_bits | (item.key != before ? run_start : 0));
       before = item.key;
     }
+  }
+
+  static RAOE_NOINLINE void gather(const C* __restrict similarity, const std::uint32_t* __restrict order,
+                                   std::int64_t begin, std::int64_t end, C* __restrict c) {
+    for (std::int64_t p = begin; p < end; ++p) c[p] = similarity[order[p]];
   }
 
   // Chunks of whole runs.
@@ -245,18 +271,17 @@ class Call {
     }
   }
 
-  void store(const Results& results) {
-    C* const losses = static_cast<C*>(args_.losses);
+  void store(const Row<C>& row, const Results& results) {
     const double rank_loss = args_.rank ? args_.rank_weight * results.rank_loss : 0;
     const double angle_loss = args_.angle ? args_.angle_weight * results.angle_loss : 0;
     if (args_.parts) {
-      losses[0] = static_cast<C>(rank_loss);
-      losses[1] = static_cast<C>(angle_loss);
+      row.losses[0] = static_cast<C>(rank_loss);
+      row.losses[row.to_angle] = static_cast<C>(angle_loss);
     } else {
-      losses[0] = static_cast<C>(rank_loss + angle_loss);
+      row.losses[0] = static_cast<C>(rank_loss + angle_loss);
     }
     if (!grad_) return;
-    C* const grads = static_cast<C*>(args_.grads);
+    C* const grads = row.grads;
     // In double: Z may have n^2 of the largest terms that T holds, and 1 / Z would lose its digits in T.
     const double rank_scale = args_.tau * args_.rank_weight * results.rank_scale;
     const double angle_scale = args_.tau * args_.angle_weight * results.angle_scale;
@@ -268,7 +293,7 @@ class Call {
         }
         return;
       }
-      C* const angle_row = grads + (args_.parts ? n_ : 0);
+      C* const angle_row = grads + (args_.parts ? row.to_angle * n_ : 0);
       for (std::int64_t p = begin; p < end; ++p) {
         if (args_.rank || args_.parts) grads[order_[p]] = args_.rank ? static_cast<C>(rank_x_[p] * rank_scale) : C(0);
         if (args_.angle || args_.parts) {
@@ -283,7 +308,7 @@ class Call {
   const std::int64_t n_;
   const bool grad_;
   Team& team_;
-  const Extent<C> extent_;
+  bool unpacked_ = false;
   Buffer memory_;
   Item<K>*items_, *sorted_;
   std::uint32_t *order_, *ends_, *starts_;
@@ -295,19 +320,30 @@ class Call {
 };
 
 template <class C>
-void fill_nan(const PairwiseArgs& args) {
-  const std::int64_t rows = args.parts ? 2 : 1;
+void fill_nan(const PairwiseArgs& args, const Row<C>& row) {
   const C nan = std::numeric_limits<C>::quiet_NaN();
-  std::fill_n(static_cast<C*>(args.losses), rows, nan);
-  if (args.grads) std::fill_n(static_cast<C*>(args.grads), rows * args.n, nan);
+  for (std::int64_t part = 0; part < (args.parts ? 2 : 1); ++part) {
+    row.losses[part * row.to_angle] = nan;
+    if (row.grads) std::fill_n(row.grads + part * row.to_angle * args.n, args.n, nan);
+  }
+}
+
+// How far exponents of pairs reach.
+template <class C>
+double reach(const PairwiseArgs& args, const Extent<C>& c) {
+  const double cosines = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;
+  if (!args.angle) return cosines;
+  const double angles = angle(static_cast<double>(clip(c.low))) - angle(static_cast<double>(clip(c.high)));
+  return std::max(cosines, args.tau * angles);
 }
 
 template <class C, class S, class K>
-void sort_and_sum(const PairwiseArgs& args, const Extent<C>& c, std::uint64_t low, int key_bits, Team& team) {
+void sort_and_sum(const PairwiseArgs& args, const std::vector<Row<C>>& rows, std::uint64_t low, int key_bits,
+                  Team& team) {
   const LabelIds ids(args.labels, args.n, max_classes, team);
   const S* const scores = static_cast<const S*>(args.scores);
   const auto key = [=](std::int64_t i) RAOE_INLINE_LAMBDA { return static_cast<K>(orderable(scores[i]) - low); };
-  const auto run = [&](auto call, bool log) {
+  const auto run = [&](auto call) {
     const auto sort = [&](const auto& id) {
       const auto payload = [id](std::int64_t i) { return static_cast<std::uint32_t>(i) | id(i) << index_bits; };
       call.sort(key, key_bits, payload);
@@ -317,70 +353,55 @@ void sort_and_sum(const PairwiseArgs& args, const Extent<C>& c, std::uint64_t lo
     } else {  // more than a payload has room for
       sort([](std::int64_t) { return std::uint32_t{0}; });
     }
-    call.run(log);
+    for (const Row<C>& row : rows) call.run(row, !(reach(args, row.extent) < linear_room(false, args.n)));
   };
-  // How far exponents of pairs reach.
-  double reach = args.rank ? args.tau * (static_cast<double>(c.high) - c.low) : 0;
-  if (args.angle) {
-    const double angles = angle(static_cast<double>(clip(c.low))) - angle(static_cast<double>(clip(c.high)));
-    reach = std::max(reach, args.tau * angles);
-  }
   if constexpr (std::is_same<C, float>::value) {
-    if (reach < linear_room(true, args.n)) return run(Call<C, float, K>(args, ids, c, team), false);
+    double furthest = 0;
+    for (const Row<C>& row : rows) furthest = std::max(furthest, reach(args, row.extent));
+    if (furthest < linear_room(true, args.n)) return run(Call<C, float, K>(args, ids, team));
   }
-  run(Call<C, double, K>(args, ids, c, team), !(reach < linear_room(false, args.n)));
+  run(Call<C, double, K>(args, ids, team));
 }
 
 template <class C, class S>
-void with_types(const PairwiseArgs& args, Team& team) {
-  const Extent<C> c = extent(static_cast<const C*>(args.similarity), args.n, true, team);
+void with_types(const PairwiseArgs& args, std::int64_t count, Team& team) {
   const Extent<S> scores = extent(static_cast<const S*>(args.scores), args.n, false, team);
-  if (!c.legal || !scores.legal) return fill_nan<C>(args);
+  std::vector<Row<C>> rows;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const C* const similarity = static_cast<const C*>(args.similarity) + k * args.n;
+    C* const grads = args.grads ? static_cast<C*>(args.grads) + k * args.n : nullptr;
+    const Row<C> row{similarity, static_cast<C*>(args.losses) + k, grads, count,
+                     extent(similarity, args.n, true, team)};
+    if (row.extent.legal && scores.legal) {
+      rows.push_back(row);
+    } else {
+      fill_nan(args, row);
+    }
+  }
+  if (rows.empty()) return;
   const std::uint64_t low = orderable(scores.low), range = orderable(scores.high) - low;
   const int key_bits = bit_length(range);
-  if (key_bits <= 32) return sort_and_sum<C, S, std::uint32_t>(args, c, low, key_bits, team);
-  if constexpr (sizeof(S) == 8) sort_and_sum<C, S, std::uint64_t>(args, c, low, key_bits, team);
+  if (key_bits <= 32) return sort_and_sum<C, S, std::uint32_t>(args, rows, low, key_bits, team);
+  if constexpr (sizeof(S) == 8) sort_and_sum<C, S, std::uint64_t>(args, rows, low, key_bits, team);
 }
 
 template <class C>
-void with_scores(const PairwiseArgs& args, Team& team) {
+void with_scores(const PairwiseArgs& args, std::int64_t rows, Team& team) {
   switch (args.score_type) {
-    case Key::f32: return with_types<C, float>(args, team);
-    case Key::f64: return with_types<C, double>(args, team);
-    case Key::i64: return with_types<C, std::int64_t>(args, team);
+    case Key::f32: return with_types<C, float>(args, rows, team);
+    case Key::f64: return with_types<C, double>(args, rows, team);
+    case Key::i64: return with_types<C, std::int64_t>(args, rows, team);
   }
-}
-
-template <class C>
-RAOE_INLINE void scale_rows(const C* __restrict grads, std::int64_t n, int rows, C first, C second, C* __restrict out) {
-  if (rows == 1) {
-    for (std::int64_t i = 0; i < n; ++i) out[i] = grads[i] * first;
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) out[i] = grads[i] * first + grads[n + i] * second;
-  }
-}
-
-template <class C>
-void scale_with(const void* grads, std::int64_t n, int rows, const void* first, const void* second, void* out) {
-  const C one = *static_cast<const C*>(first), other = *static_cast<const C*>(second);
-  vectorised([&]() RAOE_INLINE_LAMBDA {
-    scale_rows(static_cast<const C*>(grads), n, rows, one, other, static_cast<C*>(out));
-  });
 }
 
 }  // namespace
 
-void scale_cpu(const void* grads, std::int64_t n, Float type, int rows, const void* first, const void* second,
-               void* out) {
-  (type == Float::f64 ? scale_with<double> : scale_with<float>)(grads, n, rows, first, second, out);
-}
-
-void pairwise_cpu(const PairwiseArgs& args, int threads) {
+void pairwise_cpu(const PairwiseArgs& args, std::int64_t rows, int threads) {
   if (args.n > std::int64_t{1} << index_bits) throw std::invalid_argument("native takes at most 2^28 pairs");
   const std::int64_t useful = std::min<std::int64_t>(threads, args.n / pairs_a_thread);
   Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
-  if (args.similarity_type == Float::f64) return with_scores<double>(args, team);
-  if (args.similarity_type == Float::f32) return with_scores<float>(args, team);
+  if (args.similarity_type == Float::f64) return with_scores<double>(args, rows, team);
+  if (args.similarity_type == Float::f32) return with_scores<float>(args, rows, team);
   throw std::invalid_argument("similarity must be float32 or float64");
 }
 

@@ -1,0 +1,190 @@
+// A row of all widths at a time: its logits and their exponentials stay in the innermost caches between the passes.
+//
+//   logits   running sums of the products, x, the largest x
+//   sums     exp(x - largest) over all columns but the own one
+//   weights  dL/dx times what x is a product's multiple of, summed from the widest on
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include "../pairwise/cpu/vector_math.h"
+#include "../team.h"
+#include "widths.h"
+
+namespace raoe {
+namespace {
+
+constexpr std::int64_t cells_a_thread = 1 << 15;  // fewer do not pay for starting one
+constexpr std::int64_t block = 1024;              // columns that are summed in T before they are joined in double
+constexpr int lanes = 32;
+
+// exp(x), exactly 0 from about exp's end on. x <= 0. Floats are good to an ulp, by sixteen at a time.
+RAOE_INLINE double exp_below_0(double x) { return x < -700.0 ? 0.0 : fast_exp<double>(x < -700.0 ? -700.0 : x); }
+RAOE_INLINE float exp_below_0(float x) {
+  constexpr float log2_e = 0x1.715476p0f, shifter = 0x1.8p23f;
+  constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;  // k ln2_high is exact
+  const float inside = x < -87.0f ? -87.0f : x;
+  const float shifted = inside * log2_e + shifter;
+  const float k = shifted - shifter;
+  const float r = (inside - k * ln2_high) - k * ln2_low;
+  const float high = (0x1.6d1116p-10f * r + 0x1.120b7cp-7f) * r + 0x1.55551ap-5f;  // as Coefficients<float>
+  const float value = 1.0f + (r + (r * r) * (high * (r * r) + (0x1.5554dcp-3f * r + 0.5f)));
+  const float result = bits_of<float>(bits_of<std::uint32_t>(value) + (bits_of<std::uint32_t>(shifted) << 23));
+  return x < -87.0f ? 0.0f : result;
+}
+
+// Running sums to `dots`, x to `logits`; returns the largest.
+template <bool first, bool masked, class T>
+RAOE_INLINE T make_logits(const T* __restrict before, T* __restrict dots, const T* __restrict of_columns, T of_row,
+                          const std::uint8_t* __restrict ignored, std::int64_t own, std::int64_t columns,
+                          T* __restrict logits) {
+  constexpr T none = -std::numeric_limits<T>::infinity();
+  T largest[lanes];
+  for (int l = 0; l < lanes; ++l) largest[l] = none;
+  const auto one = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
+    const T dot = first ? dots[j] : dots[j] + before[j];
+    T x = dot * of_row * of_columns[j];
+    if (masked) x = ignored[j] ? none : x;
+    dots[j] = dot;
+    logits[j] = x;
+    largest[l] = x > largest[l] ? x : largest[l];
+  };
+  std::int64_t j = 0;
+  for (; j + lanes <= columns; j += lanes) {
+    for (int l = 0; l < lanes; ++l) one(j + l, l);
+  }
+  for (; j < columns; ++j) one(j, 0);
+  logits[own] = dots[own] * of_row * of_columns[own];
+  largest[0] = std::max(largest[0], logits[own]);
+  return *std::max_element(largest, largest + lanes);
+}
+
+struct RowSums {
+  double others = 0, along = 0;  // of exp(y), and of exp(y) y, y being x - largest
+};
+
+// x becomes exp(x - largest), and 0 at `own`.
+template <class T>
+RAOE_INLINE RowSums exponentials(T* __restrict x, std::int64_t columns, std::int64_t own, T largest) {
+  constexpr T least = sizeof(T) == 4 ? T(-87) : T(-700);
+  x[own] = -std::numeric_limits<T>::infinity();
+  RowSums sums;
+  for (std::int64_t begin = 0; begin < columns; begin += block) {
+    const std::int64_t end = std::min(columns, begin + block);
+    T others[lanes] = {}, along[lanes] = {};
+    const auto one = [&](std::int64_t j, int l) RAOE_INLINE_LAMBDA {
+      const T y = x[j] - largest, e = exp_below_0(y);
+      x[j] = e;
+      others[l] += e;
+      along[l] += e * (y < least ? least : y);
+    };
+    std::int64_t j = begin;
+    for (; j + lanes <= end; j += lanes) {
+      for (int l = 0; l < lanes; ++l) one(j + l, l);
+    }
+    for (; j < end; ++j) one(j, 0);
+    for (int l = 0; l < lanes; ++l) {
+      sums.others += others[l];
+      sums.along += along[l];
+    }
+  }
+  return sums;
+}
+
+// dots become their gradient: e x weight x of_columns, and what wider widths have there.
+template <bool last, class T>
+RAOE_INLINE void make_weights(const T* __restrict e, const T* __restrict of_columns, T weight,
+                              const T* __restrict wider, T* __restrict dots, T* __restrict along, std::int64_t columns) {
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const T by_dot = e[j] * (weight * of_columns[j]);
+    along[j] += by_dot * dots[j];
+    dots[j] = last ? by_dot : by_dot + wider[j];
+  }
+}
+
+template <class T>
+struct Rows {
+  const WidthsArgs& args;
+  std::vector<T> logits = std::vector<T>(static_cast<std::size_t>(args.widths * args.columns));
+  std::vector<T> along = std::vector<T>(args.along_rows ? logits.size() : 0);
+  std::vector<T> weights = std::vector<T>(static_cast<std::size_t>(args.widths));
+
+  RAOE_INLINE void row(std::int64_t i) {
+    const std::int64_t columns = args.columns, own = args.own[i];
+    const std::uint8_t* const ignored = args.ignored ? args.ignored + i * columns : nullptr;
+    const bool gradients = args.along_rows != nullptr;
+    for (std::int64_t k = 0; k < args.widths; ++k) {
+      T *const dots = row_of(k, i), *const x = logits.data() + k * columns;
+      const T* const before = k ? row_of(k - 1, i) : nullptr;
+      const T* const of_columns = static_cast<const T*>(args.of_columns) + k * columns;
+      const std::int64_t at = k * args.rows + i;
+      const T of_row = static_cast<const T*>(args.of_rows)[at];
+      const T largest =
+          k == 0 ? ignored ? make_logits<true, true>(before, dots, of_columns, of_row, ignored, own, columns, x)
+                           : make_logits<true, false>(before, dots, of_columns, of_row, ignored, own, columns, x)
+          : ignored ? make_logits<false, true>(before, dots, of_columns, of_row, ignored, own, columns, x)
+                    : make_logits<false, false>(before, dots, of_columns, of_row, ignored, own, columns, x);
+      const double at_own = static_cast<double>(x[own]) - static_cast<double>(largest);
+      const RowSums sums = exponentials(x, columns, own, largest);
+      // The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+      const double of_own = std::exp(at_own), ratio = sums.others / of_own, whole = sums.others + of_own;
+      static_cast<T*>(args.losses)[at] =
+          static_cast<T>(ratio < 1e30 ? std::log1p(ratio) : std::log(sums.others) - at_own);
+      if (!gradients) continue;
+      const double factor = static_cast<const T*>(args.factors)[k];
+      static_cast<T*>(args.along_rows)[at] = static_cast<T>(factor * (sums.along - sums.others * at_own) / whole);
+      weights[static_cast<std::size_t>(k)] = static_cast<T>(factor * of_row / whole);
+      x[own] = static_cast<T>(-sums.others);
+    }
+    if (!gradients) return;
+    for (std::int64_t k = args.widths; k-- > 0;) {
+      const T* const e = logits.data() + k * columns;
+      const T* const of_columns = static_cast<const T*>(args.of_columns) + k * columns;
+      const T weight = weights[static_cast<std::size_t>(k)];
+      T* const sums = along.data() + k * columns;
+      if (k + 1 == args.widths) {
+        make_weights<true>(e, of_columns, weight, e, row_of(k, i), sums, columns);
+      } else {
+        make_weights<false>(e, of_columns, weight, row_of(k + 1, i), row_of(k, i), sums, columns);
+      }
+    }
+  }
+
+ private:
+  T* row_of(std::int64_t k, std::int64_t i) const {
+    return static_cast<T*>(args.dots) + (k * args.rows + i) * args.columns;
+  }
+};
+
+template <class T>
+void each_row(const WidthsArgs& args, int threads) {
+  const std::int64_t cells = args.widths * args.rows * args.columns;
+  const std::int64_t useful = std::min<std::int64_t>(std::min<std::int64_t>(threads, args.rows), cells / cells_a_thread);
+  Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
+  const std::int64_t parts = team.size();
+  std::vector<Rows<T>> shares;
+  for (std::int64_t part = 0; part < parts; ++part) shares.push_back({args});
+  team.each(parts, [&](std::int64_t part) {
+    vectorised([&]() RAOE_INLINE_LAMBDA {
+      Rows<T>& share = shares[static_cast<std::size_t>(part)];
+      for (std::int64_t i = args.rows * part / parts; i < args.rows * (part + 1) / parts; ++i) share.row(i);
+    });
+  });
+  if (args.along_rows == nullptr) return;
+  T* const along = static_cast<T*>(args.along_columns);
+  for (const Rows<T>& share : shares) {
+    for (std::size_t j = 0; j < share.along.size(); ++j) along[j] += share.along[j];
+  }
+}
+
+}  // namespace
+
+void info_nce_widths_cpu(const WidthsArgs& args, int threads) {
+  if (args.type == Float::f64) return each_row<double>(args, threads);
+  if (args.type == Float::f32) return each_row<float>(args, threads);
+  throw std::invalid_argument("rows must be float32 or float64");
+}
+
+}  // namespace raoe

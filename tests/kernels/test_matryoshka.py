@@ -1,0 +1,404 @@
+"""Several prefix widths at once: pairwise_cosine's dims, and the pair losses of (K, B) similarities."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import cosent_loss, gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss, use_backend
+from raoe_kernels.cosine.autograd import WIDTHS
+from raoe_kernels.pairwise import params
+from raoe_kernels.testing import (
+    GRADIENT_FACTOR,
+    LOSS_FACTOR,
+    ULPS,
+    assert_accurate,
+    assert_gradient_accurate,
+    assert_loss_accurate,
+)
+from tests.kernels.gpu_checks import operations
+from tests.kernels.pairwise_cases import CASES, DTYPES, PARTS
+from tests.kernels.test_cosine import rows
+
+SHAPES = [
+    ((1, 1), (1,)),
+    ((3, 7), (1, 2, 7)),
+    ((5, 384), (12, 24, 48, 96, 192, 384)),
+    ((4, 385), (7, 40, 300)),  # the rest is in no width
+    ((33, 64), (8, 9, 41, 64)),
+]
+NAMES = ("parts-weights", "parts-label", "cosent-c", "gated-17", "gated-clipped", "rank-tau-1000", "raoe-gate-score")
+MIXED = [case for case in PARTS + CASES if case.name.startswith(NAMES)]
+
+
+@pytest.fixture
+def swept(place):
+    """(device, backend) of a backend that makes all widths; one that cannot says so, and is left out by auto."""
+    device, backend = place
+    if WIDTHS.available(torch.device(device))[backend] is True:
+        return place
+    a, b = rows((2, 4), torch.float32, device)
+    with pytest.raises(RuntimeError, match=f"'{backend}' cannot run pairwise_cosine of several widths"):
+        pairwise_cosine(a, b, dims=(2, 4), backend=backend)
+    return device, "auto"
+
+
+def run(a, b, dims, backend):
+    a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+    c = pairwise_cosine(a, b, dims=dims, backend=backend)
+    upstream = torch.linspace(-2, 3, c.numel(), dtype=c.dtype, device=c.device).view(c.shape)
+    return c.detach(), *torch.autograd.grad(c, (a, b), upstream)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize(("shape", "dims"), SHAPES, ids=lambda s: "x".join(map(str, s)))
+def test_cosines_against_the_reference(shape, dims, dtype, swept, poisoned):
+    device, backend = swept
+    given = rows(shape, dtype, device)
+    kept = [x.clone() for x in given]
+    ours = run(*given, dims, backend)
+    plain = run(*rows(shape, dtype, "cpu"), dims, "reference")
+    truth = run(*(x.double() for x in rows(shape, dtype, "cpu")), dims, "reference")
+    assert ours[0].shape == (len(dims), shape[0])
+    assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert ours[1].dtype == ours[2].dtype == dtype
+    shortest = min(x.double()[:, : dims[0]].norm(dim=1).min().item() for x in rows(shape, dtype, "cpu"))
+    for name, factor, x, p, t in zip(
+        ("c", "grad a", "grad b"), (LOSS_FACTOR, GRADIENT_FACTOR, GRADIENT_FACTOR), ours, plain, truth, strict=True
+    ):
+        floor = ULPS * torch.finfo(x.dtype).eps * (1.0 if name == "c" else max(3 / shortest, t.abs().max().item()))
+        assert_accurate(name, x, p, t, factor=factor, floor=floor)
+    assert all(torch.equal(x, y) for x, y in zip(given, kept, strict=True)), "inputs were modified"
+
+
+def test_each_width_is_a_call_of_its_own(swept):
+    device, backend = swept
+    a, b = rows((6, 20), torch.float64, device)
+    dims = (3, 4, 11, 20)
+    c, *grads = run(a, b, dims, backend)
+    sums = [torch.zeros_like(x) for x in (a, b)]
+    upstream = torch.linspace(-2, 3, 24, dtype=torch.float64, device=device).view(4, 6)
+    for k, width in enumerate(dims):
+        parts = [x[:, :width].clone().requires_grad_() for x in (a, b)]
+        one = torch.nn.functional.cosine_similarity(*parts)
+        torch.testing.assert_close(c[k], one.detach())
+        for total, gradient in zip(sums, torch.autograd.grad(one, parts, upstream[k]), strict=True):
+            total[:, :width] += gradient
+    for x, total in zip(grads, sums, strict=True):
+        torch.testing.assert_close(x, total)
+
+
+def test_cosines_by_hand(swept):
+    device, backend = swept
+    a = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64, device=device)
+    b = torch.tensor([[4.0, 3.0], [5.0, 0.0]], dtype=torch.float64, device=device)
+    a.requires_grad_()
+    c = pairwise_cosine(a, b, dims=(1, 2), backend=backend)
+    assert c.flatten().tolist() == pytest.approx([1, 0, 24 / 25, 0], abs=1e-15)
+    c.backward(torch.tensor([[7.0, 7.0], [-2.0, 0.5]], device=device).double())
+    # of one column the cosine is a sign, or 0; of two dc/da = b / (|a| |b|) - c a / |a|^2
+    by_hand = [-2 * (4 / 25 - 24 / 25 * 3 / 25), -2 * (3 / 25 - 24 / 25 * 4 / 25), 0.5, 0]
+    assert a.grad.flatten().tolist() == pytest.approx(by_hand, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+def test_zero_prefixes_have_similarity_and_gradient_zero(dtype, swept, poisoned):
+    """What the first columns' gradient holds is that of the widths in which the row is not zero."""
+    device, backend = swept
+    a, b = rows((4, 40), dtype, device)
+    a[1, :10], b[2] = 0, 0
+    if dtype != torch.float16:
+        a[3, :10] = 1e-10
+    c, grad_a, grad_b = run(a, b, (10, 33), backend)
+    dead = [1, 2] + [3] * (dtype != torch.float16)
+    assert c[0, dead].eq(0).all() and c[0, 0] != 0 and c[1, 2] == 0 and c[1, [0, 1, 3]].ne(0).all()
+    assert grad_a[2].eq(0).all() and grad_b[2].eq(0).all() and grad_a[:, 33:].eq(0).all() and grad_b[:, 33:].eq(0).all()
+    upstream = torch.linspace(-2, 3, 8)[5]
+    one, other = (x[1:2, :33].clone().requires_grad_() for x in (a, b))
+    c = pairwise_cosine(one, other, backend="reference")
+    alone = torch.autograd.grad(c, (one, other), upstream[None].to(c))
+    for x, expected in zip((grad_a, grad_b), alone, strict=True):
+        torch.testing.assert_close(x[1:2, :33], expected)
+
+
+def test_rows_out_of_float_s_squares():
+    """Where plain torch's norms leave the range, too."""
+    a, b = rows((3, 60), torch.float32, "cpu")
+    a[0, 20:], a[1] = a[0, 20:] * 1e25, a[1] * 1e-25
+    c = pairwise_cosine(a, b, eps=0, dims=(20, 60), backend="native")
+    truth = pairwise_cosine(a.double(), b.double(), eps=0, dims=(20, 60), backend="reference")
+    torch.testing.assert_close(c, truth.float())
+
+
+def test_rows_of_a_wider_matrix_and_other_strides(swept, poisoned):
+    device, backend = swept
+    a, b = rows((7, 33), torch.float32, device)
+    dims = (5, 16, 33)
+    expected = run(a, b, dims, backend)
+    wide = torch.full((7, 80), 9.0, device=device)
+    wide[:, 5:38] = a
+    columns = b.t().contiguous()
+    wide.requires_grad_()
+    columns.requires_grad_()
+    c = pairwise_cosine(wide[:, 5:38], columns.t(), dims=dims, backend=backend)
+    upstream = torch.linspace(-2, 3, 21, device=device).view(3, 7)
+    grad_wide, grad_columns = torch.autograd.grad(c, (wide, columns), upstream)
+    torch.testing.assert_close(c, expected[0], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(grad_wide[:, 5:38], expected[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grad_columns.t(), expected[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("needs", [(True, False), (False, True), (False, False)])
+def test_partial_gradients(needs, swept):
+    device, backend = swept
+    inputs = rows((4, 9), torch.float32, device)
+    both = run(*inputs, (4, 8), backend)[1:]
+    for x, need in zip(inputs, needs, strict=True):
+        x.requires_grad_(need)
+    c = pairwise_cosine(*inputs, dims=(4, 8), backend=backend)
+    assert c.requires_grad == any(needs)
+    if any(needs):
+        c.backward(torch.linspace(-2, 3, 8, device=device).view(2, 4))
+    for x, need, expected in zip(inputs, needs, both, strict=True):
+        assert torch.equal(x.grad, expected) if need else x.grad is None
+
+
+def test_nan_spoils_the_widths_that_hold_it(swept):
+    device, backend = swept
+    a, b = rows((3, 8), torch.float32, device)
+    a[1, 5] = torch.nan
+    c, grad_a, grad_b = run(a, b, (2, 5, 8), backend)
+    assert c[2, 1].isnan() and c[:2].isfinite().all() and c[2, [0, 2]].isfinite().all()
+    for x in (grad_a, grad_b):
+        assert x[1].isnan().all() and x[[0, 2]].isfinite().all()
+
+
+def test_no_pairs_and_gradcheck(swept):
+    device, backend = swept
+    none = torch.zeros(0, 4, device=device, requires_grad=True)
+    c = pairwise_cosine(none, none, dims=(2, 4), backend=backend)
+    c.sum().backward()
+    assert c.shape == (2, 0) and none.grad.shape == (0, 4)
+    a, b = (x.requires_grad_() for x in rows((4, 6), torch.float64, device))
+    assert torch.autograd.gradcheck(lambda a, b: pairwise_cosine(a, b, dims=(1, 4, 5), backend=backend), (a, b))
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(pairwise_cosine(a, b, dims=(2,), backend=backend).sum(), a, create_graph=True)
+
+
+def test_a_block_of_a_backend_that_has_no_widths():
+    a, b = rows((2, 4), torch.float32, "cpu")
+    with use_backend("triton"):
+        torch.testing.assert_close(pairwise_cosine(a, b, dims=(4,))[0], pairwise_cosine(a, b, backend="scan"))
+
+
+@pytest.mark.parametrize(
+    ("dims", "error", "message"),
+    [
+        ((), ValueError, r"dims must be one or more integers in a tuple or list, got \(\)"),
+        (4, TypeError, "dims must be one or more integers.*got 4"),
+        ((2, 3.0), TypeError, "dims must be one or more integers"),
+        ((True, 3), TypeError, "dims must be one or more integers"),
+        ((4, 2), ValueError, r"dims must increase, from 1 on and up to the 8 columns, got \(4, 2\)"),
+        ((4, 4), ValueError, "dims must increase"),
+        ((0, 4), ValueError, "dims must increase, from 1 on"),
+        ((4, 9), ValueError, r"up to the 8 columns, got \(4, 9\)"),
+    ],
+)
+def test_wrong_dims(dims, error, message):
+    with pytest.raises(error, match=message):
+        pairwise_cosine(torch.ones(2, 8), torch.ones(2, 8), dims=dims)
+
+
+# ---- The pair losses of (K, B) ----
+
+
+def similarities(case, dtype, device="cpu"):
+    """((3, B), scores, labels): the case's, one that spreads less, and one that spreads far more."""
+    c, scores, labels = case.inputs(dtype, device)
+    return torch.stack([c, c.flip(0) * 0.5, c * 40]), scores, labels
+
+
+def losses_and_gradient(case, inputs, backend):
+    similarity = inputs[0].clone().requires_grad_()
+    result = case.call(similarity, *inputs[1:], backend=backend)
+    losses = torch.stack(result) if isinstance(result, tuple) else result[None]
+    upstream = torch.linspace(-2.5, 0.7, losses.numel(), dtype=losses.dtype, device=losses.device).view(losses.shape)
+    (losses * upstream).sum().backward()
+    return losses.detach(), similarity.grad
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("case", MIXED, ids=lambda c: c.name)
+def test_losses_against_the_reference(case, dtype, place, poisoned):
+    device, backend = place
+    losses, grad = losses_and_gradient(case, similarities(case, dtype, device), backend)
+    inputs = similarities(case, dtype)
+    truth, true_grad = losses_and_gradient(case, (inputs[0].double(), *inputs[1:]), "reference")
+    plain, plain_grad = losses_and_gradient(case, inputs, "reference")
+    assert losses.shape == truth.shape and losses.shape[1:] == (3,) and grad.shape == inputs[0].shape
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and grad.dtype == dtype
+    for k in range(3):
+        exponents = case.exponent_range(inputs[0][k], truth[:, k])
+        for part in range(len(truth)):
+            assert_loss_accurate(losses[part, k], plain[part, k], truth[part, k], exponents)
+        assert_gradient_accurate(grad[k], plain_grad[k], true_grad[k], exponents)
+
+
+@pytest.mark.parametrize("case", MIXED, ids=lambda c: c.name)
+def test_the_reference_is_one_call_a_row(case):
+    similarity, *others = similarities(case, torch.float64)
+    losses, grad = losses_and_gradient(case, (similarity, *others), "reference")
+    upstream = torch.linspace(-2.5, 0.7, losses.numel(), dtype=losses.dtype).view(losses.shape)
+    for k in range(3):
+        row = similarity[k].clone().requires_grad_()
+        result = case.call(row, *others, backend="reference")
+        alone = torch.stack(result) if isinstance(result, tuple) else result[None]
+        assert torch.equal(alone.detach(), losses[:, k])
+        (gradient,) = torch.autograd.grad(alone, row, upstream[:, k])
+        torch.testing.assert_close(gradient, grad[k])
+
+
+def test_losses_share_the_sort_and_keep_their_bits(place):
+    """Where no row needs another domain than the others, each is what it is alone."""
+    device, backend = place
+    case = next(c for c in PARTS if c.name == "parts")
+    c, scores, labels = case.inputs(torch.float32, device)
+    both = torch.stack([c, c.flip(0)]).requires_grad_()
+    rank, angle = raoe_loss(both, scores, labels, return_parts=True, backend=backend)
+    (grad,) = torch.autograd.grad((rank + 2 * angle).sum(), both)
+    for k, row in enumerate(both.detach().unbind()):
+        one = row.clone().requires_grad_()
+        parts = raoe_loss(one, scores, labels, return_parts=True, backend=backend)
+        assert torch.equal(rank[k], parts[0]) and torch.equal(angle[k], parts[1])
+        assert torch.equal(grad[k], torch.autograd.grad(parts[0] + 2 * parts[1], one)[0])
+
+
+def test_nan_spoils_its_row_and_a_score_all(place):
+    device, backend = place
+    c = torch.linspace(-0.9, 0.9, 15, device=device).view(3, 5).clone()
+    c[1, 2] = torch.nan
+    scores, labels = torch.tensor([3.0, 1, 2, 5, 4], device=device), torch.tensor([0, 2, 1, 0, 1], device=device)
+    for parts in (False, True):
+        similarity = c.clone().requires_grad_()
+        losses = raoe_loss(similarity, scores, labels, margin=0, return_parts=parts, backend=backend)
+        losses = torch.stack(losses) if parts else losses[None]
+        (grad,) = torch.autograd.grad(losses.sum(), similarity)
+        assert losses[:, 1].isnan().all() and grad[1].isnan().all()
+        assert losses[:, [0, 2]].isfinite().all() and grad[[0, 2]].isfinite().all()
+        scored = raoe_loss(similarity, scores * torch.nan, labels, return_parts=parts, backend=backend)
+        scored = torch.stack(scored) if parts else scored
+        assert scored.isnan().all() and torch.autograd.grad(scored.sum(), similarity)[0].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (1, 1), (3, 1)])
+def test_too_few_pairs(shape, place, poisoned):
+    device, backend = place
+    c = torch.full(shape, 0.5, device=device, requires_grad=True)
+    scores, labels = torch.ones(shape[1], device=device), torch.zeros(shape[1], dtype=torch.long, device=device)
+    for parts in (False, True):
+        losses = raoe_loss(c, scores, labels, return_parts=parts, backend=backend)
+        losses = losses[0] + losses[1] if parts else losses
+        (grad,) = torch.autograd.grad(losses.sum(), c)
+        assert losses.shape == shape[:1] and losses.eq(0).all() and grad.shape == shape and grad.eq(0).all()
+
+
+def test_losses_gradcheck_strides_and_no_gradient(place):
+    device, backend = place
+    seeded = torch.Generator().manual_seed(5)
+    c = (torch.rand(6, 3, generator=seeded, dtype=torch.float64) * 1.6 - 0.8).to(device).t().requires_grad_()
+    scores, labels = torch.tensor([3, 1, 2, 5, 4, 1], device=device), torch.tensor([0, 2, 1, 0, 1, 2], device=device)
+
+    def both(c):
+        rank, angle = raoe_loss(c, scores, labels, margin=1, tau=3, return_parts=True, backend=backend)
+        return rank * torch.tensor([1.0, -2, 3], device=device) + angle
+
+    assert torch.autograd.gradcheck(both, c)
+    for op in (rank_margin_loss, cosent_loss):
+        assert torch.autograd.gradcheck(lambda c, op=op: op(c, scores, tau=3, backend=backend), c)
+    label = gated_angular_loss(c, None, labels, gate="label", backend=backend)
+    with torch.no_grad():
+        assert torch.equal(label, gated_angular_loss(c.contiguous(), None, labels, gate="label", backend=backend))
+
+
+def test_many_pairs_and_threads():
+    """Chunks, tasks of two threads, and rows of another domain at one sort."""
+    seeded = torch.Generator().manual_seed(3)
+    c = torch.rand(3, 70_000, generator=seeded)
+    c[1] *= 3
+    scores, labels = torch.randint(9_000, (70_000,), generator=seeded), torch.randint(3, (70_000,), generator=seeded)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            similarity = c.clone().requires_grad_()
+            losses = raoe_loss(similarity, scores, labels, backend="native")
+            (grad,) = torch.autograd.grad(losses.sum(), similarity)
+            for k in range(3):
+                one = c[k].clone().requires_grad_()
+                loss = raoe_loss(one, scores, labels, backend="native")
+                torch.testing.assert_close(losses[k], loss, rtol=1e-6, atol=0)
+                torch.testing.assert_close(grad[k], torch.autograd.grad(loss, one)[0], rtol=1e-5, atol=1e-10)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_operations_of_a_native_call():
+    c = torch.rand(6, 9, requires_grad=True)
+    scores, labels = torch.rand(9), torch.randint(3, (9,))
+    one = torch.ones(6)
+    found = operations(lambda: torch.autograd.grad(raoe_loss(c, scores, labels, backend="native"), c, one))
+    assert [name for name in found if name != "aten.detach"] == ["aten.empty"] * 3
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((0, 4), (4,)), r"similarity must have 1 or more rows, got float32 tensor of shape \(0, 4\)"),
+        (((2, 4), (2,)), r"scores must have similarity's columns, \(4,\), got"),
+        (((2, 4), (2, 4)), r"scores must have similarity's columns, \(4,\), got"),
+        (((1, 2, 4), (4,)), r"similarity must have 1 dimension.*\(1, 2, 4\)"),
+    ],
+)
+def test_wrong_similarities(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        cosent_loss(*map(torch.ones, shapes))
+
+
+# ---- Compiled ----
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_opcheck(parts, place):
+    device, backend = place
+    seeded = torch.Generator().manual_seed(1)
+    c = torch.rand(3, 9, generator=seeded).to(device).requires_grad_()
+    scores, labels = torch.arange(9.0, device=device), torch.arange(9, device=device) % 3
+    arguments = params.make(True, True, 20.0, margin=1, parts=parts)
+    torch.library.opcheck(
+        torch.ops.raoe_kernels.pairwise.default, (c, scores, labels, *arguments, True, backend)
+    )
+
+
+def test_opcheck_cosine(swept):
+    device, backend = swept
+    a, b = (torch.randn(3, 5, device=device, requires_grad=True) for _ in range(2))
+    torch.library.opcheck(torch.ops.raoe_kernels.cosine_widths.default, (a, b, 1e-8, [2, 5], backend))
+
+
+def test_fullgraph_gives_the_same(swept):
+    device, backend = swept
+
+    def step(a, b, scores, labels):
+        c = pairwise_cosine(a, b, dims=(2, 5, 8), backend=backend)
+        rank, angle = raoe_loss(c, scores, labels, margin=1, return_parts=True, backend=backend)
+        weights = torch.tensor([1.0, 2, -3], device=device)
+        return ((rank + 2 * angle) * weights + cosent_loss(c, scores, backend=backend)).sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for pairs in (6, 9):
+        a, b = (x.requires_grad_() for x in rows((pairs, 8), torch.float32, device))
+        scores, labels = torch.arange(pairs, device=device).float(), torch.arange(pairs, device=device) % 3
+        eager, traced = step(a, b, scores, labels), compiled(a, b, scores, labels)
+        torch.testing.assert_close(traced, eager)
+        for x, y in zip(torch.autograd.grad(traced, (a, b)), torch.autograd.grad(eager, (a, b)), strict=True):
+            torch.testing.assert_close(x, y)
