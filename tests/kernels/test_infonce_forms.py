@@ -329,6 +329,17 @@ def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
         assert seen.largest <= 4 * 240 * 4 <= cells / 4
 
 
+@pytest.mark.parametrize("which, parts", [("plain", 1), ("guide", 2), ("positive_ids", 3)])
+def test_the_buffer_has_room_for_what_goes_with_logits(which, parts, monkeypatch):
+    monkeypatch.setattr(scan, "BUFFER", 20000)
+    inputs = rows((80, 80, 160), 4, torch.float32)
+    ids = torch.arange(80) % 9, torch.arange(240) % 9
+    given = {"guide": {"guide": inputs}, "positive_ids": {"positive_ids": ids}}.get(which, {})
+    with Recorder() as seen:
+        info_nce_loss(*inputs, backend="scan", **given)
+    assert 4 * 240 * 4 < seen.largest <= 20000 / parts
+
+
 def test_products_of_four_directions(monkeypatch):
     monkeypatch.setattr(scan, "BUFFER", 1 << 20)
     inputs = rows((6, 6, 6), 4, torch.float32)
