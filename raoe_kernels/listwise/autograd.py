@@ -1,13 +1,16 @@
-"""list_mle_loss as a differentiable function and refine_similarity beside it, eager and under torch.compile.
+"""list_mle_loss and list_net_loss as differentiable functions, refine_similarity beside them, eager and under
+torch.compile.
 
-A backend is two functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
+A backend is three functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
 `list_mle(student, teacher, mask, order, tau, need_grad) -> (loss, gradient (R, n) or None)`, both wide; the mean is
 made here. Of teacher's equals the one with the smaller order comes first, if there is an order.
+`list_net(student, teacher, mask, tau, teacher_tau, need_grad)`, the same.
 `refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)`, wide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from .._operator import operator, with_gradients
 
 OP = Op(
     "listwise",
-    ("list_mle_loss", "refine_similarity"),
+    ("list_mle_loss", "list_net_loss", "refine_similarity"),
     {
         "reference": Backend(f"{__package__}.reference"),
         "scan": Backend(f"{__package__}.scan"),
@@ -30,13 +33,13 @@ OP = Op(
 def list_mle(
     student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, backend: str
 ) -> Tensor:
-    need_grad = student.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling():
-        return _list_mle_operator(student, teacher, mask, order, tau, need_grad, backend)[0]
-    module = OP.select(student.device, backend)
-    if need_grad:
-        return _ListMLE.apply(student, teacher, mask, order, tau, module)
-    return _loss(student, teacher, mask, order, tau, False, module)[0]
+    return _called("list_mle_loss", _mle, _list_mle_operator, backend, student, teacher, mask, order, tau)
+
+
+def list_net(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, tau: float, teacher_tau: float, backend: str
+) -> Tensor:
+    return _called("list_net_loss", _net, _list_net_operator, backend, student, teacher, mask, tau, teacher_tau)
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tensor:
@@ -45,20 +48,36 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tens
     return _refine(phi, mask, omega, OP.select(phi.device, backend))
 
 
-def _loss(
-    student: Tensor,
-    teacher: Tensor,
-    mask: Tensor | None,
-    order: Tensor | None,
-    tau: float,
-    need_grad: bool,
-    module: Any,
+def _called(name: str, run: Callable[..., Any], operator: Any, backend: str, student: Tensor, *others: Any) -> Tensor:
+    need_grad = student.requires_grad and torch.is_grad_enabled()
+    if torch.compiler.is_compiling():
+        return operator(student, *others, need_grad, backend)[0]
+    module = OP.select(student.device, backend)
+    if need_grad:
+        return _Listwise.apply(student, name, run, *others, True, module)
+    return run(student, *others, False, module)[0]
+
+
+def _mle(student, teacher, mask, order, tau, need_grad, module):
+    return _mean(
+        student, teacher, mask, need_grad, lambda: module.list_mle(student, teacher, mask, order, tau, need_grad)
+    )
+
+
+def _net(student, teacher, mask, tau, teacher_tau, need_grad, module):
+    return _mean(
+        student, teacher, mask, need_grad, lambda: module.list_net(student, teacher, mask, tau, teacher_tau, need_grad)
+    )
+
+
+def _mean(
+    student: Tensor, teacher: Tensor, mask: Tensor | None, need_grad: bool, summed: Callable[[], Any]
 ) -> tuple[Tensor, Tensor | None]:
     """The mean loss and its gradient; both NaN, but for what is masked, where a value is NaN."""
     if student.numel() == 0:
         loss = student.new_zeros((), dtype=wide(student.dtype))
         return loss, student.new_zeros(student.shape, dtype=wide(student.dtype)) if need_grad else None
-    loss, grad = module.list_mle(student, teacher, mask, order, tau, need_grad)
+    loss, grad = summed()
     loss = loss / student.shape[0]
     if teacher.is_floating_point():
         broken = teacher.isnan()
@@ -78,23 +97,23 @@ def _refine(phi: Tensor, mask: Tensor | None, omega: float, module: Any) -> Tens
     return module.refine(phi.detach().reshape(-1, n, n), lists, omega).reshape(phi.shape)
 
 
-class _ListMLE(torch.autograd.Function):
+class _Listwise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, mask: Any, order: Any, tau: float, module: Any) -> Tensor:
-        loss, grad = _loss(student, teacher, mask, order, tau, True, module)
+    def forward(ctx: Any, student: Tensor, name: str, run: Callable[..., Any], *others: Any) -> Tensor:
+        loss, grad = run(student, *others)
         ctx.save_for_backward(grad)
-        ctx.dtype = student.dtype
+        ctx.name, ctx.dtype, ctx.count = name, student.dtype, len(others)
         return loss
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
-        refuse_second_derivative("list_mle_loss")
+        refuse_second_derivative(ctx.name)
         (grad,) = ctx.saved_tensors
-        return (grad * upstream).to(ctx.dtype), None, None, None, None, None
+        return (grad * upstream).to(ctx.dtype), None, None, *[None] * ctx.count
 
 
-def _shapes(student, teacher, mask, order, tau, need_grad):
-    dtype = wide(student.dtype)
+def _shapes(student, *others):
+    dtype, need_grad = wide(student.dtype), others[-1]
     return student.new_empty((), dtype=dtype), student.new_empty(student.shape, dtype=dtype) if need_grad else None
 
 
@@ -102,7 +121,13 @@ _list_mle_operator = with_gradients(
     OP,
     "list_mle",
     "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad",
-    1, _loss, _shapes,
+    1, _mle, _shapes,
+)  # fmt: skip
+_list_net_operator = with_gradients(
+    OP,
+    "list_net",
+    "Tensor student, Tensor teacher, Tensor? mask, float tau, float teacher_tau, bool need_grad",
+    1, _net, _shapes,
 )  # fmt: skip
 _refine_operator = operator(
     OP, "refine_similarity", "Tensor phi, Tensor? mask, float omega", 1, _refine,

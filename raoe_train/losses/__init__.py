@@ -22,6 +22,7 @@ from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
 
@@ -33,6 +34,7 @@ __all__ = [
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
+    "ListNetLoss",
     "RAOELoss",
     "RankDistillationLoss",
     "RankMarginLoss",

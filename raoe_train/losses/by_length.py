@@ -165,7 +165,7 @@ class _Table(nn.Module):
 
     def __init__(self, model: Any, embeddings: Tensor, *, leaves: bool = False) -> None:
         super().__init__()
-        self.embeddings, self.leaves = embeddings, leaves
+        self.embeddings, self.leaves, self.training = embeddings, leaves, model.training
         self._model = [model]  # in a list: no submodule
         self._read: list[tuple[Tensor, Tensor]] = []
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from raoe_kernels import pairwise_cosine
 from raoe_train.losses.base import AUTO, CachedLoss, carrying
 from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.pair_memory import PairMemory
 from raoe_train.losses.reads import SCORED_PAIRS
 
 
@@ -36,13 +37,45 @@ class LossParts(dict):
 
 class PairLoss(CachedLoss):
     """A loss of scored pairs: a subclass implements ``of_pairs(similarity, score, label)``, all (B,), label None unless
-    `needs_label`; it is the loss, (), or LossParts. Arguments as of CachedLoss; labels see raoe_train.losses.
+    `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses.
+
+    With a memory the loss is that of B + M pairs, of which the batch's alone have a gradient; ranks are among all of
+    them. What is remembered comes after gathering, so all processes remember the same. Where no gradient is wanted, or
+    the loss or its model is in evaluation mode, it is neither read nor written. It is in checkpoints.
+
+    Args:
+        model, scale, cached: see CachedLoss.
+        memory_size: pairs of earlier steps that each batch is compared with, too; 0 for none.
+        memory_age: steps after which a pair is forgotten; None keeps it until newer ones push it out.
+
+    Raises:
+        ValueError: a memory_size below 0 or of a loss that compares no pairs, or a memory_age below 1.
     """
 
     reads = SCORED_PAIRS
 
-    def __init__(self, model: Any, scale: Any = 20.0, **cached: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        scale: Any = 20.0,
+        *,
+        memory_size: int = 0,
+        memory_age: int | None = None,
+        **cached: Any,
+    ) -> None:
         super().__init__(model, scale, **cached)
+        if isinstance(memory_size, bool) or not isinstance(memory_size, int) or memory_size < 0:
+            raise ValueError(f"memory_size must be a whole number of pairs from 0, got {memory_size!r}")
+        if memory_age is not None and (not isinstance(memory_age, int) or memory_age < 1):
+            raise ValueError(f"memory_age must be a whole number of steps from 1, or None, got {memory_age!r}")
+        if memory_size and not self.compares_batch:
+            raise ValueError(
+                f"memory_size must be 0 for {type(self).__name__}, which compares no pairs; got {memory_size}"
+            )
+        self.memory_size = memory_size
+        self.memory_age = memory_age
+        self.memory = PairMemory(memory_size, memory_age) if memory_size else None
+        self._width: int | None = None
         self._checked_labels = False
         self._warned = False
 
@@ -74,7 +107,20 @@ class PairLoss(CachedLoss):
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity, score, label = gather_pairs(similarity, score, label, uneven=self.uneven)
+        if self.memory is not None and self._trains(embeddings[0].shape[1]):
+            similarity, score, label = self.memory(similarity, score, label)
         return self.of_pairs(similarity, score, label)
+
+    def _trains(self, width: int) -> bool:
+        if not (torch.is_grad_enabled() and self.training and getattr(self.model, "training", True)):
+            return False
+        if self._width not in (None, width):
+            raise ValueError(
+                "memory_size must be 0 where embeddings are cut to several widths, as in a MatryoshkaLoss: cosines of "
+                f"{width} and {self._width} dimensions are not to be compared"
+            )
+        self._width = width
+        return True
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, D), (B, D) -> (B,), of which the loss is one."""

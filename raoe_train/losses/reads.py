@@ -13,6 +13,7 @@ from raoe_train.data.columns import resolve_label_map
 from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.retrieval import scored_tuple_table
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import contents
 from raoe_train.data.tables import kept, to_table
@@ -98,6 +99,10 @@ def _pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     return _kept(source, data, "pairs", pair_table, "score", "label", names=SENTENCES)
 
 
+def _scored_tuples(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    return _kept(source, data, "scored tuples", scored_tuple_table)
+
+
 def _lists(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     dataset, counts = list_table(source, on_error=data.on_error)
     return dataset.select_columns(["sentences"]), counts
@@ -121,5 +126,6 @@ ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
+SCORED_TUPLES = Reads("scored tuples", _scored_tuples)  # query, positive, negatives, a teacher's scores of these
 LISTS = Reads("lists", _lists, ListCollator)  # their targets are training's to make, raoe_train.training.list_targets
 SENTENCES_ALONE = Reads("sentences", _sentences)

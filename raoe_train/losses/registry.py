@@ -16,6 +16,7 @@ from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
 from raoe_train.recipe import UNDER, convert, nearest
@@ -29,6 +30,7 @@ OURS: tuple[Any, ...] = (
     InfoNCELoss,
     AnglEContrastiveLoss,
     ListMLELoss,
+    ListNetLoss,
     SimilarityDistillationLoss,
     RankDistillationLoss,
     library.mse,
@@ -36,6 +38,8 @@ OURS: tuple[Any, ...] = (
     library.contrastive,
     library.online_contrastive,
     library.multiple_negatives,
+    library.distill_kl_div,
+    library.margin_mse,
     library.CausalLM,
 )
 LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in OURS}
@@ -108,6 +112,8 @@ def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -
     on no model, one to ask what it is. `embed` is the teacher's, of a loss that asks one."""
     made, own = LOSSES[chosen["name"]], {name: chosen[name] for name in chosen if name not in ("name", DIMS)}
     loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
+    if chosen.get(DIMS) and chosen.get("memory_size"):
+        raise ValueError(f"memory_size must be 0 with {DIMS}: it remembers cosines of one width")
     loss.reads, loss.compares_batch = made.reads, getattr(made, "compares_batch", False)  # type: ignore[attr-defined]
     return MatryoshkaLoss(model, loss, chosen[DIMS]) if model is not None and chosen.get(DIMS) else loss
 

@@ -21,20 +21,28 @@ SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
 PAIRS = 1024  # read from a source, at most
 
 
-def scaled(loss: Any, model: Any, dataset: Any, source: str, *, batch_size: int, seed: int) -> Any:
-    """The loss with the tau of a dataset in place of "auto", with a line printed; itself where it has a number."""
+def scaled(loss: Any, model: Any, dataset: Any, source: str, *, batch_size: int, seed: int, shared: bool) -> Any:
+    """The loss with the tau of a dataset in place of "auto", with a line printed; itself where it has a number.
+
+    A loss with a memory that is `shared` with other datasets is made anew: their scores are on other scales.
+    """
     inner = innermost(loss)
     if getattr(inner, "scale", None) != AUTO:
-        return loss
+        apart = shared and hasattr(inner, "memory_size") and inner.memory_size
+        return _remade(loss, inner.with_scale(inner.scale)) if apart else loss
     means = calibrate(model, inner, dataset, batch_size=batch_size, seed=seed)
     tau = min(means, key=lambda tau: means[tau])
     at_20 = means[min(means, key=lambda tau: abs(tau - 20))]
     print(f"{source}: scale {tau:g} (loss before training {means[tau]:.2f}; at 20 {at_20:.2f})")
-    fixed = inner.with_scale(tau)
-    if inner is loss:
-        return fixed
+    return _remade(loss, inner.with_scale(tau))
+
+
+def _remade(loss: Any, inner: Any) -> Any:
+    """The loss around another one of its model."""
+    if not isinstance(getattr(loss, "loss", None), nn.Module):
+        return inner
     # made anew: with a gradient cache it has put itself between the other one and its mini-batches
-    return MatryoshkaLoss(model, fixed, loss.matryoshka_dims, loss.matryoshka_weights, loss.n_dims_per_step)
+    return MatryoshkaLoss(inner.model, inner, loss.matryoshka_dims, loss.matryoshka_weights, loss.n_dims_per_step)
 
 
 def innermost(loss: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -16,6 +18,7 @@ from raoe_train.data.tokens import with_tokens
 from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.by_length import ByLength, fits
 from raoe_train.losses.scale import innermost, scaled
+from raoe_train.training.loss_state import load_loss_state, save_loss_state
 from raoe_train.training.stop_at_nan import StopsAtNaN
 
 logger = logging.getLogger(__name__)
@@ -26,15 +29,16 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
 
     What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
     encoder's own prompt, where `args` names none; a loss with scale="auto" is given the tau that fits the encoder and
-    each training dataset (raoe_train.losses.scale), which is printed; batches are encoded by length
-    (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and shows the rows. The job `train`
-    uses no other.
+    each training dataset (raoe_train.losses.scale), which is printed, and one with a memory remembers each dataset
+    apart; batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training
+    and shows the rows; what a loss has of its own is in the checkpoints (raoe_train.training.loss_state). The job
+    `train` uses no other.
 
     Args:
         model: the encoder.
         args: SentenceTransformerTrainingArguments; they stay as they are.
         train_dataset: a datasets.Dataset with the columns that the loss reads, or several by name: no batch mixes them.
-        eval_dataset: as train_dataset; with scale="auto" and train datasets by name, of the same names.
+        eval_dataset: as train_dataset; with scale="auto" or a memory and train datasets by name, of the same names.
         loss: a loss, or one for each dataset by name.
         evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
             place of the loss's, and adds prompts as it does.
@@ -81,8 +85,17 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             data_collator.preprocess_fn = with_tokens(model, datasets, cache_dir, prompts)
         share = args.world_size if processes.split_batches else 1  # of a batch that is cut for processes
         batch_size = args.train_batch_size // share
+        users = Counter(map(id, by_name.values()))
         found = {
-            name: scaled(by_name[name], model, dataset, name, batch_size=batch_size, seed=args.seed)
+            name: scaled(
+                by_name[name],
+                model,
+                dataset,
+                name,
+                batch_size=batch_size,
+                seed=args.seed,
+                shared=users[id(by_name[name])] > 1,
+            )
             for name, dataset in datasets.items()
             if name in by_name
         }
@@ -105,6 +118,17 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             wrap = functools.partial(_by_length, packed=by_length == "packed")
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
+
+    # With the optimizer's state, which has the moments of the loss's parameters, and before trainer_state.json, without
+    # which a checkpoint counts for nothing.
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        save_loss_state(Path(output_dir), self.loss, self.model, self.args.process_index)
+        super()._save_optimizer_and_scheduler(output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_loss_state(Path(checkpoint), self.loss, self.model, self.args.process_index)
+        super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def _on(model: Any, loss: Any) -> Any:

@@ -65,6 +65,27 @@ def test_list_mle_by_hand(place):
     assert grad[1].tolist() == pytest.approx([(3 / 6 + 3 / 4 - 1) / 2, (1 / 6 + 1 / 4) / 2, (2 / 6 - 1) / 2], abs=1e-15)
 
 
+def test_allranks_vector(place):
+    """tests/losses/test_listmle.py of allegro/allRank (c884756): 0.5 ranked before 0.3, and a padded item."""
+    device, backend = place
+    mask = torch.tensor([[True, True, False]], device=device)
+    student, teacher = tensor([[0.5, 0.3, 0.5]], device), tensor([[1.0, 0.0, -1.0]], device)
+    loss = list_mle_loss(student, teacher, tau=1, mask=mask, backend=backend)
+    assert loss.item() == pytest.approx(0.5981389284133911, rel=1e-6)
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.2)), rel=1e-13)
+
+
+@pytest.mark.parametrize("width", [2, 3, 40])
+def test_padding_is_not_drawn(width, place):
+    """huggingface/sentence-transformers #3827: 1.5 ranked before 0.3 costs 0.2633 however wide the batch is padded."""
+    device, backend = place
+    student = torch.zeros(1, width, device=device)
+    student[0, :2] = torch.tensor([1.5, 0.3])
+    teacher, mask = torch.arange(width, 0, -1, device=device)[None], torch.arange(width, device=device)[None] < 2
+    loss = list_mle_loss(student, teacher, tau=1, mask=mask, backend=backend)
+    assert loss.item() == pytest.approx(0.2633, abs=5e-5)
+
+
 def test_probabilities_of_all_orders_sum_to_one(place):
     device, backend = place
     student = tensor([[0.3, -0.4, 0.9, 0.1]], device)
@@ -276,9 +297,7 @@ def test_strides_and_unchanged_inputs(place):
     wide[:, 1, 2:8] = student
     wide.requires_grad_()
     before = wide.detach().clone()
-    loss = list_mle_loss(
-        wide[:, 1, 2:8], teacher.t().contiguous().t(), mask=mask.t().contiguous().t(), backend=backend
-    )
+    loss = list_mle_loss(wide[:, 1, 2:8], teacher.t().contiguous().t(), mask=mask.t().contiguous().t(), backend=backend)
     (grad,) = torch.autograd.grad(loss, wide)
     assert loss.equal(expected[0]) and grad[:, 1, 2:8].equal(expected[1])
     assert grad.sum().item() == pytest.approx(expected[1].sum().item(), abs=1e-5) and wide.detach().equal(before)

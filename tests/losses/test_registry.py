@@ -96,8 +96,9 @@ def test_by_recipe(own, tmp_path, capsys):
     assert SEEN == [(0.25, "mean", 8)] * 2
     assert "train.tsv: 40 scored pairs" in capsys.readouterr().out
     saved = load("train", tmp_path / "out" / "recipe.yaml").loss
-    assert saved == {"name": "huber", "scale": 1.0, "delta": 0.25, "kind": "mean", "mini_batch_size": None,
-                     "mini_batch_num_tokens": None, "gather_across_devices": False, "matryoshka_dims": []}  # fmt: skip
+    assert saved == {"name": "huber", "scale": 1.0, "delta": 0.25, "kind": "mean", "memory_size": 0,
+                     "memory_age": None, "mini_batch_size": None, "mini_batch_num_tokens": None,
+                     "gather_across_devices": False, "matryoshka_dims": []}  # fmt: skip
     card = (tmp_path / "out" / "README.md").read_text()
     assert "HuberLoss" in card and '"delta": 0.25' in card
 
@@ -156,7 +157,7 @@ def test_from_python(own, tmp_path):
 def test_a_signature_says_all():
     """What the base classes take, too, though no loss repeats it."""
     assert list(settings_of(HuberLoss)) == [
-        *("scale", "delta", "kind"),
+        *("scale", "delta", "kind", "memory_size", "memory_age"),
         *("mini_batch_size", "mini_batch_num_tokens", "gather_across_devices"),
     ]
     assert inspect.signature(RAOELoss).parameters["mini_batch_size"].default is None

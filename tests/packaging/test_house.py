@@ -34,14 +34,14 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 615,
-    "data": 1905,
+    "data": 1949,
     "encoders": 1735,
     "evaluation": 977,
     "generation": 1082,
     "jobs": 1213,
-    "losses": 1865,
+    "losses": 2088,
     "studies": 1540,
-    "training": 990,
+    "training": 1095,
     "the root": 515,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

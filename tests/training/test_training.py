@@ -131,7 +131,9 @@ training.train(**vars(load("train", sys.argv[1])))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}, {"loss.memory_size": 13}]
+)
 def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
     """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
     results = {}
@@ -251,9 +253,7 @@ def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
     [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
 )
 def test_pooling_is_saved(tmp_path, pooling, saved):
-    model = load_encoder(
-        Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES
-    )
+    model = load_encoder(Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES)
     model.save_pretrained(str(tmp_path / "m"))
     again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
     assert again[1].pooling_mode == saved

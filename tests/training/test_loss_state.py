@@ -1,0 +1,167 @@
+"""What a loss has of its own is in the checkpoints: a run that goes on is the run that nobody stopped, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from datasets import DatasetDict
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import losses as stock
+from torch import nn
+from transformers import set_seed
+
+from raoe_train.losses import CoSENTLoss, InfoNCELoss, RAOELoss
+from raoe_train.losses.pair_losses import PairLoss
+from raoe_train.training.trainer import Trainer
+from tests.tiny import tiny_encoder
+from tests.training.test_trainer import arguments, pairs
+
+
+class Learned(CoSENTLoss):
+    """A loss with a parameter, a buffer that counts and one that is for no checkpoint."""
+
+    name = "learned"
+
+    def __init__(self, model: Any, scale: Any = 20.0, **cached: Any) -> None:
+        super().__init__(model, scale, **cached)
+        self.factor = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("scratch", torch.zeros(3), persistent=False)
+
+    def of_pairs(self, similarity: Any, score: Any, label: Any) -> Any:
+        self.seen += 1
+        return super().of_pairs(similarity * self.factor * (1 + 0.1 * self.seen), score, label)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("encoder"))
+    tiny_encoder(double=False, dropout=0.1).save_pretrained(folder)
+    return folder
+
+
+def matryoshka(model):
+    return stock.MatryoshkaLoss(model, Learned(model), [16, 4])
+
+
+CASES: dict[str, Any] = {
+    "by length": (Learned, True),
+    "padded": (Learned, False),
+    "cached": (lambda model: Learned(model, mini_batch_size=3), True),
+    "Matryoshka": (matryoshka, True),
+    "Matryoshka, padded": (matryoshka, False),
+    "by dataset": ({"a": Learned, "b": lambda model: Learned(model, 5.0), "c": InfoNCELoss}, True),
+}
+
+
+def trained(folder, encoder, loss, by_length, checkpoint=None):
+    """The trainer after 6 steps, checkpoints at 2, 4 and 6; from a checkpoint if there is one."""
+    set_seed(3)
+    model = SentenceTransformer(encoder, device="cpu")
+    data: Any = pairs(folder / "a.tsv", rows=48)
+    if isinstance(loss, dict):
+        a, b, c = (data.select(range(16)) for _ in "abc")  # so that 6 steps see all
+        data = DatasetDict(a=a, b=b, c=c.select_columns(["sentence1", "sentence2"]))
+    args = arguments(folder, max_steps=6, save_strategy="steps", save_steps=2, learning_rate=1e-2, weight_decay=0.0)
+    trainer = Trainer(model, args, data, loss=loss, by_length=by_length)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    return trainer
+
+
+def learned(trainer):
+    """Our parameters and buffers, by the loss's name."""
+    losses = trainer.loss if isinstance(trainer.loss, dict) else {"": trainer.loss}
+    found = {name: each for name, loss in losses.items() for each in loss.modules() if isinstance(each, Learned)}
+    return {name: (float(loss.factor.detach()), int(loss.seen)) for name, loss in found.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
+    loss, by_length = CASES[case]
+    whole = trained(tmp_path, encoder, loss, by_length)
+    expected = learned(whole)
+    assert all(factor != 0.5 and seen > 0 for factor, seen in expected.values())
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-4"
+    saved = torch.load(checkpoint / "loss_state_0.pt", weights_only=True)
+    assert {key.rpartition(".")[2] for key in saved} == {"factor", "seen"}  # neither the model nor what is scratch
+    again = trained(tmp_path, encoder, loss, by_length, checkpoint)
+    assert learned(again) == expected
+    ours, theirs = whole.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_a_resumed_run_remembers_the_pairs_of_each_dataset(tmp_path, encoder, mini_batch_size):
+    """A loss for both datasets, whose scores are on other scales: each is compared with its own."""
+
+    def remembering(model):
+        return RAOELoss(model, "auto" if mini_batch_size else 20.0, memory_size=11, mini_batch_size=mini_batch_size)
+
+    ends = []
+    for checkpoint in (None, tmp_path / "checkpoints" / "checkpoint-4"):
+        set_seed(3)
+        model = SentenceTransformer(encoder, device="cpu")
+        small, large = pairs(tmp_path / "a.tsv", rows=24), pairs(tmp_path / "b.tsv", rows=24, scale=500.0)
+        args = arguments(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
+        trainer = Trainer(model, args, DatasetDict(small=small, large=large), loss=remembering)
+        before = [loss.loss.memory.held for loss in trainer.loss.values()]
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        memories = {name: loss.loss.memory for name, loss in trainer.loss.items()}
+        assert before == [0, 0] and [memory.held for memory in memories.values()] == [11, 11]
+        assert memories["small"].score.max() <= 5 and memories["large"].score.max() > 50
+        kept = [buffer for memory in memories.values() for buffer in memory.buffers()]
+        ends.append(torch.cat([x.detach().flatten().double() for x in (*kept, *model.parameters())]))
+    assert torch.equal(*ends)
+
+
+def test_a_loss_of_sentence_transformers_own(tmp_path, encoder):
+    """SoftmaxLoss has a classifier, which its own trainer forgets."""
+
+    def softmax(model):
+        return stock.SoftmaxLoss(model, 16, 3)
+
+    weights = []
+    for checkpoint in (None, tmp_path / "checkpoints" / "checkpoint-4"):
+        set_seed(3)
+        model = SentenceTransformer(encoder, device="cpu")
+        data = pairs(tmp_path / "a.tsv", rows=48).remove_columns("score")
+        args = arguments(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
+        trainer = Trainer(model, args, data, loss=softmax)
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        weights.append(torch.cat([weight.detach().flatten() for weight in trainer.loss.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_without_state_there_is_no_file_and_another_loss_is_refused(tmp_path, encoder):
+    trained(tmp_path, encoder, CoSENTLoss, True)
+    checkpoint = tmp_path / "checkpoints" / "checkpoint-4"
+    assert not list(checkpoint.glob("loss_state*"))
+    with pytest.raises(ValueError, match=r"another loss's state: this one has loss\.factor, loss\.seen, .* nothing"):
+        trained(tmp_path, encoder, Learned, True, checkpoint)
+    trained(tmp_path, encoder, Learned, True)
+
+    class Wider(Learned):
+        def __init__(self, model):
+            super().__init__(model)
+            self.seen = torch.zeros(2, dtype=torch.long)
+
+    with pytest.raises(ValueError, match=r"another loss's state: size mismatch for loss\.seen"):
+        trained(tmp_path, encoder, Wider, True, checkpoint)
+
+
+def test_every_process_has_its_own(tmp_path):
+    """And a process that was not there begins with the first one's."""
+    from raoe_train.training.loss_state import load_loss_state, save_loss_state
+
+    model = tiny_encoder()
+    for process in range(2):
+        loss = Learned(model)
+        loss.seen += 5 + process
+        save_loss_state(tmp_path / "new", loss, model, process)
+    for process, seen in ((0, 5), (1, 6), (2, 5)):
+        loss = Learned(model)
+        load_loss_state(tmp_path / "new", loss, model, process)
+        assert loss.seen == seen
+    assert isinstance(loss, PairLoss)
