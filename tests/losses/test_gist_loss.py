@@ -246,7 +246,7 @@ def test_remembered_answers_of_a_teacher(tmp_path, teacher):
         np.testing.assert_allclose(ask(wanted), frozen.embedder(teacher, "teacher")(wanted), rtol=1e-4, atol=1e-5)
 
 
-def test_recipe_keys():
+def test_recipe_keys(tmp_path):
     made = loss_settings({"name": "gist", "margin_strategy": "relative", "margin": "0.05", "learn_scale": "true"})
     assert (made["scale"], made["margin"], made["learn_scale"]) == (100.0, 0.05, True)
     made = loss_settings({"name": "infonce", "directions": ["query_to_doc", "doc_to_doc"], "hardness_strength": "9"})
@@ -265,7 +265,7 @@ def test_recipe_keys():
         with pytest.raises(ValueError, match=message):
             loss_settings(said)
     with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss gist learns from"):
-        run("train", None, **{"loss.name": "gist", "data.train": ["builtin-nli#train"]}, output="unused")
+        run("train", None, **{"loss.name": "gist", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))
     with pytest.raises(ValueError, match=r"loss\.positives label is for batches with labels, which triplets are not"):
         run("train", None, **{"loss": {"name": "infonce", "positives": "label"}, "model.name": "scratch",
-                              "data.train": ["builtin-nli#train"]}, output="unused")  # fmt: skip
+                              "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))  # fmt: skip
