@@ -20,17 +20,20 @@ from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.by_length import ByLength
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
+from raoe_train.losses.sigmoid import SigmoidLoss
 
 __all__ = [
     "AnglEContrastiveLoss",
     "AnglELoss",
     "ByLength",
     "CoSENTLoss",
+    "GISTLoss",
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
@@ -38,6 +41,7 @@ __all__ = [
     "RAOELoss",
     "RankDistillationLoss",
     "RankMarginLoss",
+    "SigmoidLoss",
     "SimilarityDistillationLoss",
     "register",
 ]

@@ -14,11 +14,13 @@ from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import AUTO, settings_of
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
+from raoe_train.losses.sigmoid import SigmoidLoss
 from raoe_train.recipe import UNDER, convert, nearest
 
 OURS: tuple[Any, ...] = (
@@ -28,6 +30,8 @@ OURS: tuple[Any, ...] = (
     CoSENTLoss,
     AnglELoss,
     InfoNCELoss,
+    GISTLoss,
+    SigmoidLoss,
     AnglEContrastiveLoss,
     ListMLELoss,
     ListNetLoss,

@@ -14,7 +14,7 @@ from transformers import set_seed
 from raoe_train import run
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders.lengths import FORWARD
-from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.losses.scale import SCALES
 from raoe_train.training.arguments import trainer_settings
@@ -97,6 +97,49 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
     assert losses["scored"].scale == "auto"  # which was not touched
     with pytest.raises(ValueError, match="made differently, by ListCollator and ScoreLabelCollator"):
         Trainer(model, arguments(tmp_path), datasets, loss={**losses, "alone": ListMLELoss(model)})
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+@pytest.mark.parametrize("made", [InfoNCELoss, SigmoidLoss])
+def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
+    """It is in the optimizer, at its own learning rate where it has one, and is not decayed; as the bias is."""
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
+    loss = made(model, 20.0, learn_scale=True, mini_batch_size=mini_batch_size)
+    names = {name: 0.05 for name in ("log_scale", "logit_bias") if hasattr(loss, name)}
+    args = arguments(tmp_path, max_steps=3, weight_decay=0.5, learning_rate_mapping=names)
+    trainer = Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=loss)
+    assert trainer.scales == {"train": pytest.approx(20.0)}
+    trainer.train()
+    for name in names:
+        parameter = getattr(loss, name)
+        group = next(g for g in trainer.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        assert (group["initial_lr"], group["weight_decay"]) == (0.05, 0.0)
+    # Adam's first step is the learning rate, whatever the gradient
+    assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
+    assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
+
+
+def test_a_learned_scale_goes_on(tmp_path, encoder):
+    """From a checkpoint, as from its own step."""
+    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
+    args = arguments(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
+    found = []
+    for resume in (None, str(tmp_path / "checkpoints" / "checkpoint-2")):
+        model = SentenceTransformer(encoder, device="cpu")
+        loss = InfoNCELoss(model, 20.0, learn_scale=True)
+        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=resume)
+        found.append(loss.current_scale)
+    assert found[0] == found[1] and abs(found[0] / 20 - 1) > 0.01
+
+
+def test_a_scale_that_is_scheduled(tmp_path, encoder):
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv", rows=32)
+    loss, seen = InfoNCELoss(model, 10.0, end_scale=40.0), []
+    loss.register_forward_hook(lambda *_: seen.append(loss.current_scale))
+    args = arguments(tmp_path, max_steps=4, gradient_accumulation_steps=2)
+    around = stock.MatryoshkaLoss(model, loss, [16])
+    Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=around).train()
+    assert seen == pytest.approx([10 * 4 ** (step / 4) for step in range(4) for _ in range(2)])
 
 
 def test_auto_wants_scores(encoder):
