@@ -10,6 +10,7 @@ from .. import _validate
 from .arguments import check_mask, check_range, directed, guiding, ignored, integers, like_anchors, pair_of_ids
 from .autograd import info_nce
 from .problem import HARDNESS, Problem
+from .widths import info_nce_widths
 
 
 def info_nce_loss(
@@ -31,6 +32,7 @@ def info_nce_loss(
     guide: Sequence[Tensor] | None = None,
     guide_margin: float = 0.0,
     margin_strategy: str = "absolute",
+    dims: Sequence[int] | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Mean over the anchors of -log softmax(tau cos(anchor, column))[its positive]; columns are positives + negatives.
@@ -79,12 +81,16 @@ def info_nce_loss(
             What it finds more similar than the own pair is left out, in every direction; no gradient goes there.
         guide_margin, margin_strategy: left out is what the guide's cosine is above pos - margin ("absolute") or
             pos - |pos| * margin ("relative"), pos being that of the own pair.
+        dims: K increasing widths, the last at most D: the losses of the first dims[k] columns (Matryoshka's prefixes,
+            Kusupati et al. 2022), from the products of one. With targets, ignore and symmetric alone. Gradients are
+            cheapest where the losses weigh the same in what is differentiated. On a GPU they are scan's.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which has `targets`,
             `ignore` and `symmetric` only: auto takes scan for the rest.
 
     Returns:
-        () float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have the dtype of what they are of.
-        NaN, and NaN gradients, where any row holds a NaN or an infinity (an ignored one too) or has no finite norm.
+        (), or (K,) with dims, float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have the dtype
+        of what they are of. NaN, and NaN gradients, where any row (of dims, its first so many columns) holds a NaN or
+        an infinity, an ignored one too, or has no finite norm.
 
     Raises:
         TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
@@ -142,4 +148,9 @@ def info_nce_loss(
             f"positives must have a row for each of the {rows} anchors where no targets are given, "
             f"got {_validate.describe(positives)}"
         )
-    return info_nce(problem, backend)
+    if dims is None:
+        return info_nce(problem, backend)
+    widths = _validate.widths("dims", dims, anchors.shape[1])
+    if more := problem.beyond_triton():
+        raise ValueError(f"dims must be left out with {more}, got {_validate.describe(dims)}")
+    return info_nce_widths(problem, widths, backend)

@@ -96,7 +96,7 @@ def own(places: Tensor, count: int) -> Tensor:
 
 
 def positives_of(problem: Problem, block: Block, places: tuple[Tensor, Tensor], first: bool) -> Tensor:
-    """(N, count) bool: what a row is to find, all of it in a pool's first block."""
+    """(N, width) bool: what a row is to find, all of it in a pool's first block."""
     if not first:
         return torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
     found = own(places[block.to_documents], block.width)
@@ -106,7 +106,7 @@ def positives_of(problem: Problem, block: Block, places: tuple[Tensor, Tensor], 
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
-    """(N, count) bool: whether a row of the block and a column have the same id."""
+    """(N, width) bool: whether a row of the block and a column have the same id."""
     of_rows, of_columns = ids[block.from_documents], ids[block.to_documents]
     assert of_rows is not None and of_columns is not None
     return of_rows[places[block.from_documents], None] == of_columns[: block.width]
@@ -115,7 +115,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
 def left_out_of(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guided: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """(N, count) bool a block: what is in no row's sum. Positives are there all the same."""
+    """(N, width) bool a block: what is in no row's sum. Positives are there all the same."""
     result, threshold = [], None
     for block in pool:
         found = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)

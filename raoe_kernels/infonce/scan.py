@@ -101,17 +101,17 @@ def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, tau: float | Tensor, factor: Tensor, by_tau: Tensor | None
 ) -> Tensor:
     """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_tau."""
-    counts, like = [block.width for block in pool], sides[0].rows
+    widths, like = [block.width for block in pool], sides[0].rows
     cell = like.element_size() * (1 if sides[0].labels is None else 3)
     cell += 0 if sides[0].guide is None else sides[0].guide.element_size()
-    step = max(1, min(len(like), BUFFER // (sum(counts) * cell)))
-    buffer, total = like.new_empty(step, sum(counts)), like.new_zeros(())
+    step = max(1, min(len(like), BUFFER // (sum(widths) * cell)))
+    buffer, total = like.new_empty(step, sum(widths)), like.new_zeros(())
     shifted = isinstance(tau, Tensor) or tau + problem.strength > UNSHIFTED_TAU
     gradient = by_tau is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
     for start in range(0, len(like), step):
         chunk = slice(start, min(start + step, len(like)))
         x = buffer[: chunk.stop - start]
-        parts = x.split(counts, 1)
+        parts = x.split(widths, 1)
         rows = {side: _of(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
         own, positive = _logits(problem, pool, sides, chunk, rows, tau, parts)
 
@@ -192,7 +192,7 @@ def _logits(
     parts: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor | None]:
     """The logits to `parts`, -inf where they are left out. Of the first part: (n, 1) the own pair's column, and, where
-    a row may have several positives, (n, count) where they are."""
+    a row may have several positives, (n, width) where they are."""
     first = threshold = None
     for block, x in zip(pool, parts, strict=True):
         side, found = sides[block.from_documents], sides[block.to_documents]
@@ -252,7 +252,7 @@ def _hardened(
 
 
 def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
-    """(n, count) bool: columns that the caller calls no negatives of a chunk's rows."""
+    """(n, width) bool: columns that the caller calls no negatives of a chunk's rows."""
     side, found = sides[block.from_documents], sides[block.to_documents]
     if side.ids is not None and found.ids is not None:
         return _of(side.ids, side.own, chunk)[:, None] == found.ids[: block.width]

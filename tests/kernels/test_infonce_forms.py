@@ -177,6 +177,24 @@ def test_tau_by_hand(place):
     assert torch.autograd.grad(bound, tau)[0].item() == pytest.approx(-1 / 5)
 
 
+@pytest.mark.parametrize("more", [{"hardness_mode": "all_negatives", "hardness_strength": 500.0}, {"tau": 500.0}])
+@pytest.mark.parametrize("debias", [0.0, 0.1])
+def test_any_exponent(more, debias, place):
+    """The negative is the anchor, the positive opposite; without what is subtracted exp would be infinite."""
+    device, backend = place
+    a = torch.tensor([[1.0, 0.0]], device=device)
+    leaves = [x.requires_grad_() for x in (a.clone(), -a, a.clone())]
+    if "tau" in more:
+        more = {"tau": torch.tensor(more["tau"], device=device, requires_grad=True)}
+        leaves.append(more["tau"])
+    loss = info_nce_loss(*leaves[:3], debias=debias, backend=backend, **more)
+    expected = 1000 if "tau" in more else 500 + 2 * 20.0
+    assert loss.item() == pytest.approx(expected - math.log(1 - debias), rel=1e-6)
+    grads = torch.autograd.grad(loss, leaves)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert "tau" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("of_tau", [torch.bfloat16, torch.float32, torch.float64])
 def test_tau_has_a_dtype_of_its_own(dtype, of_tau, place):
@@ -309,6 +327,17 @@ def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
         assert seen.largest >= 4 * cells
     else:  # (C, D) in float32, or a row of the logits of all directions; a mask of all would be `cells` bytes
         assert seen.largest <= 4 * 240 * 4 <= cells / 4
+
+
+@pytest.mark.parametrize("which, parts", [("plain", 1), ("guide", 2), ("positive_ids", 3)])
+def test_the_buffer_has_room_for_what_goes_with_logits(which, parts, monkeypatch):
+    monkeypatch.setattr(scan, "BUFFER", 20000)
+    inputs = rows((80, 80, 160), 4, torch.float32)
+    ids = torch.arange(80) % 9, torch.arange(240) % 9
+    given = {"guide": {"guide": inputs}, "positive_ids": {"positive_ids": ids}}.get(which, {})
+    with Recorder() as seen:
+        info_nce_loss(*inputs, backend="scan", **given)
+    assert 4 * 240 * 4 < seen.largest <= 20000 / parts
 
 
 def test_products_of_four_directions(monkeypatch):

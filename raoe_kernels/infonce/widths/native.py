@@ -1,0 +1,38 @@
+"""info_nce_loss of several widths with what is between the matrix products compiled: csrc/infonce, C++ on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._native import FLOATS, module
+from ..problem import Problem
+from .scan import sweep
+
+
+def forward(
+    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: tuple[bool, ...]
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """As autograd.py says."""
+    return sweep(problem, dims, weights, needs, weigh)
+
+
+def weigh(
+    products: Tensor,
+    of_rows: Tensor,
+    of_columns: Tensor,
+    own: Tensor,
+    left_out: Tensor | None,
+    weights: Tensor | None,
+    along_columns: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """As scan.py's, all of a row at once."""
+    losses = torch.empty_like(of_rows)
+    along_rows = None if weights is None else torch.empty_like(of_rows)
+    module("cpu").info_nce_widths(
+        products.data_ptr(), of_rows.data_ptr(), of_columns.data_ptr(), own.data_ptr(),
+        0 if left_out is None else left_out.data_ptr(), 0 if weights is None else weights.data_ptr(),
+        losses.data_ptr(), 0 if along_rows is None else along_rows.data_ptr(), along_columns.data_ptr(),
+        *products.shape, FLOATS[products.dtype], torch.get_num_threads(),
+    )  # fmt: skip
+    return losses, along_rows

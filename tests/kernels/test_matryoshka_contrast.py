@@ -1,0 +1,249 @@
+"""info_nce_loss with dims: all prefix widths from one sweep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raoe_kernels import info_nce_loss
+from raoe_kernels.infonce.widths import WIDTHS, scan
+from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DIMS = (3, 4, 17, 40)
+UPSTREAM = (0.5, -2.0, 1.25, 0.75)
+
+
+@pytest.fixture
+def swept(place):
+    """(device, backend) of a backend that makes all widths; one that cannot says so, and is left out by auto."""
+    device, backend = place
+    if WIDTHS.available(torch.device(device))[backend] is True:
+        return place
+    x = torch.ones(2, 4, device=device)
+    with pytest.raises(RuntimeError, match=f"'{backend}' cannot run info_nce_loss of several widths"):
+        info_nce_loss(x, x, dims=(2, 4), backend=backend)
+    return device, "auto"
+
+
+def matrices(n=7, p=9, m=5, columns=43, dtype=torch.float64, device="cpu"):
+    seeded = torch.Generator().manual_seed(n * 100 + columns)
+    sizes = [count for count in (n, p, m) if count]
+    made = [torch.randn(count, columns, generator=seeded, dtype=torch.float64) for count in sizes]
+    return [(x * torch.linspace(0.2, 3, len(x), dtype=x.dtype)[:, None]).to(dtype).to(device) for x in made]
+
+
+def options(name, n, columns, device):
+    """Keywords of a form by name, the same on every device."""
+    seeded = torch.Generator().manual_seed(len(name))
+    found = {"symmetric": "symmetric" in name, "tau": 60.0 if "sharp" in name else 20.0}
+    if "targets" in name:
+        found["targets"] = torch.randint(columns, (n,), generator=seeded).to(device)
+    if "mask" in name:
+        found["ignore"] = (torch.rand(n, columns, generator=seeded) < 0.4).to(device)
+    if "ids" in name:
+        ids = [torch.randint(4, (count,), generator=seeded).to(device) for count in (n, columns)]
+        found["ignore"] = tuple(ids)
+    return found
+
+
+def run(given, dims, backend, upstream=UPSTREAM, **keywords):
+    given = [x.detach().clone().requires_grad_() for x in given]
+    losses = info_nce_loss(*given, dims=dims, backend=backend, **keywords)
+    return losses.detach(), *torch.autograd.grad(losses, given, losses.new_tensor(upstream))
+
+
+FORMS = ["plain", "symmetric", "targets", "targets-symmetric-mask", "mask", "ids", "targets-symmetric-ids", "sharp-mask"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("upstream", [UPSTREAM, (1.5,) * 4], ids=["each", "equal"])
+def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypatch):
+    device, backend = swept
+    monkeypatch.setattr(scan, "BUFFER", 4 * 14 * 3 * 4)  # three rows of float32 at a time
+    keywords = options(form, 7, 14, device)
+    on_cpu = options(form, 7, 14, "cpu")
+    losses, *grads = run(matrices(dtype=dtype, device=device), DIMS, backend, upstream, **keywords)
+    plain, *plain_grads = run(matrices(dtype=dtype), DIMS, "reference", upstream, **on_cpu)
+    truth, *true_grads = run([x.double() for x in matrices(dtype=dtype)], DIMS, "reference", upstream, **on_cpu)
+    reach = 2 * on_cpu["tau"]
+    assert losses.shape == (4,) and losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert_loss_accurate(losses, plain, truth, reach)
+    for gradient, of_plain, of_truth in zip(grads, plain_grads, true_grads, strict=True):
+        assert gradient.dtype == dtype
+        assert_gradient_accurate(gradient, of_plain, of_truth, reach)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_width_is_a_call_of_its_own(form, swept):
+    """By what one width gives, of rows that are cut."""
+    device, backend = swept
+    given, keywords = matrices(device=device), options(form, 7, 14, device)
+    losses, *grads = run(given, DIMS, backend, **keywords)
+    sums = [torch.zeros_like(x) for x in given]
+    for k, width in enumerate(DIMS):
+        cut = [x[:, :width].clone().requires_grad_() for x in given]
+        loss = info_nce_loss(*cut, backend="reference", **keywords)
+        torch.testing.assert_close(losses[k], loss.detach())
+        for total, gradient in zip(sums, torch.autograd.grad(loss, cut), strict=True):
+            total[:, :width] += UPSTREAM[k] * gradient
+    for gradient, total in zip(grads, sums, strict=True):
+        torch.testing.assert_close(gradient, total)
+        assert gradient[:, 40:].eq(0).all()
+
+
+def test_by_hand(swept):
+    """Of one column cosines are signs: log(1 + e^-2 tau) and log 2; of two, unit vectors."""
+    device, backend = swept
+    anchors = torch.tensor([[2.0, 0.0], [1.0, 1.0]], device=device, dtype=torch.float64)
+    positives = torch.tensor([[3.0, 3.0], [-1.0, 1.0]], device=device, dtype=torch.float64)
+    losses = info_nce_loss(anchors, positives, tau=2.0, dims=(1, 2), backend=backend)
+    e = torch.tensor([4.0, 2 * 2**0.5, 2.0], dtype=torch.float64)
+    first = (e[0].neg().exp().log1p() + e[0].exp().log1p()) / 2
+    second = (e[1].neg().exp().log1p() + e[2].exp().log1p()) / 2  # cosines 1/sqrt 2 and -1/sqrt 2; 1 and 0
+    assert losses.tolist() == pytest.approx([first.item(), second.item()], abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "p", "m"), [(1, 1, 0), (1, 3, 0), (5, 5, 0), (33, 40, 25), (64, 64, 64)])
+def test_sizes(n, p, m, swept, poisoned):
+    device, backend = swept
+    given = matrices(n, p, m, dtype=torch.float32, device=device)
+    ours = run(given, (5, 43), backend, (1.0, 1.0))
+    plain = run(given, (5, 43), "reference", (1.0, 1.0))
+    truth = run([x.double() for x in given], (5, 43), "reference", (1.0, 1.0))
+    assert_loss_accurate(ours[0], plain[0], truth[0], 40.0)
+    for gradient, of_plain, of_truth in zip(ours[1:], plain[1:], truth[1:], strict=True):
+        assert_gradient_accurate(gradient, of_plain, of_truth, 40.0)
+
+
+def test_zero_prefixes_have_similarity_and_gradient_zero(swept, poisoned):
+    device, backend = swept
+    given = matrices(dtype=torch.float32, device=device)
+    given[0][2, :4], given[1][3], given[2][1, :17] = 0, 0, 1e-10
+    losses, *grads = run(given, DIMS, backend)
+    truth, *true_grads = run([x.double() for x in given], DIMS, "reference")
+    torch.testing.assert_close(losses, truth.float(), rtol=1e-5, atol=1e-6)
+    for gradient, of_truth in zip(grads, true_grads, strict=True):
+        torch.testing.assert_close(gradient, of_truth.float(), rtol=1e-4, atol=1e-5)
+    assert grads[1][3].eq(0).all() and grads[2][1, :17].ne(0).any() and grads[0].isfinite().all()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_nan_spoils_the_widths_that_hold_it(which, swept):
+    device, backend = swept
+    given = matrices(dtype=torch.float32, device=device)
+    given[which][1, 10] = torch.nan
+    losses, *grads = run(given, DIMS, backend)
+    assert losses[:2].isfinite().all() and losses[2:].isnan().all()
+    assert all(gradient.isnan().any() for gradient in grads)
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_partial_gradients(needs, symmetric, swept):
+    device, backend = swept
+    given = matrices(dtype=torch.float32, device=device)
+    whole = run(given, DIMS, backend, symmetric=symmetric)
+    for x, need in zip(given, needs, strict=True):
+        x.requires_grad_(need)
+    losses = info_nce_loss(*given, dims=DIMS, symmetric=symmetric, backend=backend)
+    torch.testing.assert_close(losses.detach(), whole[0])
+    assert losses.requires_grad == any(needs)
+    if any(needs):
+        losses.backward(losses.new_tensor(UPSTREAM))
+    for x, need, gradient in zip(given, needs, whole[1:], strict=True):
+        assert (x.grad is None) == (not need)
+        if need:
+            torch.testing.assert_close(x.grad, gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_strides_and_inputs_that_stay(swept):
+    device, backend = swept
+    given = matrices(dtype=torch.float32, device=device)
+    expected = run(given, DIMS, backend)
+    wide = [torch.full((len(x), 90), 9.0, device=device) for x in given]
+    for x, y in zip(wide, given, strict=True):
+        x[:, 5:48] = y
+    strided = [wide[0][:, 5:48], given[1].t().contiguous().t(), wide[2][:, 5:48]]
+    kept = [x.clone() for x in wide]
+    for x in strided:
+        x.requires_grad_()
+    losses = info_nce_loss(*strided, dims=DIMS, backend=backend)
+    grads = torch.autograd.grad(losses, strided, losses.new_tensor(UPSTREAM))
+    for x, y in zip((losses, *grads), expected, strict=True):
+        torch.testing.assert_close(x.detach(), y, rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(x, y) for x, y in zip(wide, kept, strict=True))
+
+
+def test_no_anchors_and_gradcheck(swept):
+    device, backend = swept
+    none, some = torch.zeros(0, 4, device=device, requires_grad=True), torch.ones(3, 4, device=device)
+    losses = info_nce_loss(none, some, dims=(2, 4), backend=backend)
+    losses.sum().backward()
+    assert losses.tolist() == [0, 0] and none.grad.shape == (0, 4)
+    given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, device=device)]
+    for symmetric in (False, True):
+        assert torch.autograd.gradcheck(
+            lambda *x, s=symmetric: info_nce_loss(*x, dims=(2, 3, 6), tau=3, symmetric=s, backend=backend), given
+        )
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        losses = info_nce_loss(*given, dims=(2, 3), backend=backend)
+        torch.autograd.grad(losses.sum(), given, create_graph=True)
+
+
+def test_threads_and_blocks_of_columns():
+    """More cells than one thread takes, more columns than are summed at once, by sums of one and of three threads."""
+    given = matrices(40, 1100, 0, 24, dtype=torch.float32)
+    before = torch.get_num_threads()
+    truth = run([x.double() for x in given], (6, 24), "reference", (1.0, 2.0))
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found = run(given, (6, 24), "native", (1.0, 2.0))
+            for x, y in zip(found, truth, strict=True):
+                torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-6)
+            assert all(torch.equal(x, y) for x, y in zip(found, run(given, (6, 24), "native", (1.0, 2.0)), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"dims": (4, 2)}, r"dims must increase, from 1 on and up to the 8 columns, got \(4, 2\)"),
+        ({"dims": ()}, "dims must be one or more integers"),
+        ({"dims": (4, 9)}, "dims must increase"),
+        ({"dims": (4,), "debias": 0.1}, "dims must be left out with debias"),
+        ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims must be left out with directions"),
+        ({"dims": (4,), "tau": torch.tensor(20.0)}, "dims must be left out with a tensor for tau"),
+    ],
+)
+def test_wrong_dims(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        info_nce_loss(torch.ones(2, 8), torch.ones(2, 8), **keywords)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_opcheck(ignored, swept):
+    device, backend = swept
+    given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, torch.float32, device)]
+    mask = torch.eye(4, 6, dtype=torch.bool, device=device) if ignored else None
+    operator = torch.ops.raoe_kernels.infonce_widths.default
+    torch.library.opcheck(operator, (*given, None, mask, None, None, [2, 6], 20.0, False, backend))
+
+
+def test_fullgraph_gives_the_same(swept):
+    device, backend = swept
+
+    def step(a, p, n):
+        losses = info_nce_loss(a, p, n, dims=(2, 5), symmetric=True, backend=backend)
+        return (losses * torch.tensor([1.0, -3], device=device)).sum()
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for rows in (4, 6):
+        given = [x.requires_grad_() for x in matrices(rows, rows, 2, 6, torch.float32, device)]
+        eager, traced = step(*given), compiled(*given)
+        torch.testing.assert_close(traced, eager)
+        for x, y in zip(torch.autograd.grad(traced, given), torch.autograd.grad(eager, given), strict=True):
+            torch.testing.assert_close(x, y)
