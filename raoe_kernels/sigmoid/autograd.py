@@ -105,16 +105,10 @@ def _shapes(*inputs):
     return loss, *(loss.new_empty(x.shape) if need and x is not None else None for x, need in given)
 
 
-def _scale(gradient: Tensor, upstream: Tensor, dtype: torch.dtype) -> Tensor:
-    """tau's and bias's keep their dtype."""
-    product = gradient * upstream
-    return product.to(dtype) if product.ndim else product
-
-
 _operator = with_gradients(
     OP,
     "sigmoid",
     "Tensor anchors, Tensor positives, Tensor? negatives, Tensor tau, Tensor bias, Tensor? targets, Tensor? ignored, "
     "Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_groups, Tensor? column_groups, bool[5] needs",
-    5, _operator_forward, _shapes, _scale,
+    5, _operator_forward, _shapes,
 )  # fmt: skip

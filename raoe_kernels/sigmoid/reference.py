@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._dtypes import wide
-from ..infonce.problem import inverse_norms, through_normalisation
+from ..infonce.problem import inverse_norms, scaled, through_normalisation
 from .problem import Gradients, Problem, is_grouped, is_ignored, own_columns, scale
 
 
@@ -45,6 +45,4 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
 def backward(
     problem: Problem, saved: Gradients, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
-    """Gradients made in forward, times what comes from above the loss: of rows in `dtype`, of tau and bias as they
-    are."""
-    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
+    return scaled(saved, upstream, dtype)

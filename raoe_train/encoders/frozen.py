@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,22 @@ def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Call
             return encode_sentences(loaded[0], sentences, size, **options)
         except ValueError as error:
             raise ValueError(f"{role} {encoder.name}: {error}") from None
+
+    return embed
+
+
+def remembered(
+    encoder: Encoder, texts: Iterable[str], role: str, cache: str | Path | None = None
+) -> Callable[[Sequence[str]], np.ndarray]:
+    """As `embedder`, with the embeddings of `texts` made beforehand, or found in the cache; see `embeddings`. They stay
+    in memory, 4 bytes a number; other sentences are asked for as they come."""
+    rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    known, ask = embeddings(encoder, list(rows), role, cache), embedder(encoder, role)
+
+    def embed(sentences: Sequence[str]) -> np.ndarray:
+        if all(text in rows for text in sentences):
+            return known[[rows[text] for text in sentences]]
+        return ask(sentences)
 
     return embed
 

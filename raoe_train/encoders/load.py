@@ -4,6 +4,7 @@ with bidirectional layers, adapters and 4-bit weights among them."""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
+# Sentence encoders whose folders do not say that they take the first token (as it is, without BERT's own pooler):
+# SimCSE and what was made by its code.
+FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
 DTYPES = get_args(Dtype)
 ALL = "all"  # of bidirectional_layers
 CONDITIONAL = "conditional"  # the prompt that has a {condition}, among a model's prompts
@@ -31,7 +35,9 @@ def load_encoder(
 
     Args:
         encoder: its name, or a section of a recipe. Pooling defaults to what a SentenceTransformer was saved with; for
-            a bare encoder to cls for ModernBERT and mean for all others (the RAOE paper's Table 5).
+            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and for SimCSE, DiffCSE, SynCSE and other
+            relatives of SimCSE by name, and to mean for all others, with a warning where they may be more than a
+            language model.
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights that are new: of a random model, an adapter, added layers.
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
@@ -145,9 +151,24 @@ def _pooled(transformer: Any, chosen: Model) -> Any:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    pooling = chosen.pooling or ("cls" if transformer.model.config.model_type == "modernbert" else "mean")
+    pooling = chosen.pooling or _usual_pooling(str(chosen.name), transformer.model.config)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
     return SentenceTransformer(modules=modules, device=chosen.device)
+
+
+def _usual_pooling(name: str, config: Any) -> str:
+    """What a model's family has, where neither its folder nor the recipe says it; a warning where that is a guess."""
+    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
+
+    if any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path)):
+        return "cls"
+    if config.model_type == "modernbert":
+        return "cls"
+    if name != SCRATCH and name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
+        logger.warning(
+            "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
+        )
+    return "mean"
 
 
 def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:

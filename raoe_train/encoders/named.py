@@ -8,9 +8,6 @@ from typing import Annotated, Any, Literal
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.recipe import Option, convert, parameters
 
-# Of frozen encoders whose folder does not say it: DiffCSE's and the ranking-sentences authors' code take the first
-# token as it is, without BERT's own pooler.
-POOLING = {"voidism/diffcse-bert-base-uncased-sts": "cls"}
 SCRATCH = "scratch"  # the name of a model that is made
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -36,7 +33,7 @@ class Encoder:
     name: Annotated[str | None, "encoder or SentenceTransformer, by name or path"] = None
     pooling: Annotated[
         Literal["mean", "weighted_mean", "cls", "max", "last"] | None,
-        "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT, mean for others]",
+        "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT and SimCSE's kin, mean for others]",
     ] = None
     prompt: Annotated[str | None, "text around every {text}, saved with the model: 'query: {text}'"] = None
     max_seq_length: Annotated[int | None, "longer sentences are cut to this many tokens"] = None
@@ -82,8 +79,6 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     """All that can be said of an encoder, from its name or a section that says less, with `changes` on top. ValueError
     for an unknown key, or a value that cannot be."""
     said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
-    if isinstance(encoder, FrozenEncoder):
-        said["pooling"] = encoder.pooling or POOLING.get(str(encoder.name))
     shared = {key: said[key] for key in parameters(Model) if key in said}
     return convert(Model, {**shared, **changes}, "model")
 

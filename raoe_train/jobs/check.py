@@ -45,7 +45,7 @@ def check(
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
-        "machine": {"bfloat16", "threads", "cores", "unused": [keys]}, "model", "versions"}, also written to `output` if
+        "pooling": [names], "machine": {"bfloat16", "threads", "cores", "unused": [keys]}, "model", "versions"}, also written to `output` if
         that is given. A difference is the largest one between normalised embeddings of the same sentence, alone and in
         a batch. "seen" is whether a token's state depends on later tokens; it fails where the model says otherwise.
         "bfloat16" is how many times as fast as float32's this machine's matrix products are in it.
@@ -65,6 +65,8 @@ def check(
 
 def check_encoder(model: Any) -> dict[str, Any]:
     """What `check` returns of a SentenceTransformer, without model and versions."""
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner, tokenizer = model[0].model, model.tokenizer
@@ -94,6 +96,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
         "tolerance": tolerance,
         "failed": failed,
         "bidirectional": {"layers": layers, "mode": mode, "seen": looks_ahead},
+        "pooling": [module.pooling_mode for module in model if isinstance(module, Pooling)],
     }
 
 
@@ -143,6 +146,8 @@ def _table(result: dict[str, Any]) -> str:
     looks = "depend" if found["seen"] else "do not depend"
     said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}, mode {found['mode']}"
     lines.append(f"  states {looks} on later tokens{said}  {verdict('bidirectional')}")
+    if result["pooling"]:
+        lines.append(f"  pooling: {', '.join(map(str, result['pooling']))}")
     its = result["machine"]
     products = f"matrix products in bfloat16 {its['bfloat16']:g} times as fast as in float32"
     unused = f"; unused: {', '.join(its['unused'])}" if its["unused"] else ""

@@ -20,6 +20,7 @@ from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.by_length import ByLength
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
@@ -31,6 +32,7 @@ __all__ = [
     "AnglELoss",
     "ByLength",
     "CoSENTLoss",
+    "GISTLoss",
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",

@@ -27,7 +27,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     appendix speaks of a contrastive and an angular part.
 
     Args:
-        model, scale, contrastive: see InfoNCELoss; scale is tau of both parts.
+        model, scale, contrastive: see InfoNCELoss; scale is tau of both parts, and learned by the contrastive one.
         angle_weight: weight of the angular part, from 0.
     """
 
@@ -55,4 +55,4 @@ class AnglEContrastiveLoss(InfoNCELoss):
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
-        return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.scale)
+        return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.current_scale)

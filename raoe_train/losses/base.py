@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,6 +19,7 @@ from raoe_train.losses.reads import SCORED_PAIRS, Reads
 
 AUTO = "auto"
 Scale = float | Literal["auto"]
+ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
 
 
 class CachedLoss(CachedLossMixin, nn.Module):
@@ -95,7 +96,12 @@ class CachedLoss(CachedLossMixin, nn.Module):
     @property
     def temperature(self) -> float:
         """1 / scale, as the literature on InfoNCE has it."""
-        return 1.0 / self.scale
+        return 1.0 / self.current_scale
+
+    @property
+    def current_scale(self) -> Any:
+        """tau now, a number (or "auto"): another than `scale` where it is learned or scheduled."""
+        return self.scale
 
     @property
     def citation(self) -> str:
@@ -114,7 +120,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
         features = list(sentence_features)
         beside = self.beside(features, labels)
         if self.uses_gradient_cache:
-            return self.forward_cached(features, beside)  # type: ignore[arg-type]
+            return with_own_gradients(self, lambda: self.forward_cached(features, beside))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **beside)
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -146,6 +152,30 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in settings_of(type(self))}
+
+
+def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
+    """(where, a loss) of a loss, "", and of those inside it, "loss." and so on; not of the encoders that they read."""
+    yield where, loss
+    for name, child in loss.named_children():
+        if name not in ENCODERS:
+            yield from losses_in(child, f"{where}{name}.")
+
+
+def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
+    """What `cached` gives: a loss, (), that was differentiated while it was made. Its gradients by the loss's own
+    parameters become part of its graph, so that what is put before the loss (gradient accumulation's 1/n, a scaler's
+    factor) is before them, too."""
+    own = [parameter for _, each in losses_in(loss) for parameter in each.parameters(recurse=False)]
+    before = [parameter.grad for parameter in own]
+    for parameter in own:
+        parameter.grad = None
+    value = cached()
+    for parameter, earlier in zip(own, before, strict=True):
+        made, parameter.grad = parameter.grad, earlier
+        if made is not None:
+            value = value + ((parameter - parameter.detach()) * made).sum()
+    return value
 
 
 def settings_of(loss: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -12,7 +12,7 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandCon
 from torch import Tensor, nn
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
-from raoe_train.losses.base import carrying
+from raoe_train.losses.base import carrying, losses_in, with_own_gradients
 
 ROW = "row"  # of features: where a text's embedding is
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
@@ -73,7 +73,8 @@ class ByLength(CachedLossMixin, nn.Module):
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
             self._parts: Any = None
-            loss = self.forward_cached([rows], (columns, labels))  # type: ignore[arg-type]
+            whole: Any = (columns, labels)
+            loss = with_own_gradients(self, lambda: self.forward_cached([rows], whole))
             return loss if self._parts is None else carrying(self._parts, loss)
         with self._words(runs):
             table = torch.cat([self._embedded(run) for run in runs.features])
@@ -194,10 +195,7 @@ class _Table(nn.Module):
 
 def _losses(loss: nn.Module) -> Iterator[Any]:
     """A loss and those inside it."""
-    yield loss
-    for name, child in loss.named_children():
-        if name not in (*MODELS, "guide"):
-            yield from _losses(child)
+    return (each for _, each in losses_in(loss))
 
 
 def _readers(loss: nn.Module) -> list[tuple[Any, str]]:

@@ -72,6 +72,25 @@ class _GatherEveryGradient(torch.autograd.Function):
         return everyone.narrow(0, sum(sizes[:rank]), sizes[rank]), None
 
 
+def averaged(parameter: Tensor) -> Tensor:
+    """A parameter of a loss's own, whose gradient becomes the mean over processes, since DistributedDataParallel is
+    around the encoder alone. To be called once a forward, in every process."""
+    alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    return parameter if alone else _AveragedGradient.apply(parameter)
+
+
+class _AveragedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor) -> Tensor:
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        mean = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(mean)
+        return mean / dist.get_world_size()
+
+
 def _all_gather(own: Tensor, sizes: list[int]) -> Tensor:
     # all_gather wants equal shapes, so shorter ones are padded.
     rows = max(sizes)

@@ -1,41 +1,62 @@
-"""InfoNCE over in-batch and hard negatives, with the batch's false negatives left out."""
+"""InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has, and more."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from raoe_kernels import info_nce_loss
-from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import gather_rows, process_rows
-from raoe_train.losses.reads import TRIPLETS
+from raoe_kernels import info_nce_loss, pairwise_cosine
+from raoe_train.losses.base import from_zero
+from raoe_train.losses.duplicates import Duplicates, duplicates
+from raoe_train.losses.gathering import gather_rows
+from raoe_train.losses.in_batch import InBatchLoss, one_of
+
+Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
+Partition = Literal["joint", "per_direction"]
+Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
+Positives = Literal["own", "label", "anchor"]
+ONE_WAY: list[Direction] = ["query_to_doc"]
+BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
 
 
-class InfoNCELoss(CachedLoss):
+class InfoNCELoss(InBatchLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
-    Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. One hard
-    negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim
-    where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
+    Columns are anchor, positive and any number of hard negatives, as many rows each. One hard negative is BeLLM's
+    Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim, for all of its
+    options, where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
 
     Args:
-        model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
-            processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
-            the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
-            gradient, is the whole batch's.
-        symmetric: positives are to find their anchors, too. The loss is the mean of both directions
-            (directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction" in sentence-transformers).
+        model, scale, learn_scale, end_scale, cached: see InBatchLoss.
+        symmetric: positives are to find their anchors, too. The loss is the mean of both directions: short for
+            directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction".
         mask_duplicates: leave false negatives out of the softmax. A column, positive or negative, is no negative of an
             anchor if its text is the anchor's, or is the positive of that anchor's text in any row of the batch; in
             the other direction, the same pairs. An anchor's own positive always counts. Texts are the same where the
             encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
+            With directions other than these two, or other positives than a row's own, texts are no negatives of each
+            other, in any direction, that a chain of pairs links: of pairs (A, B), (C, B) also A and C.
+        directions: whose similarities the softmax is over, query_to_doc and perhaps others; see ``info_nce_loss``.
+            GTE's loss (Li et al. 2023) has sentence-transformers' four: query_to_doc, query_to_query, doc_to_query,
+            doc_to_doc.
+        partition_mode: one softmax over all directions (joint), or the mean of one for each (per_direction, for
+            query_to_doc and doc_to_query).
+        hardness_mode: which logits get hardness_strength x their cosine, as a constant, on top; in_batch_negatives
+            (Lan et al. 2025), hard_negatives (a row's own; EmbeddingGemma) or all_negatives.
+        hardness_strength: from 0; 9 and 5 in these papers.
+        hard_negatives_only: a row is compared with its own positive and its own hard negatives alone; no embedding is
+            gathered.
+        positives: what a row's positives are, its own, or those of the rows with the same label or anchor text, too.
+            Labels are (B,) integers; "anchor" is for NLI premises that stand with several entailed hypotheses. The loss
+            is -log of the share of the positives' sum (MIL-NCE, Miech et al. 2020). What joint directions other than
+            query_to_doc have of them is left out.
+        debias: the share of false negatives among columns, from 0 to below 1; tau+ of Chuang et al. 2020.
     """
 
     name = "infonce"
-    reads = TRIPLETS
     cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
 
     def __init__(
@@ -44,58 +65,120 @@ class InfoNCELoss(CachedLoss):
         scale: float = 20.0,
         *,
         symmetric: bool = False,
-        mask_duplicates: bool = True,
-        **cached: Any,
+        directions: list[Direction] = ONE_WAY,
+        partition_mode: Partition = "joint",
+        hardness_mode: Hardness | None = None,
+        hardness_strength: float = 0.0,
+        hard_negatives_only: bool = False,
+        positives: Positives = "own",
+        debias: float = 0.0,
+        **contrastive: Any,
     ) -> None:
-        super().__init__(model, scale, **cached)
-        self.symmetric = symmetric
-        self.mask_duplicates = mask_duplicates
-
-    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        if not self.mask_duplicates:
-            return {}
-        # Mini-batches are slices of the columns, and the encoder's modules may change them.
-        columns = [text_ids(column) for column in features]
-        _check_columns([len(column) for column in columns])
-        return {"texts": torch.stack(columns, dim=1)}
-
-    def compute_loss_from_embeddings(
-        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
-    ) -> Tensor:
-        """The loss, (), of (B, D) embeddings of the columns.
-
-        `texts` are (B, columns) integers, equal where texts are, across columns (and processes); without them no
-        duplicate is known, and none is masked.
-        """
-        _check_columns([len(column) for column in embeddings])
-        own = embeddings[0]
-        if texts is not None and tuple(texts.shape) != (len(own), len(embeddings)):
+        super().__init__(model, scale, **contrastive)
+        found = tuple(dict.fromkeys(directions))
+        if "query_to_doc" not in found or not set(found) <= set(get_args(Direction)):
+            words = ", ".join(get_args(Direction))
+            raise ValueError(f"directions must be query_to_doc and perhaps others of {words}, got {list(directions)!r}")
+        one_of(
+            partition_mode=(partition_mode, get_args(Partition)),
+            hardness_mode=(hardness_mode, (None, *get_args(Hardness))),
+            positives=(positives, get_args(Positives)),
+        )
+        if partition_mode == "per_direction" and not set(found) <= set(BOTH_WAYS):
             raise ValueError(
-                f"texts must have shape {(len(own), len(embeddings))}, an id for each row and column of embeddings, "
-                f"got {tuple(texts.shape)}"
+                "partition_mode per_direction takes directions whose softmax has the own pair, query_to_doc and "
+                f"doc_to_query; got {', '.join(found)}"
             )
-        sizes, start = process_rows(own, uneven=self.uneven) if self.gather_across_devices else ([len(own)], 0)
+        if symmetric and (found != ("query_to_doc",) or partition_mode != "joint"):
+            raise ValueError("symmetric is short for directions and a partition_mode: leave these out")
+        from_zero(hardness_strength=hardness_strength)
+        if not 0 <= debias < 1:
+            raise ValueError(f"debias must be a number from 0 to below 1, got {debias!r}")
+        if hard_negatives_only and (symmetric or len(found) > 1 or hardness_mode or positives != "own" or debias):
+            raise ValueError(
+                "hard_negatives_only compares a row with its own columns alone: leave symmetric, directions, "
+                "hardness_mode, positives and debias out"
+            )
+        self.symmetric = symmetric
+        self.directions = found
+        self.partition_mode = partition_mode
+        self.hardness_mode = hardness_mode
+        self.hardness_strength = hardness_strength
+        self.hard_negatives_only = hard_negatives_only
+        self.positives = positives
+        self.debias = debias
+
+    @property
+    def compares_texts(self) -> bool:
+        return self.mask_duplicates or self.positives == "anchor"
+
+    def of_columns(
+        self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
+    ) -> Tensor:
+        if self.hard_negatives_only:
+            return self._own_columns(embeddings, texts, sizes, start)
+        both = self.symmetric or (self.partition_mode == "per_direction" and len(self.directions) == 2)
+        if self.positives != "own" or not (both or len(self.directions) == 1):
+            groups = self._groups(labels, texts, len(embeddings[0]))
+            form = {"directions": BOTH_WAYS if both else self.directions, "debias": self.debias, **self._hardness()}
+            form["partition_mode"] = "per_direction" if both else "joint"
+            return self.contrast(embeddings, sizes, start, texts=texts, groups=groups, **form)
+        tau, own = self.tau(), embeddings[0]
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
-        same = None if texts is None else duplicates(gather_rows(texts.to(own.device), sizes))
-        loss = self._one_way(own, positives, negatives, start, same)
-        if self.symmetric:
-            # Not the kernel's `symmetric`: its rows are the columns of all processes, which each would compute.
+        same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
+        form = {"tau": tau, "debias": self.debias}
+        loss = self._one_way(own, positives, negatives, start, same, {**form, **self._hardness()})
+        if both:
+            # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
             anchors = gather_rows(own, sizes)
-            back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped())
+            back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped(), form)
             loss = (loss + back) / 2
-        return loss * (len(own) * len(sizes) / sum(sizes))
+        return loss
+
+    def _hardness(self) -> dict[str, Any]:
+        return {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
+
+    def _groups(self, labels: Any, texts: Tensor | None, rows: int) -> Tensor | None:
+        """(B,): rows of a group are each other's positives."""
+        if self.positives == "own":
+            return None
+        if self.positives == "anchor":
+            if texts is None:
+                raise ValueError("positives 'anchor' needs the ids of texts: call the loss with tokenised columns")
+            return texts[:, 0]
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or tuple(labels.shape) != (rows,):
+            got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else repr(labels)
+            raise ValueError(f"positives 'label' needs labels, ({rows},) integers, a column 'label'; got {got}")
+        return labels
+
+    def _own_columns(self, embeddings: list[Tensor], texts: Tensor | None, sizes: list[int], start: int) -> Tensor:
+        own, *others = embeddings
+        if len(others) < 2:
+            raise ValueError("hard_negatives_only needs columns of negatives, got anchor and positive alone")
+        logits = torch.stack([pairwise_cosine(own, column) for column in others], dim=1) * self.tau()
+        if texts is not None and self.mask_duplicates:
+            same, mine = duplicates(gather_rows(texts, sizes)), slice(start, start + len(own))
+            negatives = same.columns.reshape(len(others), -1)[1:, mine].T
+            false = same.linked(same.rows[mine, None], negatives)
+            logits = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(false, -torch.inf)], dim=1)
+        return (logits.logsumexp(1) - logits[:, 0]).mean()
 
     def _one_way(
-        self, rows: Tensor, partners: Tensor, negatives: list[Tensor], start: int, same: Duplicates | None
+        self,
+        rows: Tensor,
+        partners: Tensor,
+        negatives: list[Tensor],
+        start: int,
+        same: Duplicates | None,
+        form: dict[str, Any],
     ) -> Tensor:
         """Mean over the rows, which are numbers start … of all processes', of the loss of finding their partners."""
         others = torch.cat(negatives) if negatives else None
         targets = torch.arange(start, start + len(rows), device=rows.device)
 
         def loss(which: Any, ignore: Any) -> Tensor:
-            found = {"targets": targets[which], "ignore": ignore}
-            return info_nce_loss(rows[which], partners, others, tau=self.scale, **found)
+            return info_nce_loss(rows[which], partners, others, targets=targets[which], ignore=ignore, **form)
 
         if same is None:
             return loss(slice(None), None)
@@ -110,95 +193,3 @@ class InfoNCELoss(CachedLoss):
         by_ids, by_mask = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
         of_ids = loss(by_ids, (row_ids[by_ids], column_ids)) * len(by_ids)
         return (of_ids + loss(by_mask, same.mask(targets[by_mask])) * len(by_mask)) / len(rows)
-
-
-class Duplicates(NamedTuple):
-    """Which texts are no negatives of which: the links (from_text[e], to_text[e]), each of them once.
-
-    rows (R,) and columns (C,) are the texts of what is compared. All texts are numbers below `texts`.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    from_text: Tensor
-    to_text: Tensor
-    texts: int
-
-    def flipped(self) -> Duplicates:
-        """The other direction: partners, the first R columns, look for rows."""
-        partners = self.columns[: len(self.rows)]
-        return Duplicates(partners, self.rows, self.to_text, self.from_text, self.texts)
-
-    def ids(self) -> tuple[Tensor, Tensor, Tensor]:
-        """row ids (R,), column ids (C,), and (R,) bool: where the row's id equals just the ids of columns that it is
-        linked with.
-
-        An id is the smallest row text that a column text is linked with. Ids can say it unless links form a chain:
-        with pairs (A, B) and (B, C), B is linked with columns B and C, and A with B alone.
-        """
-        alone = self.from_text.new_full((self.texts,), self.texts)
-        of_column = alone.scatter_reduce(0, self.to_text, self.from_text, "amin")
-        of_row = alone.scatter_reduce(0, self.from_text, of_column[self.to_text], "amin")
-        agree = of_row[self.from_text] == of_column[self.to_text]
-        links = torch.bincount(self.from_text, minlength=self.texts)
-        right = torch.bincount(self.from_text[agree], minlength=self.texts)
-        equal = torch.bincount(of_column, minlength=self.texts + 1)[of_row]
-        fits = (links == right) & (links == equal)
-        return of_row[self.rows], of_column[self.columns], fits[self.rows]
-
-    def mask(self, which: Tensor) -> Tensor:
-        """(n, C) bool: the columns that rows[which] are linked with."""
-        known, place = torch.unique(self.rows[which], return_inverse=True)
-        wanted = torch.isin(self.from_text, known)
-        linked = torch.zeros(len(known), self.texts, dtype=torch.bool, device=known.device)
-        linked[torch.searchsorted(known, self.from_text[wanted]), self.to_text[wanted]] = True
-        return linked[place[:, None], self.columns]
-
-
-def duplicates(texts: Tensor) -> Duplicates:
-    """From (N, columns) ids of the whole batch's texts: each anchor is linked with itself and with its positives."""
-    number = torch.unique(texts, return_inverse=True)[1]
-    count = texts.numel()
-    anchors, columns = number[:, 0], number[:, 1:].T.reshape(-1)
-    # Only texts that are columns: a link to any other would be one that no id can say.
-    themselves = anchors[torch.isin(anchors, columns)]
-    links = torch.unique(torch.cat([anchors * count + number[:, 1], themselves * (count + 1)]))
-    return Duplicates(anchors, columns, links // count, links % count, count)
-
-
-def text_ids(features: dict[str, Tensor]) -> Tensor:
-    """(B,) int64, equal where the real tokens of two rows are: in any column, process and padding.
-
-    The sum over the tokens of a 64-bit hash (splitmix64's finaliser) of token and position: two different texts are
-    taken for one with a probability of 2^-64.
-    """
-    tokens = features.get("input_ids")
-    if not isinstance(tokens, Tensor) or features.get("modality", "text") != "text":
-        raise ValueError(
-            "mask_duplicates compares texts by their input_ids, and a column is not (only) text: "
-            "use InfoNCELoss(..., mask_duplicates=False)"
-        )
-    if "cu_seq_lens_q" in features or "offsets" in features:  # texts one after another: flattened, or StaticEmbedding
-        starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
-        tokens, starts = tokens.reshape(-1), starts.long()
-        place = torch.arange(len(tokens), device=tokens.device)
-        row = torch.searchsorted(starts, place, right=True) - 1
-        return tokens.new_zeros(len(starts), dtype=torch.long).index_add(0, row, _mixed(tokens, place - starts[row]))
-    real = features.get("attention_mask", torch.ones_like(tokens)).bool()
-    return _mixed(tokens, real.cumsum(1) - 1).masked_fill(~real, 0).sum(1)
-
-
-def _mixed(tokens: Tensor, positions: Tensor) -> Tensor:
-    x = (tokens.long() << 32) + positions + 1
-    # int64 wraps, and >> keeps the sign, which the mask takes away.
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-def _check_columns(rows: list[int]) -> None:
-    if len(rows) < 2 or len(set(rows)) > 1:
-        raise ValueError(
-            "InfoNCELoss needs columns anchor, positive (the anchors again, as SimCSE does) and any number of "
-            f"negatives, with a text in each row, got columns of {', '.join(map(str, rows))} rows"
-        )

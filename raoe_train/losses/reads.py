@@ -77,6 +77,8 @@ def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
 
 
 def _triplets(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    if getattr(loss, "positives", None) == "label":
+        raise ValueError("loss.positives label is for batches with labels, which triplets are not: use anchor")
     asked = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
     return _kept(source, data, "triplets", triplet_table, **asked)
 
@@ -122,6 +124,7 @@ def _distinct(source: str, names: list[str], path: Path | None, **asked: Any) ->
 SCORED_PAIRS = Reads("scored pairs", _scored_pairs, ScoreLabelCollator)
 COSINES = Reads("scored pairs", _cosines)  # collated as sentence-transformers does: the score is the label
 TRIPLETS = Reads("triplets", _triplets)  # anchor, positive, negative and, with data.neutral, neutral
+TRIPLETS_WITH_TEXTS = Reads("triplets", _triplets, TextCollator)
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
 PAIRS = Reads("pairs", _pairs)  # each a positive one

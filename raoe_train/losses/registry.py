@@ -14,6 +14,7 @@ from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import AUTO, settings_of
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
@@ -28,6 +29,7 @@ OURS: tuple[Any, ...] = (
     CoSENTLoss,
     AnglELoss,
     InfoNCELoss,
+    GISTLoss,
     AnglEContrastiveLoss,
     ListMLELoss,
     ListNetLoss,

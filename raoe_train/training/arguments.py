@@ -86,13 +86,14 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
-    """Whether the device has units for products of bfloat16: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. On others
-    they are made of float32's, and slower."""
+    """Whether the device has units for products of bfloat16: a GPU's tensor cores, a CPU's AVX512-BF16 or AMX. On
+    others they are made of float32's, and slower. Not where torch is too old to say."""
     import torch
 
     if not use_cpu:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+    known: Any = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
 
 
 def join(settings: dict[str, Any]) -> None:

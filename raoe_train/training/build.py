@@ -10,7 +10,8 @@ from transformers.trainer_callback import EarlyStoppingCallback
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.data.settings import Data
-from raoe_train.encoders.frozen import embedder
+from raoe_train.data.tables import Texts
+from raoe_train.encoders.frozen import embedder, remembered
 from raoe_train.losses.reads import LISTS, SENTENCES_ALONE
 from raoe_train.losses.registry import LOSSES, asks_teacher, make_loss
 from raoe_train.training.arguments import check_training, for_all_processes
@@ -62,8 +63,11 @@ def build_trainer(
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
     embed = None
     if asks_teacher(LOSSES[loss["name"]]):
-        embed = embedder(teacher, "teacher")
-        embed(["."])  # loads it: that is to be no part of the first step's time
+        if teacher.cache is not None:
+            embed = remembered(teacher, Texts(datasets), "teacher")
+        else:
+            embed = embedder(teacher, "teacher")
+            embed(["."])  # loads it: that is to be no part of the first step's time
     made = make_loss(loss, encoder, embed)
     trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=cache_dir, by_length=by_length)
     if patience is not None:

@@ -28,9 +28,9 @@ from raoe_train.recipe import Option
 class Teacher(FrozenEncoder):
     """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
 
-    cache: Annotated[str | None, "directory that keeps similarities for other runs [OUTPUT/teacher, until the end]"] = (
-        None
-    )
+    cache: Annotated[
+        str | None, "directory that keeps what it says for other runs [of lists OUTPUT/teacher, until the end]"
+    ] = None
     information: Annotated[
         Literal["both", "ranking", "semantic"], "what a list teaches: both, its order alone or similarities alone"
     ] = "both"

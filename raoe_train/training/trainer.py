@@ -6,16 +6,17 @@ import copy
 import functools
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from torch import nn
+from transformers import TrainerCallback
 
 from raoe_train.data.tokens import with_tokens
-from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, fits
 from raoe_train.losses.scale import innermost, scaled
 from raoe_train.training.loss_state import load_loss_state, save_loss_state
@@ -31,7 +32,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
     encoder's own prompt, where `args` names none; a loss with scale="auto" is given the tau that fits the encoder and
     each training dataset (raoe_train.losses.scale), which is printed, and one with a memory remembers each dataset
     apart; batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training
-    and shows the rows; what a loss has of its own is in the checkpoints (raoe_train.training.loss_state). The job
+    and shows the rows; what a loss has of its own is in the checkpoints (raoe_train.training.loss_state), and is not
+    decayed where it is one number; one with an attribute `progress` is told how far training is, from 0 to 1. The job
     `train` uses no other.
 
     Args:
@@ -46,7 +48,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
 
     Attributes:
-        scales: {name of a training dataset, "train" of one without: tau} of our losses.
+        scales: {name of a training dataset, "train" of one without: tau} of our losses, as it is now.
 
     Raises:
         ValueError: losses whose batches are made differently; or scale="auto" and no scores.
@@ -100,8 +102,8 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             if name in by_name
         }
         ours = {name: innermost(each) for name, each in found.items()}
-        self.scales = {name: each.scale for name, each in ours.items() if isinstance(each, CachedLoss)}
-        if self.scales:
+        self._with_scale = {name: each for name, each in ours.items() if isinstance(each, CachedLoss)}
+        if self._with_scale:
             tau = " and ".join(f"{scale:g}" for scale in dict.fromkeys(self.scales.values()))
             self.hints = [f"a smaller loss.scale (now {tau})"]
         compares = [each for each in ours.values() if getattr(each, "compares_batch", False)]
@@ -118,6 +120,15 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             wrap = functools.partial(_by_length, packed=by_length == "packed")
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
+        self.add_callback(_TellsProgress(self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]))
+
+    @property
+    def scales(self) -> dict[str, float]:
+        return {name: each.current_scale for name, each in self._with_scale.items()}
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
+        return [name for name in super().get_decay_parameter_names(model) if name not in numbers]
 
     # With the optimizer's state, which has the moments of the loss's parameters, and before trainer_state.json, without
     # which a checkpoint counts for nothing.
@@ -129,6 +140,15 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         if checkpoint is not None:
             load_loss_state(Path(checkpoint), self.loss, self.model, self.args.process_index)
         super()._load_optimizer_and_scheduler(checkpoint)
+
+
+class _TellsProgress(TrainerCallback):
+    def __init__(self, losses: Iterable[nn.Module]) -> None:
+        self.told = [each for loss in losses for _, each in losses_in(loss) if hasattr(each, "progress")]
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for loss in self.told:
+            loss.progress = state.global_step / max(1, state.max_steps)
 
 
 def _on(model: Any, loss: Any) -> Any:

@@ -16,6 +16,7 @@ def test_what_a_recipe_leaves_unused(tmp_path, capsys, wasteful):
     found = run("check", **{"model.name": str(tmp_path / "encoder"), "model.device": "cpu", "train": str(recipe)})
     assert found["machine"]["bfloat16"] > 0 and "training.bf16 true" not in found["machine"]["unused"]
     assert ("training.by_length true" in found["machine"]["unused"]) == wasteful
-    last = capsys.readouterr().out.splitlines()[-1]
+    *_, pooling, last = capsys.readouterr().out.splitlines()
+    assert found["pooling"] == ["mean"] and pooling == "  pooling: mean"
     assert last.startswith("this machine: matrix products in bfloat16 ")
     assert ("unused: training.by_length true" in last) == wasteful

@@ -9,6 +9,7 @@ import copy
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 import sentence_transformers
 import torch
@@ -22,14 +23,16 @@ from raoe_train.losses import (
     ByLength,
     CoSENTLoss,
     GatedAngularLoss,
+    GISTLoss,
     InfoNCELoss,
     ListMLELoss,
     RankMarginLoss,
     RAOELoss,
 )
-from tests.losses.test_infonce_loss import tokenised
+from tests.losses.test_infonce_forms import GTE
+from tests.losses.test_infonce_loss import ROWS, tokenised
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
-from tests.tiny import batch, tiny_encoder, total
+from tests.tiny import SENTENCES, batch, tiny_encoder, total
 
 RATE = 0.01
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -50,10 +53,25 @@ PAIRS = [
     (CoSENTLoss, {}),
     (AnglELoss, {}),
 ]
+
+
+def letters(texts: Any) -> np.ndarray:
+    """A guide that anybody can be: how often each letter is in a text."""
+    return np.array([[text.count(letter) for letter in "abcdefghij klmnopqrstuvwxyz"] for text in texts], np.float32)
+
+
+ALL_NEGATIVES = {"hardness_mode": "all_negatives", "hardness_strength": 3.0}
 COLUMNS = [
     (InfoNCELoss, {}, 3),
     (InfoNCELoss, {"symmetric": True}, 4),
     (InfoNCELoss, {"symmetric": True, "mask_duplicates": False}, 2),
+    (InfoNCELoss, {"directions": GTE, **ALL_NEGATIVES}, 4),
+    (InfoNCELoss, {"positives": "anchor", "learn_scale": True}, 3),
+    (InfoNCELoss, {"positives": "anchor", "symmetric": True, "debias": 0.1}, 3),
+    (InfoNCELoss, {"learn_scale": True, "symmetric": True, **ALL_NEGATIVES}, 4),
+    (InfoNCELoss, {"hard_negatives_only": True}, 4),
+    (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05}, 4),
+    (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05, "contrast_anchors": False}, 2),
     (AnglEContrastiveLoss, {}, 4),
 ]
 
@@ -63,7 +81,9 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
     made: list[Any] = []
     for sizes, gathers in ((EVEN[world], (True, "uneven")), (UNEVEN[world], ("uneven",))):
         inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
-        inputs += [(loss, given, (tokenised(model, columns), None)) for loss, given, columns in COLUMNS]
+        for loss, given, columns in COLUMNS:
+            texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
+            inputs.append((loss, given, (tokenised(model, columns), texts if "embed" in given else None)))
         for loss, given, (features, labels) in inputs:
             made.append((loss, given, (features, labels), _parts(features, labels, sizes), gathers))
     for shares in LISTS_OF[world]:
@@ -76,21 +96,23 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
 
 def _parts(features: list[dict[str, Any]], labels: Any, sizes: list[int]) -> list[Any]:
     def cut(rows: dict[str, Any], start: int, end: int) -> dict[str, Any]:
-        return {name: value[start:end] for name, value in rows.items() if hasattr(value, "shape")}
+        made = {name: value[start:end] for name, value in rows.items() if hasattr(value, "shape")}
+        return {**made, **({"texts": [column[start:end] for column in rows["texts"]]} if "texts" in rows else {})}
 
     bounds = [(sum(sizes[:rank]), sum(sizes[: rank + 1])) for rank in range(len(sizes))]
     return [([cut(column, *at) for column in features], labels and cut(labels, *at)) for at in bounds]
 
 
 def step(loss: Any, model: Any, initial: Any, features: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the loss, all parameters after a step of SGD from `initial`), in float64."""
+    """(the loss, all parameters after a step of SGD from `initial`, the loss's own first), in float64."""
     model.load_state_dict(initial)
-    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+    loss.to(next(model.parameters()).dtype)
+    optimiser = torch.optim.SGD(loss.parameters(), lr=RATE)
     optimiser.zero_grad()
     value = total(loss(copy.deepcopy(features), labels))
     value.backward()
     optimiser.step()
-    after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    after = torch.cat([parameter.detach().flatten() for parameter in loss.parameters()])
     return value.detach().double(), after.double()
 
 
@@ -105,18 +127,19 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     found: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for made, settings, whole, parts, gathers in cases(model, world):
         value, expected = step(made(model, **settings), model, initial, *whole)
-        assert (expected - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
+        assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
         for gather in gathers:
             for mini_batch_size, differences in zip((None, 2), found, strict=True):
-                loss = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
-                for each in (loss, ByLength(loss)) if world < 4 else (loss,):
+                for around in (None, ByLength) if world < 4 else (None,):
+                    each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
+                    each = each if around is None else around(each)
                     mean, after = step(each, model, initial, *parts[rank])
                     dist.all_reduce(mean)
                     rows = [len(part[0][0]["input_ids"]) for part in parts]
                     name = f"{made.__name__} {settings} {gather} {rows} teacher={'teacher' in (whole[1] or {})}"
                     away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
                     differences[f"{name} {type(each).__name__}"] = float(away)
-        if world > 1:
+        if world > 1 and "hard_negatives_only" not in settings:
             alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
             assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
     return found

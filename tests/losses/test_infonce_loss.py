@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train.losses import InfoNCELoss
-from raoe_train.losses.infonce import duplicates, text_ids
+from raoe_train.losses.duplicates import duplicates, text_ids
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, gradients, tiny_encoder
 
@@ -97,7 +97,8 @@ def test_a_mask_only_for_rows_that_ids_cannot_express(monkeypatch):
     masked: list[int] = []
     mask = type(duplicates(torch.zeros(1, 2))).mask
     monkeypatch.setattr(
-        "raoe_train.losses.infonce.Duplicates.mask", lambda self, which: masked.append(len(which)) or mask(self, which)
+        "raoe_train.losses.duplicates.Duplicates.mask",
+        lambda self, which: masked.append(len(which)) or mask(self, which),
     )
 
     def masks(*texts):
@@ -228,6 +229,15 @@ def test_what_the_model_card_needs():
     assert json.loads(json.dumps(made.get_config_dict())) == {
         "scale": 10.0,
         "symmetric": True,
+        "directions": ["query_to_doc"],
+        "partition_mode": "joint",
+        "hardness_mode": None,
+        "hardness_strength": 0.0,
+        "hard_negatives_only": False,
+        "positives": "own",
+        "debias": 0.0,
+        "learn_scale": False,
+        "end_scale": None,
         "mask_duplicates": True,
         "mini_batch_size": None,
         "mini_batch_num_tokens": None,

@@ -20,7 +20,7 @@ from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import once
 from raoe_train.cli import load
-from raoe_train.encoders.named import Encoder, FrozenEncoder, as_model
+from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.training.run_directory import finished_metrics
 from tests.tiny import SENTENCES, tiny_encoder, training_data
 from tests.training.test_training import KILLED, write_pairs
@@ -192,14 +192,6 @@ def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):
         run("train", "ranking-post", **made)
     # What was found before stays, and nothing of the broken shard.
     assert not list((tmp_path / "out" / "teacher").glob("*/*.npy"))
-
-
-def test_the_default_teachers_pooling(encoders):
-    diffcse = load("train", "ranking-post").teacher
-    assert diffcse.pooling is None and as_model(FrozenEncoder(diffcse.name)).pooling == "cls"
-    assert as_model(FrozenEncoder(encoders[1])).pooling is None
-    assert as_model(FrozenEncoder(diffcse.name, pooling="mean")).pooling == "mean"
-    assert as_model(Encoder(diffcse.name)).pooling is None  # one that is evaluated, not asked, is as it came
 
 
 def test_the_recipe():

@@ -97,6 +97,31 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
         Trainer(model, arguments(tmp_path), datasets, loss={**losses, "alone": ListMLELoss(model)})
 
 
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_a_scale_that_is_learned(tmp_path, encoder, mini_batch_size):
+    """It is in the optimizer, at its own learning rate where it has one, and is not decayed."""
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
+    loss = InfoNCELoss(model, 20.0, learn_scale=True, mini_batch_size=mini_batch_size)
+    args = arguments(tmp_path, max_steps=3, weight_decay=0.5, learning_rate_mapping={"log_scale": 0.05})
+    trainer = Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=loss)
+    assert trainer.scales == {"train": pytest.approx(20.0)}
+    trainer.train()
+    group = next(g for g in trainer.optimizer.param_groups if any(p is loss.log_scale for p in g["params"]))
+    assert (group["initial_lr"], group["weight_decay"]) == (0.05, 0.0)
+    # Adam's first step is the learning rate, whatever the gradient
+    assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
+
+
+def test_a_scale_that_is_scheduled(tmp_path, encoder):
+    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv", rows=32)
+    loss, seen = InfoNCELoss(model, 10.0, end_scale=40.0), []
+    loss.register_forward_hook(lambda *_: seen.append(loss.current_scale))
+    args = arguments(tmp_path, max_steps=4, gradient_accumulation_steps=2)
+    around = stock.MatryoshkaLoss(model, loss, [16])
+    Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=around).train()
+    assert seen == pytest.approx([10 * 4 ** (step / 4) for step in range(4) for _ in range(2)])
+
+
 def test_auto_wants_scores(encoder):
     model = SentenceTransformer(encoder, device="cpu")
     with pytest.raises(ValueError, match="scale 'auto' is measured on scored pairs; for loss infonce give a number"):

@@ -1,0 +1,185 @@
+"""What losses of in-batch contrast share: columns of all processes, their texts, and a tau that may change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from raoe_kernels import info_nce_loss
+from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.duplicates import groups_as_ids, related_as_ids, text_ids
+from raoe_train.losses.gathering import averaged, gather_rows, process_rows
+from raoe_train.losses.reads import TRIPLETS
+
+LEARNED = (1.0, 100.0)  # between which tau is learned: CLIP's
+OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
+
+
+class InBatchLoss(CachedLoss):
+    """Each anchor's positive against the rest of the batch, over ``info_nce_loss``.
+
+    Columns are anchor, positive and any number of hard negatives, as many rows each. Logits come and go by chunks:
+    memory is that of the embeddings.
+
+    Args:
+        model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
+            processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
+            the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
+            gradient, is the whole batch's.
+        learn_scale: tau is learned, from scale on, within 1 and 100 as CLIP's. Its logarithm is the parameter
+            `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
+            gives it another.
+        end_scale: tau goes geometrically from scale to this over the training run. raoe_train.Trainer tells the loss
+            how far it is; in a loop of your own set `progress`, from 0 to 1.
+        mask_duplicates: leave false negatives out of the softmax, see the class. Texts are the same where the
+            encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
+
+    Raises:
+        ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100 or with an end_scale, or an end_scale
+            that is no number above 0.
+    """
+
+    reads = TRIPLETS
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: float = 20.0,
+        *,
+        learn_scale: bool = False,
+        end_scale: float | None = None,
+        mask_duplicates: bool = True,
+        **cached: Any,
+    ) -> None:
+        super().__init__(model, scale, **cached)
+        low, high = LEARNED
+        if learn_scale and (end_scale is not None or not low <= scale <= high):
+            raise ValueError(
+                f"learn_scale begins at a scale from {low:g} to {high:g} and has no end_scale, "
+                f"got scale {scale!r} and end_scale {end_scale!r}"
+            )
+        if end_scale is not None and not 0 < end_scale < math.inf:
+            raise ValueError(f"end_scale must be a number above 0 or None, got {end_scale!r}")
+        self.learn_scale = learn_scale
+        self.end_scale = end_scale
+        self.mask_duplicates = mask_duplicates
+        self.progress = 0.0
+        if learn_scale:
+            self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+
+    @property
+    def current_scale(self) -> float:
+        """tau now, a number."""
+        if self.learn_scale:
+            return float(self._kept_within().detach().exp())
+        return self.scale if self.end_scale is None else self.scale * (self.end_scale / self.scale) ** self.progress
+
+    def _kept_within(self) -> Tensor:
+        self.log_scale.data.clamp_(*map(math.log, LEARNED))
+        return self.log_scale
+
+    def tau(self) -> float | Tensor:
+        """tau now, with its gradient where it is learned: for one use a forward, since processes average it there."""
+        return averaged(self._kept_within()).exp() if self.learn_scale else self.current_scale
+
+    def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
+        if not self.compares_texts:
+            return {"labels": labels}
+        # Mini-batches are slices of the columns, and the encoder's modules may change them.
+        columns = [text_ids(column) for column in features]
+        self._check_columns([len(column) for column in columns])
+        return {"labels": labels, "texts": torch.stack(columns, dim=1)}
+
+    @property
+    def compares_texts(self) -> bool:
+        """Whether the ids of texts are needed."""
+        return self.mask_duplicates
+
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
+    ) -> Tensor:
+        """The loss, (), of (B, D) embeddings of the columns.
+
+        `texts` are (B, columns) integers, equal where texts are, across columns (and processes); without them no
+        duplicate is known, and none is masked.
+        """
+        self._check_columns([len(column) for column in embeddings])
+        own = embeddings[0]
+        if texts is not None and tuple(texts.shape) != (len(own), len(embeddings)):
+            raise ValueError(
+                f"texts must have shape {(len(own), len(embeddings))}, an id for each row and column of embeddings, "
+                f"got {tuple(texts.shape)}"
+            )
+        texts = None if texts is None else texts.to(own.device)
+        sizes, start = process_rows(own, uneven=self.uneven) if self.gather_across_devices else ([len(own)], 0)
+        loss = self.of_columns(embeddings, labels, texts, sizes, start)
+        return loss * (len(own) * len(sizes) / sum(sizes))
+
+    def of_columns(
+        self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
+    ) -> Tensor:
+        """Mean over the rows of this process, numbers start … of all processes', which have `sizes` rows."""
+        raise NotImplementedError
+
+    def contrast(
+        self,
+        embeddings: list[Tensor],
+        sizes: list[int],
+        start: int,
+        *,
+        texts: Tensor | None = None,
+        groups: Tensor | None = None,
+        guide: list[Tensor] | None = None,
+        directions: tuple[str, ...],
+        **form: Any,
+    ) -> Tensor:
+        """info_nce_loss of this process's rows and all processes' columns, in any form.
+
+        Args:
+            embeddings, texts, sizes, start: see of_columns.
+            groups: (B,) integers; those of a group are each other's positives.
+            guide: another encoder's embeddings of the columns, (B, G).
+            directions, form: the op's.
+        """
+        tau = self.tau()
+        own = embeddings[0]
+        targets = torch.arange(start, start + len(own), device=own.device)
+        whole = bool(OF_ANCHORS & {*directions}) or len(sizes) == 1
+        anchors = gather_rows(own, sizes) if whole and len(sizes) > 1 else None
+        # Column by column: blocks of rows of several columns would not stay in order.
+        positives, *others = (gather_rows(column, sizes) for column in embeddings[1:])
+        negatives = torch.cat(others) if others else None
+        known: dict[str, Any] = {}
+        of_rows = slice(None) if whole else targets  # of the anchors that the op is given, its rows or all
+        if groups is not None:
+            groups = gather_rows(groups.to(own.device), sizes)
+            of_anchors, of_columns = groups_as_ids(groups, sum(map(len, others)))
+            known["positive_ids"] = known["ignore"] = (of_anchors[of_rows], of_columns)
+        if texts is not None and self.mask_duplicates:
+            of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes), groups)
+            # Most batches have no duplicates, and comparing ids is one more pass over the logits. A GPU waits for it.
+            if max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1:
+                known["ignore"] = (of_anchors[of_rows], of_columns)
+        if guide is not None:
+            first, *rest = (gather_rows(column, sizes) for column in guide)
+            known["guide"] = (first[of_rows], rest[0], *([torch.cat(rest[1:])] if others else []))
+        given: dict[str, Any] = {"tau": tau, "targets": targets, "all_anchors": anchors, "directions": directions}
+        return info_nce_loss(own, positives, negatives, **given, **known, **form)
+
+    def _check_columns(self, rows: list[int]) -> None:
+        if len(rows) < 2 or len(set(rows)) > 1:
+            raise ValueError(
+                f"{type(self).__name__} needs columns anchor, positive (the anchors again, as SimCSE does) and any "
+                f"number of negatives, with a text in each row, got columns of {', '.join(map(str, rows))} rows"
+            )
+
+
+def one_of(**words: tuple[Any, tuple[Any, ...]]) -> None:
+    """ValueError for a keyword's value that is none of those there are."""
+    for name, (value, known) in words.items():
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")

@@ -1,0 +1,52 @@
+"""Pooling of models whose folder does not say it: a family's by name, a guess with a warning; else what was saved."""
+
+from __future__ import annotations
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import FrozenEncoder
+from tests.tiny import tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A function: a BERT saved by transformers alone, in a folder of that name."""
+    model = tiny_encoder()
+
+    def save(name: str) -> str:
+        folder = str(tmp_path_factory.mktemp("models") / name)
+        model[0].model.save_pretrained(folder)
+        model.tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+def pooling(model) -> str:
+    return model[1].pooling_mode
+
+
+@pytest.mark.parametrize(
+    "name", ["unsup-simcse-bert", "diffcse-bert-base-uncased-sts", "SynCSE-partial-RoBERTa-base", "MultiCSR", "RankCSE"]
+)
+def test_the_first_token_of_simcse_and_its_relatives(bare, caplog, name):
+    assert pooling(load_encoder(bare(name))) == "cls" and not caplog.text
+    assert pooling(load_encoder(FrozenEncoder(bare(name)))) == "cls"  # teachers and references, too
+    assert pooling(load_encoder(bare(name), pooling="mean")) == "mean"
+
+
+def test_a_guess_is_said(bare, caplog):
+    folder = bare("somebodys-encoder")
+    assert pooling(load_encoder(folder)) == "mean"
+    assert f"{folder} does not say how it pools its tokens: the mean is a guess" in caplog.text
+    caplog.clear()
+    load_encoder(folder, pooling="cls")
+    assert pooling(load_encoder(bare("bert-base-uncased"))) == "mean" and not caplog.text  # a language model
+
+
+def test_what_was_saved_stays(tmp_path, caplog):
+    folder = str(tmp_path / "my-simcse")
+    tiny_encoder().save(folder)
+    assert pooling(load_encoder(folder)) == pooling(SentenceTransformer(folder)) == "mean" and not caplog.text

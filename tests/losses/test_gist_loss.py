@@ -1,0 +1,271 @@
+"""GISTLoss: sentence-transformers' GISTEmbedLoss, its guide asked by texts, cached, from recipes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as stock
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from sentence_transformers.sentence_transformer.modules import Dense
+
+from raoe_train import run
+from raoe_train.encoders import frozen
+from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.losses import ByLength, GISTLoss, InfoNCELoss
+from raoe_train.losses.registry import loss_settings
+from tests.losses.test_infonce_loss import assert_same, embeddings
+from tests.losses.test_losses import CACHED, step
+from tests.tiny import SENTENCES, tiny_encoder
+from tests.training.test_training import SCRATCH
+
+WORDS = sorted({word for sentence in SENTENCES for word in sentence.split()})
+ROWS = 8
+
+
+def texts(columns, rows=ROWS):
+    """No text is there twice."""
+
+    def text(number):
+        return " ".join(WORDS[(7 * number + 3 * k) % len(WORDS)] for k in range(2 + number % 3))
+
+    made = [[text(row + rows * column) for row in range(rows)] for column in range(columns)]
+    assert len({text for column in made for text in column}) == rows * columns
+    return made
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_encoder()
+
+
+class Bag(torch.nn.Module):
+    """A guide that knows words: the mean of a vector for each token."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.words = torch.randn(
+            len(model.tokenizer), 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+        )
+        self.words[model.tokenizer.all_special_ids] = 0
+        self.preprocess = model.preprocess
+
+    def forward(self, features):
+        real = features["attention_mask"][:, :, None]
+        return {"sentence_embedding": (self.words[features["input_ids"]] * real).sum(1) / real.sum(1)}
+
+    def embed(self, sentences):
+        return self(self.preprocess(list(sentences)))["sentence_embedding"].numpy()
+
+
+class Given(torch.nn.Module):
+    """An encoder whose embeddings stand in the features."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def forward(self, features):
+        return {"sentence_embedding": features[self.name]}
+
+
+@pytest.fixture(scope="module")
+def guide(model):
+    return Bag(model)
+
+
+def ours(model, embed, columns, **settings):
+    return GISTLoss(model, embed, **settings), [model.preprocess(c) for c in columns], {"texts": columns}
+
+
+MARGINS = [("absolute", 0.0), ("absolute", 0.3), ("absolute", -0.2), ("relative", 0.1), ("relative", 0.9)]
+
+
+@pytest.mark.parametrize(("strategy", "margin"), MARGINS)
+@pytest.mark.parametrize("negatives", [0, 1, 3])
+def test_is_sentence_transformers_loss(model, negatives, strategy, margin):
+    given, guides = (
+        embeddings(2 + negatives),
+        [column.detach() for column in embeddings(2 + negatives, width=4, seed=9)],
+    )
+    texts = [[f"{row} {column}" for row in range(ROWS)] for column in range(2 + negatives)]
+    features = [{"own": own, "guide": of_guide} for own, of_guide in zip(given, guides, strict=True)]
+    values = set()
+    for anchors, positives in itertools.product((True, False), repeat=2):
+        options = {"margin_strategy": strategy, "margin": margin}
+        options |= {"contrast_anchors": anchors, "contrast_positives": positives}
+        loss = GISTLoss(None, lambda texts: torch.cat(guides).numpy(), 20.0, **options)
+        found = loss.compute_loss_from_embeddings(given, {"texts": texts})
+        cached = stock.CachedGISTEmbedLoss(model, model, 0.05, mini_batch_size=3, **options)
+        expected = cached.calculate_loss([[own] for own in given], [[of_guide] for of_guide in guides])
+        if negatives < 2:
+            plain = stock.GISTEmbedLoss(model, model, 0.05, **options)
+            plain.model, plain.guide = Given("own"), Given("guide")
+            torch.testing.assert_close(found, plain(features, None))
+        assert_same(found, expected, given)
+        values.add(round(found.item(), 9))
+    # masking does something, and not to everything
+    unguided = InfoNCELoss(None, 20.0, directions=("query_to_doc", "query_to_query", "positive_to_positive"))
+    values.add(round(unguided.compute_loss_from_embeddings(given).item(), 9))
+    assert len(values) == 5 and min(values) > 0.01
+
+
+@pytest.mark.parametrize("settings", [{}, {"margin": 0.05, "mini_batch_size": 3}], ids=str)
+def test_trains_as_theirs(model, guide, settings):
+    """With a guide that reads; by default all is theirs."""
+    columns = texts(3)
+    features = [model.preprocess(column) for column in columns]
+    value, gradient = step(GISTLoss(model, guide.embed, **settings), model, features, {"texts": columns})
+    theirs = stock.GISTEmbedLoss(model, model, margin=settings.get("margin", 0.0))
+    theirs.guide = guide
+    expected, by_theirs = step(theirs, model, features, None)
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gradient, by_theirs, **CACHED)
+    assert value > 0.01 and gradient.abs().max() > 1e-3
+
+
+def at(*degrees):
+    radians = np.radians(np.array(degrees, dtype=np.float64))
+    return np.stack([np.cos(radians), np.sin(radians)], axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize(("strategy", "margin", "left"), [
+    ("absolute", 0.0, [True, True, False]), ("absolute", 0.3, [True, False, False]),
+    ("relative", 0.5, [True, False, False]), ("relative", 0.1, [True, True, False]),
+])  # fmt: skip
+def test_by_hand(strategy, margin, left):
+    """One anchor at 0 degrees; the guide has its positive at 60 (cosine 0.5), negatives at 75 (0.26) and 30 (0.87).
+    At 0.3 and at half, 0.2 and 0.25 are the bounds."""
+    where = {"a": 0, "p": 60, "n": 75, "m": 30}
+    student = [torch.tensor(c, dtype=torch.float64) for c in ([[1, 0]], [[0, 1]], [[1, 1]], [[2, 0]])]
+    logits = torch.tensor([0.0, 0.5**0.5, 1.0], dtype=torch.float64) * 3
+    loss = GISTLoss(None, lambda of: at(*(where[t] for t in of)), 3.0, margin_strategy=strategy, margin=margin)
+    found = loss.compute_loss_from_embeddings(student, {"texts": [["a"], ["p"], ["n"], ["m"]]})
+    expected = -logits.masked_fill(~torch.tensor(left), -torch.inf).log_softmax(0)[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_guide_is_asked_once_a_batch(model, guide):
+    """By length, cached, inside a MatryoshkaLoss, and is no part of the module."""
+    columns, asked = texts(3), []
+
+    def embed(sentences):
+        asked.append(len(sentences))
+        return guide.embed(sentences)
+
+    made = []
+    for settings, by_length in itertools.product(({}, {"mini_batch_size": 3}), (False, True)):
+        loss, features, labels = ours(model, embed, columns, scale=20.0, margin=0.1, **settings)
+        around = MatryoshkaLoss(model, loss, [16, 8, 4])
+        made.append(step(ByLength(around) if by_length else around, model, features, labels))
+        assert asked == [3 * ROWS]
+        asked.clear()
+        assert {id(p) for p in loss.parameters()} == {id(p) for p in model.parameters()}
+    for value, gradient in made[1:]:
+        torch.testing.assert_close(value, made[0][0])
+        torch.testing.assert_close(gradient, made[0][1], **CACHED)
+    other = {"texts": [list(reversed(column)) for column in columns]}
+    assert step(loss, model, features, other)[0] != step(loss, model, features, labels)[0]
+    assert len(asked) == 2
+
+
+def test_card_and_bad_input():
+    embed = at
+    loss = GISTLoss(None, embed, margin=0.1)
+    assert json.loads(json.dumps(loss.get_config_dict())) == {
+        "scale": 100.0, "margin_strategy": "absolute", "margin": 0.1, "contrast_anchors": True,
+        "contrast_positives": True, "learn_scale": False, "end_scale": None, "mask_duplicates": True,
+        "mini_batch_size": None, "mini_batch_num_tokens": None, "gather_across_devices": False,
+    }  # fmt: skip
+    assert "solatorio2024" in loss.citation and loss.temperature == pytest.approx(0.01)
+    for settings, message in (
+        ({"margin_strategy": "both"}, "margin_strategy must be one of absolute, relative, got 'both'"),
+        ({"margin": float("nan")}, "margin must be a number, got nan"),
+        ({"scale": 0}, "scale must be a number above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            GISTLoss(None, embed, **settings)
+    pair = [torch.eye(2), torch.eye(2)]
+    for labels, message in (
+        (None, r"needs the batch's texts for its guide: use raoe_train\.TextCollator"),
+        ({"texts": [["a", "b"], ["c"]]}, r"a text for each row and column, got \[2, 1\] texts and \[2, 2\] embeddings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss.compute_loss_from_embeddings(pair, labels)
+    short = GISTLoss(None, lambda sentences: np.ones((3, 2), dtype=np.float32))
+    with pytest.raises(ValueError, match=r"the guide must give 4 rows, one a text, got shape \(3, 2\)"):
+        short.compute_loss_from_embeddings(pair, {"texts": [["a", "b"], ["c", "d"]]})
+
+
+def write_nli(path):
+    lines = ["anchor\tpositive\tnegative", *("\t".join(row) for row in zip(*texts(3, 16), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A folder with an encoder whose cosines are spread: without the mean of some sentences'."""
+    folder, made = tmp_path_factory.mktemp("guide"), tiny_encoder(double=False).eval()
+    with torch.no_grad():
+        mean = torch.from_numpy(made.encode(SENTENCES)).mean(0)
+    dense = Dense(16, 16, activation_function=torch.nn.Identity())
+    dense.linear.weight.data, dense.linear.bias.data = torch.eye(16), -mean
+    made.append(dense)
+    made.save_pretrained(str(folder))
+    return str(folder)
+
+
+def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher):
+    common = {
+        "model.name": "scratch", "model.device": "cpu", "model.scratch": SCRATCH, "teacher.device": "cpu",
+        "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": {"name": "gist", "scale": 20, "margin": 0.05},
+        "training": {"max_steps": 3, "batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1},
+        "teacher.name": teacher,
+    }  # fmt: skip
+    asked = run("train", None, **common, output=str(tmp_path / "asked"))
+    for turn in ("first", "again"):
+        if turn == "again":
+            monkeypatch.setattr(frozen, "encode_sentences", None)  # nothing is to be made any more
+        out = {"output": str(tmp_path / turn), "teacher.cache": str(tmp_path / "kept")}
+        found = run("train", None, **common, **out)
+        assert found["steps"] == 3 and found["scale"] == asked["scale"] == {"nli": 20.0}
+        lines = [(tmp_path / name / "log.jsonl").read_text().splitlines()[:3] for name in ("asked", turn)]
+        losses = [[json.loads(line)["loss"] for line in each] for each in lines]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4) and min(losses[0]) > 0.01
+
+
+def test_remembered_answers_of_a_teacher(tmp_path, teacher):
+    teacher = FrozenEncoder(name=teacher, device="cpu")
+    known = ["a dog", "a cat", "a dog"]
+    ask = frozen.remembered(teacher, known, "teacher", tmp_path / "kept")
+    for wanted in (["a cat", "a dog", "a cat"], ["a bird", "a dog"]):
+        np.testing.assert_allclose(ask(wanted), frozen.embedder(teacher, "teacher")(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_recipe_keys(tmp_path):
+    made = loss_settings({"name": "gist", "margin_strategy": "relative", "margin": "0.05", "learn_scale": "true"})
+    assert (made["scale"], made["margin"], made["learn_scale"]) == (100.0, 0.05, True)
+    made = loss_settings({"name": "infonce", "directions": ["query_to_doc", "doc_to_doc"], "hardness_strength": "9"})
+    assert made["directions"] == ["query_to_doc", "doc_to_doc"] and made["hardness_strength"] == 9.0
+    assert loss_settings({"name": "infonce"})["directions"] == ["query_to_doc"]
+    assert loss_settings({"name": "infonce", "end_scale": "80"})["end_scale"] == 80.0
+    for said, message in (
+        ({"name": "gist", "margin_strategy": "both"}, r"loss\.margin_strategy must be one of absolute, relative"),
+        ({"name": "gist", "directions": ["query_to_doc"]}, r"loss gist has no loss\.directions: infonce"),
+        ({"name": "infonce", "directions": ["up"]}, r"loss\.directions must be one of query_to_doc, .* got 'up'"),
+        ({"name": "infonce", "directions": ["doc_to_doc"]}, r"loss\.directions must be query_to_doc and perhaps"),
+        ({"name": "infonce", "debias": 2}, r"loss\.debias must be a number from 0 to below 1, got 2"),
+        ({"name": "infonce", "learn_scale": True, "scale": 200}, r"loss\.learn_scale begins at a scale from 1 to 100"),
+        ({"name": "infonce", "positives": "all"}, r"loss\.positives must be one of own, label, anchor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            loss_settings(said)
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss gist learns from"):
+        run("train", None, **{"loss.name": "gist", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match=r"loss\.positives label is for batches with labels, which triplets are not"):
+        run("train", None, **{"loss": {"name": "infonce", "positives": "label"}, "model.name": "scratch",
+                              "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))  # fmt: skip
