@@ -20,6 +20,7 @@ from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
+from raoe_train.losses.sigmoid import SigmoidLoss
 from raoe_train.recipe import UNDER, convert, nearest
 
 OURS: tuple[Any, ...] = (
@@ -30,6 +31,7 @@ OURS: tuple[Any, ...] = (
     AnglELoss,
     InfoNCELoss,
     GISTLoss,
+    SigmoidLoss,
     AnglEContrastiveLoss,
     ListMLELoss,
     ListNetLoss,

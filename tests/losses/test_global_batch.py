@@ -28,6 +28,7 @@ from raoe_train.losses import (
     ListMLELoss,
     RankMarginLoss,
     RAOELoss,
+    SigmoidLoss,
 )
 from tests.losses.test_infonce_forms import GTE
 from tests.losses.test_infonce_loss import ROWS, tokenised
@@ -72,6 +73,9 @@ COLUMNS = [
     (InfoNCELoss, {"hard_negatives_only": True}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05, "contrast_anchors": False}, 2),
+    (SigmoidLoss, {}, 3),
+    (SigmoidLoss, {"learn_scale": False}, 4),
+    (SigmoidLoss, {"bias": -4.0, "mask_duplicates": False}, 2),
     (AnglEContrastiveLoss, {}, 4),
 ]
 
