@@ -26,6 +26,7 @@ from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
+from raoe_train.losses.sigmoid import SigmoidLoss
 
 __all__ = [
     "AnglEContrastiveLoss",
@@ -40,6 +41,7 @@ __all__ = [
     "RAOELoss",
     "RankDistillationLoss",
     "RankMarginLoss",
+    "SigmoidLoss",
     "SimilarityDistillationLoss",
     "register",
 ]

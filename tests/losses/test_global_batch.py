@@ -28,6 +28,7 @@ from raoe_train.losses import (
     ListMLELoss,
     RankMarginLoss,
     RAOELoss,
+    SigmoidLoss,
 )
 from tests.losses.test_infonce_forms import GTE
 from tests.losses.test_infonce_loss import ROWS, tokenised
@@ -49,6 +50,7 @@ PAIRS = [
     (RankMarginLoss, {"margin": 5}),  # further than any two ranks of 4 or 5 rows
     (GatedAngularLoss, {}),
     (RAOELoss, {}),
+    (RAOELoss, {"matryoshka_dims": [16, 4], "scale": 5.0}),  # or float32 rounds more than of one width
     (CoSENTLoss, {}),
     (AnglELoss, {}),
 ]
@@ -71,6 +73,9 @@ COLUMNS = [
     (InfoNCELoss, {"hard_negatives_only": True}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05}, 4),
     (GISTLoss, {"embed": letters, "scale": 20.0, "margin": 0.05, "contrast_anchors": False}, 2),
+    (SigmoidLoss, {}, 3),
+    (SigmoidLoss, {"learn_scale": False}, 4),
+    (SigmoidLoss, {"bias": -4.0, "mask_duplicates": False}, 2),
     (AnglEContrastiveLoss, {}, 4),
 ]
 

@@ -14,7 +14,7 @@ from transformers import set_seed
 from raoe_train import run
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders.lengths import FORWARD
-from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
+from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.losses.scale import SCALES
 from raoe_train.training.arguments import trainer_settings
@@ -54,9 +54,7 @@ def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size)
     set_seed(7)
     model = SentenceTransformer(encoder, device="cpu")
     datasets = DatasetDict({name: read_pairs(source) for name, source in zip("ab", sources, strict=True)})
-    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size)
-    if dims:
-        loss = stock.MatryoshkaLoss(model, loss, dims)
+    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size, matryoshka_dims=dims or [])
     args = arguments(tmp_path)
     trainer = Trainer(model, args, datasets, loss=loss)
     assert trainer.scales == made["scale"] and set(trainer.scales.values()) <= set(SCALES)
@@ -100,18 +98,36 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_a_scale_that_is_learned(tmp_path, encoder, mini_batch_size):
-    """It is in the optimizer, at its own learning rate where it has one, and is not decayed."""
+@pytest.mark.parametrize("made", [InfoNCELoss, SigmoidLoss])
+def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
+    """It is in the optimizer, at its own learning rate where it has one, and is not decayed; as the bias is."""
     model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
-    loss = InfoNCELoss(model, 20.0, learn_scale=True, mini_batch_size=mini_batch_size)
-    args = arguments(tmp_path, max_steps=3, weight_decay=0.5, learning_rate_mapping={"log_scale": 0.05})
+    loss = made(model, 20.0, learn_scale=True, mini_batch_size=mini_batch_size)
+    names = {name: 0.05 for name in ("log_scale", "logit_bias") if hasattr(loss, name)}
+    args = arguments(tmp_path, max_steps=3, weight_decay=0.5, learning_rate_mapping=names)
     trainer = Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=loss)
     assert trainer.scales == {"train": pytest.approx(20.0)}
     trainer.train()
-    group = next(g for g in trainer.optimizer.param_groups if any(p is loss.log_scale for p in g["params"]))
-    assert (group["initial_lr"], group["weight_decay"]) == (0.05, 0.0)
+    for name in names:
+        parameter = getattr(loss, name)
+        group = next(g for g in trainer.optimizer.param_groups if any(p is parameter for p in g["params"]))
+        assert (group["initial_lr"], group["weight_decay"]) == (0.05, 0.0)
     # Adam's first step is the learning rate, whatever the gradient
     assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
+    assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
+
+
+def test_a_learned_scale_goes_on(tmp_path, encoder):
+    """From a checkpoint, as from its own step."""
+    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
+    args = arguments(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
+    found = []
+    for resume in (None, str(tmp_path / "checkpoints" / "checkpoint-2")):
+        model = SentenceTransformer(encoder, device="cpu")
+        loss = InfoNCELoss(model, 20.0, learn_scale=True)
+        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=resume)
+        found.append(loss.current_scale)
+    assert found[0] == found[1] and abs(found[0] / 20 - 1) > 0.01
 
 
 def test_a_scale_that_is_scheduled(tmp_path, encoder):

@@ -1,0 +1,124 @@
+"""SigmoidLoss: the formula with its false negatives left out, what it learns, caching, a training run."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from raoe_train.losses import ByLength, SigmoidLoss
+from tests.losses.test_infonce_loss import ROWS, embeddings, false_negatives, tokenised
+from tests.losses.test_losses import CACHED, step
+from tests.tiny import gradients, tiny_encoder
+
+
+def by_definition(columns, texts, tau, bias):
+    """Mean over the anchors of the sum over what remains of -log sigmoid(z (tau cos + bias)), pair by pair."""
+    anchors, *others = [F.normalize(column) for column in columns]
+    logits = tau * anchors @ torch.cat(others).T + bias
+    own = torch.eye(*logits.shape, dtype=torch.bool)
+    keep = torch.ones_like(own)
+    if texts is not None:
+        keep = own | ~torch.tensor(false_negatives(texts))
+    return -F.logsigmoid(torch.where(own, logits, -logits))[keep].sum() / len(anchors)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4])
+def test_is_the_formula(columns):
+    given, loss = embeddings(columns), SigmoidLoss(None, 5.0, bias=-2.0).double()
+    found = loss.compute_loss_from_embeddings(given)
+    learned = [x.detach().clone().requires_grad_() for x in (loss.log_scale, loss.logit_bias)]
+    expected = by_definition(given, None, learned[0].exp(), learned[1])
+    torch.testing.assert_close(found, expected)
+    ours = torch.autograd.grad(found, [*given, loss.log_scale, loss.logit_bias])
+    for x, y in zip(ours, torch.autograd.grad(expected, [*given, *learned]), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_begins_as_the_paper_does():
+    loss = SigmoidLoss(None)
+    assert loss.tau().item() == pytest.approx(10) and loss.logit_bias.item() == -10 and loss.current_scale == 10
+    assert {name for name, _ in loss.named_parameters()} == {"log_scale", "logit_bias"}
+    fixed = SigmoidLoss(None, learn_scale=False)
+    assert not [*fixed.parameters()]
+    given = embeddings(3)
+    torch.testing.assert_close(fixed.compute_loss_from_embeddings(given), by_definition(given, None, 10.0, -10.0))
+
+
+@pytest.mark.parametrize("columns", [2, 3])
+@pytest.mark.parametrize("kinds", [1, 3, 8, 30, 1 << 60])
+def test_false_negatives_are_left_out(kinds, columns):
+    given, loss = embeddings(columns, 12), SigmoidLoss(None, 5.0, bias=-1.0, learn_scale=False)
+    for seed in range(4):
+        texts = torch.randint(kinds, (12, columns), generator=torch.Generator().manual_seed(seed)) - kinds // 2
+        found = loss.compute_loss_from_embeddings(given, texts=texts)
+        expected = by_definition(given, texts.tolist(), 5.0, -1.0)
+        torch.testing.assert_close(found, expected)
+        for x, y in zip(torch.autograd.grad(found, given), torch.autograd.grad(expected, given), strict=True):
+            torch.testing.assert_close(x, y)
+        assert (loss.compute_loss_from_embeddings(given) - found > 1e-3) == (kinds < 1 << 60)
+
+
+def learned(loss, model, own):
+    """(the loss, gradients of the encoder and of what `own` learns) of the batch ROWS, a quarter of it taken."""
+    for parameter in loss.parameters():
+        parameter.grad = None
+    value = loss(tokenised(model), None)
+    (value / 4).backward()
+    return value.detach(), gradients(model).clone(), torch.stack([own.log_scale.grad, own.logit_bias.grad])
+
+
+@pytest.mark.parametrize("mini_batch_size", [1, 3, 100])
+def test_cached_is_uncached(mini_batch_size):
+    model = tiny_encoder()
+    plain = SigmoidLoss(model, bias=-2.0)
+    expected = learned(plain, model, plain)
+    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
+    torch.testing.assert_close(expected[0], by_definition(columns, ROWS, 10.0, -2.0).detach(), rtol=1e-6, atol=0)
+    assert expected[1].abs().max() > 1e-3 and expected[2].abs().min() > 1e-3
+    cached = SigmoidLoss(model, bias=-2.0, mini_batch_size=mini_batch_size)
+    for loss in (cached, ByLength(cached)):
+        for x, y in zip(learned(loss, model, cached), expected, strict=True):
+            torch.testing.assert_close(x, y, **CACHED)
+    with torch.no_grad():
+        torch.testing.assert_close(cached(tokenised(model)), expected[0])
+
+
+def test_inside_matryoshka():
+    from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+    model = tiny_encoder()
+    columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
+    expected = sum(by_definition([column[:, :dim] for column in columns], ROWS, 10.0, -10.0) for dim in (16, 4))
+    for mini_batch_size in (None, 3):
+        inner = SigmoidLoss(model, mini_batch_size=mini_batch_size)
+        value, _ = step(MatryoshkaLoss(model, inner, [16, 4]), model, tokenised(model), None)
+        torch.testing.assert_close(value, expected.detach(), rtol=1e-6, atol=0)
+
+
+def test_what_the_model_card_needs():
+    made = SigmoidLoss(None, bias=-5.0)
+    assert json.loads(json.dumps(made.get_config_dict())) == {
+        "scale": 10.0,
+        "bias": -5.0,
+        "learn_scale": True,
+        "end_scale": None,
+        "mask_duplicates": True,
+        "mini_batch_size": None,
+        "mini_batch_num_tokens": None,
+        "gather_across_devices": False,
+    }
+    assert made.citation.strip().startswith("@") and "Zhai" in made.citation
+
+
+def test_bad_input():
+    for bias in (math.nan, math.inf, True):
+        with pytest.raises(ValueError, match="bias must be a number, got"):
+            SigmoidLoss(None, bias=bias)
+    with pytest.raises(ValueError, match="learn_scale begins at a scale from 1 to 100"):
+        SigmoidLoss(None, 0.5)
+    with pytest.raises(ValueError, match=r"SigmoidLoss needs columns anchor, positive .* got columns of \d+ rows"):
+        SigmoidLoss(None).compute_loss_from_embeddings(embeddings(1))
