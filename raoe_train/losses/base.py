@@ -142,9 +142,9 @@ class CachedLoss(CachedLossMixin, nn.Module):
         """The one number that is differentiated where mini-batches are replayed."""
         return loss
 
-    def with_scale(self, scale: float) -> Any:
-        """This loss, of the same model, with another scale."""
-        return type(self)(self.model, **{**self._settings(), "scale": scale})
+    def with_scale(self, scale: float, **others: Any) -> Any:
+        """This loss, of the same model, with another scale, and other keywords."""
+        return type(self)(self.model, **{**self._settings(), "scale": scale, **others})
 
     def get_config_dict(self) -> dict[str, Any]:
         """All keywords, for the model card."""

@@ -9,17 +9,19 @@ import torch
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
-from raoe_kernels import cosent_loss, pairwise_cosine
+from raoe_kernels import cosent_loss
 from raoe_train.losses.base import Scale
 from raoe_train.losses.pair_losses import PairLoss
+from raoe_train.losses.widths import OneSweep
 
 
-class CoSENTLoss(PairLoss):
+class CoSENTLoss(OneSweep, PairLoss):
     """sentence-transformers' CoSENTLoss, same arguments and values, with gradient caching and gathering.
 
     Args:
-        model, scale, cached: see CachedLoss.
-        similarity_fct: (B, D), (B, D) -> (B,).
+        model, scale, cached: see OneSweep.
+        similarity_fct: (B, D), (B, D) -> (B,). Another than the cosine has no matryoshka_dims: put it into a
+            MatryoshkaLoss.
     """
 
     name = "cosent"
@@ -34,9 +36,11 @@ class CoSENTLoss(PairLoss):
     ) -> None:
         super().__init__(model, scale, **cached)
         self.similarity_fct = similarity_fct
+        if self.dims and similarity_fct is not util.pairwise_cos_sim:
+            raise ValueError("matryoshka_dims are of cosines: another similarity_fct needs a MatryoshkaLoss")
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        return pairwise_cosine(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
+        return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         return cosent_loss(similarity, score, tau=self.scale)

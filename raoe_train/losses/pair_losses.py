@@ -37,7 +37,8 @@ class LossParts(dict):
 
 class PairLoss(CachedLoss):
     """A loss of scored pairs: a subclass implements ``of_pairs(similarity, score, label)``, all (B,), label None unless
-    `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses.
+    `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses. Of one that is a OneSweep, too,
+    similarity may be (K, B), and the losses (K,).
 
     With a memory the loss is that of B + M pairs, of which the batch's alone have a gradient; ranks are among all of
     them. What is remembered comes after gathering, so all processes remember the same. Where no gradient is wanted, or
@@ -53,6 +54,7 @@ class PairLoss(CachedLoss):
     """
 
     reads = SCORED_PAIRS
+    dims: tuple[int, ...] | None = None  # see OneSweep
 
     def __init__(
         self,
@@ -106,10 +108,14 @@ class PairLoss(CachedLoss):
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity, score, label, uneven=self.uneven)
+            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label, uneven=self.uneven)
+            similarity = similarity.movedim(0, -1)
         if self.memory is not None and self._trains(embeddings[0].shape[1]):
             similarity, score, label = self.memory(similarity, score, label)
-        return self.of_pairs(similarity, score, label)
+        loss = self.of_pairs(similarity, score, label)
+        if similarity.ndim == 1:
+            return loss
+        return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
 
     def _trains(self, width: int) -> bool:
         if not (torch.is_grad_enabled() and self.training and getattr(self.model, "training", True)):
@@ -123,8 +129,8 @@ class PairLoss(CachedLoss):
         return True
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
-        """(B, D), (B, D) -> (B,), of which the loss is one."""
-        return pairwise_cosine(a, b)
+        """(B, D), (B, D) -> (B,), of which the loss is one; of several widths (K, B)."""
+        return pairwise_cosine(a, b, dims=self.dims)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         raise NotImplementedError

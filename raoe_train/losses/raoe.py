@@ -11,16 +11,17 @@ from torch import Tensor
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 from raoe_train.losses.base import Scale, from_zero
 from raoe_train.losses.pair_losses import LossParts, PairLoss
+from raoe_train.losses.widths import OneSweep
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
 Gate = Literal["label+score", "score", "label"]
 
 
-class RankMarginLoss(PairLoss):
+class RankMarginLoss(OneSweep, PairLoss):
     """RAOE's rank objective (Eq. 2): pairs whose scores rank more than `margin` apart must have cosines in that order.
 
     Args:
-        model, scale, cached: see CachedLoss.
+        model, scale, cached: see OneSweep and PairLoss.
         margin: least distance of ranks, not itself included. It is counted within the (global) batch.
         ties: how equal scores rank, in the words of scipy's rankdata; they are never compared but under "ordinal".
     """
@@ -42,16 +43,16 @@ class RankMarginLoss(PairLoss):
         self.ties = ties
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
-        self.warn_small_batch(similarity.shape[0], self.margin)
+        self.warn_small_batch(similarity.shape[-1], self.margin)
         return rank_margin_loss(similarity, score, margin=self.margin, tau=self.scale, ties=self.ties)
 
 
-class GatedAngularLoss(PairLoss):
+class GatedAngularLoss(OneSweep, PairLoss):
     """RAOE's angular objective (Eq. 3): of two pairs, the one with the larger label and the lower score must have the
     larger angle.
 
     Args:
-        model, scale, cached: see CachedLoss; angles, in radians, are multiplied by scale.
+        model, scale, cached: see OneSweep and PairLoss; angles, in radians, are multiplied by scale.
         gate: "label+score" as in the paper, "score" or "label" (its Table 8).
 
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
@@ -75,7 +76,7 @@ class GatedAngularLoss(PairLoss):
         return gated_angular_loss(similarity, score, label, tau=self.scale, gate=self.gate)
 
 
-class RAOELoss(PairLoss):
+class RAOELoss(OneSweep, PairLoss):
     """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
     ``forward`` returns both parts, weighted, as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own
@@ -83,7 +84,7 @@ class RAOELoss(PairLoss):
     through ``rank``, and inside a MatryoshkaLoss such a loss returns the sum alone.
 
     Args:
-        model, scale, cached: see CachedLoss.
+        model, scale, cached: see OneSweep and PairLoss.
         margin, ties, gate: see RankMarginLoss and GatedAngularLoss.
         rank_weight: weight of the rank part.
         angle_weight: weight of the angular part.
@@ -116,7 +117,7 @@ class RAOELoss(PairLoss):
         return self.gate != "score"
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
-        self.warn_small_batch(similarity.shape[0], self.margin)
+        self.warn_small_batch(similarity.shape[-1], self.margin)
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
         rank, angle = raoe_loss(
             similarity,

@@ -47,7 +47,7 @@ OURS: tuple[Any, ...] = (
     library.CausalLM,
 )
 LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in OURS}
-DIMS = "matryoshka_dims"  # of every loss of an encoder: it is trained inside a MatryoshkaLoss
+DIMS = "matryoshka_dims"  # of every loss of an encoder: what does not take it itself is trained inside a MatryoshkaLoss
 
 
 def register(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,14 +112,19 @@ def loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -> Any:
-    """The loss of such settings (see loss_settings; the rest is by default), inside a MatryoshkaLoss where they say so;
-    on no model, one to ask what it is. `embed` is the teacher's, of a loss that asks one."""
-    made, own = LOSSES[chosen["name"]], {name: chosen[name] for name in chosen if name not in ("name", DIMS)}
+    """The loss of such settings (see loss_settings; the rest is by default), inside a MatryoshkaLoss where they say so
+    and it has no `matryoshka_dims` itself; on no model, one to ask what it is. `embed` is the teacher's, of a loss that
+    asks one."""
+    made = LOSSES[chosen["name"]]
+    sweeps = DIMS in settings_of(made)
+    own = {name: chosen[name] for name in chosen if name != "name" and (name != DIMS or sweeps)}
     loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
     if chosen.get(DIMS) and chosen.get("memory_size"):
         raise ValueError(f"memory_size must be 0 with {DIMS}: it remembers cosines of one width")
     loss.reads, loss.compares_batch = made.reads, getattr(made, "compares_batch", False)  # type: ignore[attr-defined]
-    return MatryoshkaLoss(model, loss, chosen[DIMS]) if model is not None and chosen.get(DIMS) else loss
+    if model is None or sweeps or not chosen.get(DIMS):
+        return loss
+    return MatryoshkaLoss(model, loss, chosen[DIMS])
 
 
 def asks_teacher(loss: Callable[..., Any]) -> bool:

@@ -69,9 +69,9 @@ def calibrate(model: Any, loss: Any, dataset: Any, *, batch_size: int, seed: int
     size = min(batch_size, pairs)
     # whole ones only: a short batch has another, easier problem
     batches = [slice(first, first + size) for first in range(0, pairs - size + 1, size)]
-    means = {}
+    means, all_dimensions = {}, {"matryoshka_dims": ()} if getattr(loss, "matryoshka_dims", None) else {}
     for tau in SCALES:
-        fixed, total = loss.with_scale(tau), 0.0
+        fixed, total = loss.with_scale(tau, **all_dimensions), 0.0
         for rows in batches:
             with torch.no_grad():
                 value = fixed.compute_loss_from_embeddings(

@@ -50,6 +50,7 @@ PAIRS = [
     (RankMarginLoss, {"margin": 5}),  # further than any two ranks of 4 or 5 rows
     (GatedAngularLoss, {}),
     (RAOELoss, {}),
+    (RAOELoss, {"matryoshka_dims": [16, 4], "scale": 5.0}),  # or float32 rounds more than of one width
     (CoSENTLoss, {}),
     (AnglELoss, {}),
 ]

@@ -39,7 +39,7 @@ BUDGETS = {
     "evaluation": 977,
     "generation": 1082,
     "jobs": 1218,
-    "losses": 2708,
+    "losses": 2800,
     "studies": 1540,
     "training": 1120,
     "the root": 515,

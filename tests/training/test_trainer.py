@@ -54,9 +54,7 @@ def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size)
     set_seed(7)
     model = SentenceTransformer(encoder, device="cpu")
     datasets = DatasetDict({name: read_pairs(source) for name, source in zip("ab", sources, strict=True)})
-    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size)
-    if dims:
-        loss = stock.MatryoshkaLoss(model, loss, dims)
+    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size, matryoshka_dims=dims or [])
     args = arguments(tmp_path)
     trainer = Trainer(model, args, datasets, loss=loss)
     assert trainer.scales == made["scale"] and set(trainer.scales.values()) <= set(SCALES)
@@ -117,6 +115,19 @@ def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
     # Adam's first step is the learning rate, whatever the gradient
     assert trainer.scales["train"] == loss.current_scale and abs(loss.current_scale / 20 - 1) > 0.05
     assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
+
+
+def test_a_learned_scale_goes_on(tmp_path, encoder):
+    """From a checkpoint, as from its own step."""
+    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
+    args = arguments(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
+    found = []
+    for resume in (None, str(tmp_path / "checkpoints" / "checkpoint-2")):
+        model = SentenceTransformer(encoder, device="cpu")
+        loss = InfoNCELoss(model, 20.0, learn_scale=True)
+        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=resume)
+        found.append(loss.current_scale)
+    assert found[0] == found[1] and abs(found[0] / 20 - 1) > 0.01
 
 
 def test_a_scale_that_is_scheduled(tmp_path, encoder):

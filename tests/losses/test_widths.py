@@ -1,0 +1,122 @@
+"""Losses that make all Matryoshka widths from one sweep: what a MatryoshkaLoss around them is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+
+from raoe_train import losses
+from raoe_train.losses.by_length import ByLength
+from raoe_train.losses.registry import loss_settings, make_loss
+from raoe_train.losses.scale import calibrate
+from tests.losses.test_losses import CACHED, step
+from tests.tiny import SENTENCES, batch, tiny_encoder, total
+
+DIMS = [16, 4, 9]
+PAIRS = [
+    (losses.RAOELoss, {"rank_weight": 0.3}),
+    (losses.RankMarginLoss, {"margin": 1}),
+    (losses.GatedAngularLoss, {"gate": "label"}),
+    (losses.CoSENTLoss, {}),
+]
+TRIPLETS = [(losses.InfoNCELoss, {}), (losses.InfoNCELoss, {"symmetric": True, "mask_duplicates": False})]
+
+
+def inputs(model, loss):
+    if loss not in (losses.InfoNCELoss, losses.AnglEContrastiveLoss):
+        return batch(model)
+    columns = [[SENTENCES[(row * step + step) % 11] for row in range(7)] for step in (1, 2, 3)]
+    return [model.preprocess(texts) for texts in columns], None
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 4])
+@pytest.mark.parametrize("by_length", [False, True])
+@pytest.mark.parametrize(("loss", "settings"), PAIRS)
+def test_it_is_matryoshka_loss(loss, settings, mini_batch_size, by_length):
+    model = tiny_encoder()
+    features, labels = inputs(model, loss)
+    expected = step(MatryoshkaLoss(model, loss(model, **settings), DIMS), model, features, labels)
+    own = loss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS, **settings)
+    value, gradient = step(ByLength(own) if by_length else own, model, features, labels)
+    torch.testing.assert_close(value, expected[0])
+    torch.testing.assert_close(gradient, expected[1], **CACHED)
+    alone = step(loss(model, **settings), model, features, labels)
+    assert value > alone[0] and not torch.allclose(gradient, alone[1])
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 4])
+def test_its_parts_are_sums_of_the_widths_parts(mini_batch_size):
+    model = tiny_encoder()
+    features, labels = batch(model)
+    columns = [model(dict(column))["sentence_embedding"] for column in features]
+    parts = [
+        losses.RAOELoss(model).compute_loss_from_embeddings([column[:, :dim] for column in columns], labels)
+        for dim in DIMS
+    ]
+    found = losses.RAOELoss(model, mini_batch_size=mini_batch_size, matryoshka_dims=DIMS)(features, labels)
+    assert list(found) == ["rank", "angle"]
+    for name in found:
+        torch.testing.assert_close(found[name].detach(), sum(each[name] for each in parts).detach())
+
+
+def test_one_width_less_than_all():
+    model = tiny_encoder()
+    features, labels = batch(model)
+    with pytest.warns(UserWarning, match=r"matryoshka_dims \[5\] leave out all 16"):
+        value, _ = step(losses.CoSENTLoss(model, matryoshka_dims=[5]), model, features, labels)
+    cut = [model(dict(column))["sentence_embedding"][:, :5] for column in features]
+    torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
+
+
+def test_recipes():
+    """Who can has it; the others are in a MatryoshkaLoss."""
+    model = tiny_encoder()
+    for name in ("raoe", "rank_margin", "gated_angular", "cosent"):
+        made = make_loss(loss_settings({"name": name, "matryoshka_dims": [4, 16]}), model)
+        assert not isinstance(made, MatryoshkaLoss) and made.dims == (4, 16)
+        assert made.get_config_dict()["matryoshka_dims"] == [4, 16]
+        assert make_loss(loss_settings({"name": name}), model).dims is None
+    for name in ("angle", "listmle", "mse"):
+        made = make_loss(loss_settings({"name": name, "matryoshka_dims": [4, 16]}), model)
+        assert isinstance(made, MatryoshkaLoss) and made.matryoshka_dims == (16, 4)
+
+
+def test_the_scale_is_that_of_all_dimensions():
+    from datasets import Dataset
+
+    model = tiny_encoder()
+    rows = {"sentence1": SENTENCES[:8], "sentence2": SENTENCES[3:11], "score": [0.1 * k for k in range(8)]}
+    found = [
+        calibrate(model, losses.CoSENTLoss(model, "auto", **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
+        for dims in ({}, {"matryoshka_dims": [4, 16]})
+    ]
+    assert found[0] == found[1]
+    assert losses.CoSENTLoss(model, "auto", matryoshka_dims=[4, 16]).with_scale(3.0).dims == (4, 16)
+
+
+def test_with_a_loop_of_no_gradient():
+    model = tiny_encoder()
+    features, labels = batch(model)
+    with torch.no_grad():
+        plain = total(losses.RAOELoss(model, matryoshka_dims=DIMS)([dict(f) for f in features], labels))
+        cached = losses.RAOELoss(model, matryoshka_dims=DIMS, mini_batch_size=3)(features, labels)
+    torch.testing.assert_close(total(cached), plain)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be different numbers from 1.*16, got \[4, 4\]"),
+        ({"matryoshka_dims": [0, 16]}, r"matryoshka_dims must be different numbers.*got \[0, 16\]"),
+        ({"matryoshka_dims": [16, 17]}, r"up to the model's 16, got \[16, 17\]"),
+        ({"matryoshka_dims": [8, 16], "memory_size": 5}, "memory_size must be 0 with matryoshka_dims, got 5"),
+        ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims are of cosines"),
+    ],
+)
+def test_what_it_cannot_have(settings, message):
+    with pytest.raises(ValueError, match=message):
+        losses.CoSENTLoss(tiny_encoder(), **settings)
+    if "similarity_fct" not in settings and 17 not in settings["matryoshka_dims"]:
+        with pytest.raises(ValueError, match=r"loss\."):
+            loss_settings({"name": "raoe", **settings})
