@@ -133,12 +133,12 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
     # With the optimizer's state, which has the moments of the loss's parameters, and before trainer_state.json, without
     # which a checkpoint counts for nothing.
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        save_loss_state(Path(output_dir), self.loss, self.model, self.args.process_index)
+        save_loss_state(Path(output_dir), self.loss, self.args.process_index)
         super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            load_loss_state(Path(checkpoint), self.loss, self.model, self.args.process_index)
+            load_loss_state(Path(checkpoint), self.loss, self.args.process_index)
         super()._load_optimizer_and_scheduler(checkpoint)
 
 

@@ -159,9 +159,9 @@ def test_every_process_has_its_own(tmp_path):
     for process in range(2):
         loss = Learned(model)
         loss.seen += 5 + process
-        save_loss_state(tmp_path / "new", loss, model, process)
+        save_loss_state(tmp_path / "new", loss, process)
     for process, seen in ((0, 5), (1, 6), (2, 5)):
         loss = Learned(model)
-        load_loss_state(tmp_path / "new", loss, model, process)
+        load_loss_state(tmp_path / "new", loss, process)
         assert loss.seen == seen
     assert isinstance(loss, PairLoss)
