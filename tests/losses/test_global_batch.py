@@ -65,6 +65,7 @@ ALL_NEGATIVES = {"hardness_mode": "all_negatives", "hardness_strength": 3.0}
 COLUMNS = [
     (InfoNCELoss, {}, 3),
     (InfoNCELoss, {"symmetric": True}, 4),
+    (InfoNCELoss, {"symmetric": True, "matryoshka_dims": [16, 8], "scale": 5.0}, 3),
     (InfoNCELoss, {"symmetric": True, "mask_duplicates": False}, 2),
     (InfoNCELoss, {"directions": GTE, **ALL_NEGATIVES}, 4),
     (InfoNCELoss, {"positives": "anchor", "learn_scale": True}, 3),

@@ -241,6 +241,7 @@ def test_what_the_model_card_needs():
         "mask_duplicates": True,
         "mini_batch_size": None,
         "mini_batch_num_tokens": None,
+        "matryoshka_dims": [],
         "gather_across_devices": False,
     }
     assert made.citation.strip().startswith("@") and "BeLLM" in made.citation
