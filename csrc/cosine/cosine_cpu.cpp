@@ -109,7 +109,7 @@ void each_block(std::int64_t rows, std::int64_t columns, int threads, const Body
   });
 }
 
-// What each width of a few rows needs, side by side: (K, rows_at_once) sums, or factors. A width's results lie `rows` from
+// What each width of a few rows needs, side by side: (K, rows_at_once) sums or factors. A width's results lie `rows` from
 // those of the next, which is often a power of two: written row by row they would fall into one set of the cache.
 constexpr std::int64_t rows_at_once = 16;
 struct Few {

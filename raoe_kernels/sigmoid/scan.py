@@ -33,7 +33,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     own, there = own_columns(problem)
     start, end = 0 if needs[1] else len(problem.positives), len(k) if needs[2] else len(problem.positives)
     wanted = slice(start, end) if needs[1] or needs[2] else None
-    losses, weights = [], []
+    losses, weights = a.new_zeros(2, len(a))
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
         step = len(logits) if logits.is_cuda else max(1, BLOCK // (len(k) * k.element_size()))
@@ -45,12 +45,12 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
             if ignored is not None:
                 x.masked_fill_(ignored if grouped is None else ignored & ~grouped, -torch.inf)
             _turn(x, column, at_own, has, grouped)
-            losses.append(F.softplus(x, threshold=LINEAR).sum())
+            torch.sum(F.softplus(x, threshold=LINEAR), 1, out=losses[rows])
             if any(needs):
                 x.sigmoid_()
                 _turn(x, column, x.gather(1, column), has, grouped)
                 if needs[4]:
-                    weights.append(x.sum())
+                    torch.sum(x, 1, out=weights[rows])
         return logits if any(needs[:4]) else None
 
     most = max(1, BUFFER // (len(k) * k.element_size()))
@@ -60,13 +60,12 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         by_tau = torch.linalg.vecdot(by_a, a).sum() * factor
         through_normalisation(by_a, a, inverse_a * (problem.tau * factor))
     if needs[4]:
-        by_bias = torch.stack(weights).sum() * factor
+        by_bias = weights.sum() * factor
     if by_k is not None:
         through_normalisation(by_k, k[wanted], inverse_k[wanted] * factor)
         by_positives, by_negatives = by_k.split((len(problem.positives) - start, end - len(problem.positives)))
     grads = by_a, by_positives, by_negatives, by_tau, by_bias
-    loss = torch.stack(losses).sum() * factor
-    return loss, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
+    return losses.sum() * factor, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
 
 
 def _turn(x: Tensor, column: Tensor, at_own: Tensor, has: Tensor | None, grouped: Tensor | None) -> None:

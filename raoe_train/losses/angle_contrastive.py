@@ -51,8 +51,10 @@ class AnglEContrastiveLoss(InfoNCELoss):
             )
         contrast = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
         anchor, *others = embeddings
-        similarity = util.pairwise_angle_sim(anchor.repeat(len(others), 1), torch.cat(others))
+        first, second = anchor.repeat(len(others), 1), torch.cat(others)
+        widths = self.dims or (anchor.shape[1],)
+        similarity = torch.stack([util.pairwise_angle_sim(first[:, :d], second[:, :d]) for d in widths], dim=1)
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
-        return contrast + self.angle_weight * cosent_loss(similarity, score, tau=self.current_scale)
+        return contrast + self.angle_weight * cosent_loss(similarity.T, score, tau=self.current_scale).sum()

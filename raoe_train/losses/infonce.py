@@ -13,6 +13,7 @@ from raoe_train.losses.base import from_zero
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import InBatchLoss, one_of
+from raoe_train.losses.widths import OneSweep
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
@@ -22,7 +23,7 @@ ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
 
 
-class InfoNCELoss(InBatchLoss):
+class InfoNCELoss(OneSweep, InBatchLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
     Columns are anchor, positive and any number of hard negatives, as many rows each. One hard negative is BeLLM's
@@ -30,7 +31,8 @@ class InfoNCELoss(InBatchLoss):
     options, where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
 
     Args:
-        model, scale, learn_scale, end_scale, cached: see InBatchLoss.
+        model, scale, learn_scale, end_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where
+            symmetric and mask_duplicates are all that is asked for, and otherwise one a width.
         symmetric: positives are to find their anchors, too. The loss is the mean of both directions: short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction".
         mask_duplicates: leave false negatives out of the softmax. A column, positive or negative, is no negative of an
@@ -112,12 +114,34 @@ class InfoNCELoss(InBatchLoss):
     def compares_texts(self) -> bool:
         return self.mask_duplicates or self.positives == "anchor"
 
+    @property
+    def both_ways(self) -> bool:
+        """Whether the loss is the mean of query_to_doc's and doc_to_query's."""
+        return self.symmetric or (self.partition_mode == "per_direction" and len(self.directions) == 2)
+
     def of_columns(
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
+        plain = self.positives == "own" and not (self.hardness_mode or self.debias or self.learn_scale)
+        plain &= (self.both_ways or len(self.directions) == 1) and not self.hard_negatives_only
+        if self.dims is None or plain:
+            return self._of_widths(embeddings, labels, texts, sizes, start, self.dims)
+        cut = ([column[:, :width] for column in embeddings] for width in self.dims)
+        return torch.stack([self._of_widths(columns, labels, texts, sizes, start, None) for columns in cut]).sum()
+
+    def _of_widths(
+        self,
+        embeddings: list[Tensor],
+        labels: Any,
+        texts: Tensor | None,
+        sizes: list[int],
+        start: int,
+        dims: tuple[int, ...] | None,
+    ) -> Tensor:
+        """of_columns, the sum over `dims` where there are some."""
         if self.hard_negatives_only:
             return self._own_columns(embeddings, texts, sizes, start)
-        both = self.symmetric or (self.partition_mode == "per_direction" and len(self.directions) == 2)
+        both = self.both_ways
         if self.positives != "own" or not (both or len(self.directions) == 1):
             groups = self._groups(labels, texts, len(embeddings[0]))
             form = {"directions": BOTH_WAYS if both else self.directions, "debias": self.debias, **self._hardness()}
@@ -127,14 +151,14 @@ class InfoNCELoss(InBatchLoss):
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
         same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
-        form = {"tau": tau, "debias": self.debias}
+        form = {"tau": tau, "debias": self.debias, "dims": dims}
         loss = self._one_way(own, positives, negatives, start, same, {**form, **self._hardness()})
         if both:
             # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
             anchors = gather_rows(own, sizes)
             back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped(), form)
             loss = (loss + back) / 2
-        return loss
+        return loss.sum()
 
     def _hardness(self) -> dict[str, Any]:
         return {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
@@ -173,7 +197,8 @@ class InfoNCELoss(InBatchLoss):
         same: Duplicates | None,
         form: dict[str, Any],
     ) -> Tensor:
-        """Mean over the rows, which are numbers start … of all processes', of the loss of finding their partners."""
+        """Mean over the rows, which are numbers start … of all processes', of the loss of finding their partners; of
+        several widths (K,)."""
         others = torch.cat(negatives) if negatives else None
         targets = torch.arange(start, start + len(rows), device=rows.device)
 

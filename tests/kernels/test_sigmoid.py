@@ -289,9 +289,9 @@ def test_a_small_loss_keeps_its_digits(place):
     a = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], device=device)
     loss, _, _, by_tau, by_bias = run((a, a), backend, upstream=1.0, tau=40.0, bias=5.0)
     # logits 45 at the positive and -35 at the other
-    assert loss.item() == pytest.approx(math.exp(-45) + math.exp(-35), rel=1e-5)
-    assert by_bias.item() == pytest.approx(math.exp(-35) - math.exp(-45), rel=1e-5)
-    assert by_tau.item() == pytest.approx(-math.exp(-35) - math.exp(-45), rel=1e-5)
+    assert loss.item() == pytest.approx(math.exp(-45) + math.exp(-35), rel=1e-5, abs=0)
+    assert by_bias.item() == pytest.approx(math.exp(-35) - math.exp(-45), rel=1e-5, abs=0)
+    assert by_tau.item() == pytest.approx(-math.exp(-35) - math.exp(-45), rel=1e-5, abs=0)
 
 
 @pytest.mark.parametrize("tau", [1e-3, 30.0, 100.0, 1000.0])

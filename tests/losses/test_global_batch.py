@@ -61,10 +61,14 @@ def letters(texts: Any) -> np.ndarray:
     return np.array([[text.count(letter) for letter in "abcdefghij klmnopqrstuvwxyz"] for text in texts], np.float32)
 
 
+# Own negatives that are false: of rows 0 and 4, and of 1 and 6, the other's positive (one anchor); of row 5 its anchor.
+OWN_FALSE = [(0, 1, 2, 3), (4, 5, 6, 9), (8, 9, 10, 2), (1, 2, 3, 4)]
+OWN_FALSE += [(0, 3, 1, 5), (6, 7, 6, 8), (4, 9, 10, 5), (9, 8, 0, 1)]
 ALL_NEGATIVES = {"hardness_mode": "all_negatives", "hardness_strength": 3.0}
 COLUMNS = [
     (InfoNCELoss, {}, 3),
     (InfoNCELoss, {"symmetric": True}, 4),
+    (InfoNCELoss, {"symmetric": True, "matryoshka_dims": [16, 8], "scale": 5.0}, 3),
     (InfoNCELoss, {"symmetric": True, "mask_duplicates": False}, 2),
     (InfoNCELoss, {"directions": GTE, **ALL_NEGATIVES}, 4),
     (InfoNCELoss, {"positives": "anchor", "learn_scale": True}, 3),
@@ -87,7 +91,8 @@ def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[A
         inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
         for loss, given, columns in COLUMNS:
             texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
-            inputs.append((loss, given, (tokenised(model, columns), texts if "embed" in given else None)))
+            rows = OWN_FALSE if "hard_negatives_only" in given else ROWS
+            inputs.append((loss, given, (tokenised(model, columns, rows), texts if "embed" in given else None)))
         for loss, given, (features, labels) in inputs:
             made.append((loss, given, (features, labels), _parts(features, labels, sizes), gathers))
     for shares in LISTS_OF[world]:

@@ -20,8 +20,8 @@ ROWS = [(0, 1, 2, 7), (0, 3, 4, 5), (8, 3, 9, 1), (10, 2, 1, 3)]
 ROWS += [(9, 4, 5, 8), (5, 6, 10, 9), (6, 7, 8, 4), (1, 8, 0, 6)]
 
 
-def tokenised(model, columns=4):
-    return [model.preprocess([SENTENCES[row[column]] for row in ROWS]) for column in range(columns)]
+def tokenised(model, columns=4, rows=ROWS):
+    return [model.preprocess([SENTENCES[row[column]] for row in rows]) for column in range(columns)]
 
 
 def embeddings(columns=3, rows=8, width=6, seed=0):
@@ -241,6 +241,7 @@ def test_what_the_model_card_needs():
         "mask_duplicates": True,
         "mini_batch_size": None,
         "mini_batch_num_tokens": None,
+        "matryoshka_dims": [],
         "gather_across_devices": False,
     }
     assert made.citation.strip().startswith("@") and "BeLLM" in made.citation

@@ -13,26 +13,33 @@ from raoe_train.losses.scale import calibrate
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 
-DIMS = [16, 4, 9]
+DIMS = [16, 4, 10]
 PAIRS = [
     (losses.RAOELoss, {"rank_weight": 0.3}),
     (losses.RankMarginLoss, {"margin": 1}),
     (losses.GatedAngularLoss, {"gate": "label"}),
     (losses.CoSENTLoss, {}),
 ]
-TRIPLETS = [(losses.InfoNCELoss, {}), (losses.InfoNCELoss, {"symmetric": True, "mask_duplicates": False})]
+TRIPLETS = [
+    (losses.InfoNCELoss, {}),
+    (losses.InfoNCELoss, {"symmetric": True}),
+    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"], "end_scale": 5.0}),  # a sweep a width
+    (losses.InfoNCELoss, {"hard_negatives_only": True}),
+    (losses.InfoNCELoss, {"learn_scale": True}),
+    (losses.AnglEContrastiveLoss, {}),
+]
 
 
 def inputs(model, loss):
     if loss not in (losses.InfoNCELoss, losses.AnglEContrastiveLoss):
         return batch(model)
-    columns = [[SENTENCES[(row * step + step) % 11] for row in range(7)] for step in (1, 2, 3)]
+    columns = [[SENTENCES[(row * by + by) % 5 * 2 + by // 3] for row in range(7)] for by in (1, 2, 3)]
     return [model.preprocess(texts) for texts in columns], None
 
 
 @pytest.mark.parametrize("mini_batch_size", [None, 4])
 @pytest.mark.parametrize("by_length", [False, True])
-@pytest.mark.parametrize(("loss", "settings"), PAIRS)
+@pytest.mark.parametrize(("loss", "settings"), PAIRS + TRIPLETS)
 def test_it_is_matryoshka_loss(loss, settings, mini_batch_size, by_length):
     model = tiny_encoder()
     features, labels = inputs(model, loss)
@@ -72,7 +79,7 @@ def test_one_width_less_than_all():
 def test_recipes():
     """Who can has it; the others are in a MatryoshkaLoss."""
     model = tiny_encoder()
-    for name in ("raoe", "rank_margin", "gated_angular", "cosent"):
+    for name in ("raoe", "rank_margin", "gated_angular", "cosent", "infonce", "angle_contrastive"):
         made = make_loss(loss_settings({"name": name, "matryoshka_dims": [4, 16]}), model)
         assert not isinstance(made, MatryoshkaLoss) and made.dims == (4, 16)
         assert made.get_config_dict()["matryoshka_dims"] == [4, 16]
