@@ -37,7 +37,8 @@ def list_net(
     for row, (s, targets) in enumerate(zip(scores, teacher, strict=True)):
         items = [k for k in range(len(targets)) if mask is None or mask[row, k]]
         if items:
-            wanted = (teacher_tau * targets[items].to(scores.dtype)).softmax(0)
+            exact = targets[items].to(wide(targets.dtype)) if targets.is_floating_point() else targets[items].long()
+            wanted = (teacher_tau * (exact - exact.max()).to(scores.dtype)).softmax(0)
             loss = loss - (wanted * s[items].log_softmax(0)).sum()
             grad[row, items] = s[items].softmax(0) - wanted
     return loss, tau * grad if need_grad else None

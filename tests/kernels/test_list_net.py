@@ -129,6 +129,14 @@ def test_teachers_of_any_dtype(dtype, place):
     torch.testing.assert_close(run(similarity, teacher.to(dtype), mask, backend)[0], expected)
 
 
+def test_large_integers_are_not_rounded(place):
+    device, backend = place
+    similarity, _, _ = lists((1, 3), device=device)
+    big = 2**53
+    teacher = torch.tensor([[big, big + 2, big + 1]], device=device)
+    assert run(similarity, teacher, backend=backend)[0].equal(run(similarity, teacher - big, backend=backend)[0])
+
+
 def test_minus_infinity_is_never_wanted(place):
     device, backend = place
     similarity = tensor([[0.3, -0.2, 0.9]], device)
