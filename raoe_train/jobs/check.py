@@ -48,8 +48,7 @@ def check(
         "pooling": [names], "machine": {"bfloat16", "threads", "cores", "unused": [keys]}, "model", "versions"}, also
         written to `output` if that is given. A difference is the largest one between normalised embeddings of the same
         sentence, alone and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the
-        model says otherwise. "bfloat16" is how many times as fast as float32's this machine's matrix products are in
-        it.
+        model says otherwise. "bfloat16" is how many times as fast as float32's matrix products in it are here.
         Errors are those of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
