@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import SCRATCH, Model
-from raoe_train.evaluation.tasks import Polarity, evaluate_encoder, main_score
+from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.evaluation.tasks import Batcher, Polarity, evaluate_encoder, main_score
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -21,6 +23,8 @@ class Evaluation:
     )
     before: Annotated[bool, "evaluate them before training, too"] = True
     batch_size: Annotated[int, "sentences at a time"] = 64
+    classifier: Annotated[Classifier, Option(word="name")] = field(default_factory=Classifier)
+    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
@@ -34,7 +38,12 @@ def tasks_of(encoder: Any, evaluation: Evaluation, data: Data, model: Model, pol
     """Scores on the recipe's tasks; {} where it names none."""
     if not evaluation.tasks:
         return {}
-    asked: Any = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
+    asked: Any = {
+        "prompt": model.prompt,
+        "polarity": polarity_of(polarity, model),
+        "classifier": evaluation.classifier,
+        "batcher": evaluation.batcher,
+    }
     return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
 
 

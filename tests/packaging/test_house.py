@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 615,
-    "data": 1949,
+    "data": 2080,
     "encoders": 1762,
-    "evaluation": 977,
+    "evaluation": 1283,
     "generation": 1082,
-    "jobs": 1218,
+    "jobs": 1308,
     "losses": 2800,
-    "studies": 1540,
-    "training": 1120,
-    "the root": 515,
+    "studies": 1544,
+    "training": 1129,
+    "the root": 518,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
