@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
+
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that have a part in a result, by name."""
@@ -28,9 +30,20 @@ def fingerprint(model: str) -> str | None:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
+    if (folder / DROPPED).is_file():
+        return (folder / DROPPED).read_text(encoding="utf-8")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     listed = [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return digest(listed)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def commit() -> str | None:

@@ -17,7 +17,7 @@ from raoe_train.recipe import to_dict
 from raoe_train.studies import sweep
 from raoe_train.studies.runs import chosen
 from raoe_train.studies.sweep_report import curves, frame, mean, metric
-from raoe_train.training.run_directory import finished_metrics
+from raoe_train.training.run_directory import finished_metrics, made_from
 from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
 
@@ -135,6 +135,7 @@ def trained(monkeypatch):
         folder = Path(arguments.output)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(arguments), sort_keys=False))
+        (folder / "made_from.json").write_text(json.dumps(made_from(arguments)))
         rate = arguments.training["learning_rate"]
         metrics = {"after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c", "versions": {}}
         (folder / "metrics.json").write_text(json.dumps(metrics))
