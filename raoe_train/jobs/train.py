@@ -17,7 +17,7 @@ from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
-from raoe_train.training.arguments import join, trainer_settings
+from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
 from raoe_train.training.run_directory import (
@@ -46,8 +46,8 @@ def train(
     training: Annotated[
         dict[str, Any],
         Option(
-            "batch_size, epochs, seed, patience, by_length, or any field of SentenceTransformerTrainingArguments",
             convert="raoe_train.training.arguments:training_settings",
+            keys="raoe_train.training.arguments:training_keys",
         ),
     ] = {},
     evaluation: Annotated[Evaluation, Option()] = Evaluation(),
@@ -86,7 +86,6 @@ def train(
     folder, seed = Path(output), int(training.get("seed", 42))
     has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
-    join(settings)
     tasks = tasks_of(evaluation, data, model, polarity)
     made: dict[str, Any] = {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -15,11 +14,14 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
+from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import to_dict
 from raoe_train.studies.runs import Run, chosen, expand, preparations
 from raoe_train.training.measures import polarity_of, tasks_of
 from raoe_train.training.run_directory import CONTENTS, changes, clear_unfinished, finished_metrics, made_from
+
+UNTOLD = ("name", "device", "dropout", "lora", "scratch")  # of a model: what changes nothing before training
 
 
 @job
@@ -88,8 +90,11 @@ def sweep(
             if error is not None:
                 failed.append(run.directory.name)
                 print(f"{run.name} failed: {error}", flush=True)
-            touched = [run] if run.after is None else [run, run.after]
+            before = [each for each in wanted if table.is_done(each)]
+            touched = [each for each in runs if each is run or (run.after and run.after in (each, each.after))]
             table.read(touched)
+            # where the run that this one goes on from was made again, and came out otherwise, others of it are old
+            wanted += [each for each in touched if each in before and not table.is_done(each)]
             if not keep_models:
                 table.drop_weights(touched)
             report.write(table.results(), failed)
@@ -118,7 +123,8 @@ class _Table:
         data, model = arguments.data, arguments.model
         polarity = polarity_of(arguments.polarity, model)
         asked = [arguments.evaluation.tasks, data.dir, model.prompt, asdict(polarity)]
-        key = digest([asked, fingerprint(polarity.reference.name or "")])
+        reference = polarity.reference.name
+        key = digest([asked, fingerprint(reference) if reference else None])
         if key not in self._tasks:
             self._tasks[key] = tasks_of(arguments.evaluation, data, model, polarity)
         return made_from(arguments, self._tasks[key])
@@ -183,14 +189,20 @@ def _make(run: Run, failed: Sequence[str], train: Callable[[Any], Any]) -> str |
 
 
 def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, Any]:
-    """{encoder that runs start from: what the job `evaluate` finds of it before training}."""
-    from raoe_train.encoders.load import SCRATCH
-
+    """{encoder that runs start from, with what is said of it: what the job `evaluate` finds of it before training}."""
     found: dict[str, Any] = {}
+    shown: dict[str, str] = {}  # the label of each
     for run in runs:
         model = run.arguments.model
-        label = model.name + (" (random weights)" if model.random_weights else "")
-        if run.after is None and tasks and label not in found and model.name != SCRATCH:
+        if run.after is not None or not tasks or model.name == SCRATCH:
+            continue
+        said = {key: value for key, value in asdict(model).items() if value != getattr(Model(), key)}
+        told = [f"{key.replace('_', ' ')} {value}" for key, value in said.items() if key not in UNTOLD]
+        asked = f" ({', '.join(told)})" if told else ""
+        key = digest([model.name, told])
+        if key not in shown:
+            short = Path(model.name).name + asked
+            shown[key] = label = model.name + asked if short in shown.values() else short
             print(f"before training: {label}", flush=True)
             found[label] = run_job(
                 "evaluate",
@@ -199,7 +211,7 @@ def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, An
                 data={"dir": run.arguments.data.dir},
                 polarity=polarity_of(run.arguments.polarity, model),
                 batch_size=run.arguments.evaluation.batch_size,
-                output=str(folder / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")),
+                output=str(folder / f"{key[:16]}.json"),
                 overwrite=True,  # one of other tasks
             )
     return found

@@ -10,6 +10,7 @@ from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Evaluation:
         default_factory=list
     )
     before: Annotated[bool, "evaluate them before training, too"] = True
-    batch_size: Annotated[int, "sentences at a time"] = 64
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:

@@ -32,7 +32,7 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     data, model, teacher = arguments.data, arguments.model, arguments.teacher
     if tasks is None:
         tasks = tasks_of(arguments.evaluation, data, model, arguments.polarity)
-    found = {f"data.train {number}": contents(source) for number, source in enumerate(data.train, 1)}
+    found: dict[str, Any] = {f"data.train {number}": contents(source) for number, source in enumerate(data.train, 1)}
     found["data.dev"] = contents(data.dev) if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
