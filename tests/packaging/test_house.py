@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 615,
-    "data": 2080,
+    "artifacts": 666,
+    "data": 2081,
     "encoders": 1762,
-    "evaluation": 1283,
+    "evaluation": 1287,
     "generation": 1082,
-    "jobs": 1308,
+    "jobs": 1323,
     "losses": 2800,
-    "studies": 1544,
-    "training": 1129,
-    "the root": 518,
+    "studies": 1567,
+    "training": 1232,
+    "the root": 544,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
