@@ -14,7 +14,7 @@ from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
 STUDIES = ("sweep", "report")
-JOBS = ("train", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "export", "check")
+JOBS = ("train", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "merge", "export", "check")
 WORDS = {"report": "results"}  # the key that words before the first --key go to, where that is no recipe
 
 

@@ -12,6 +12,7 @@ from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_worl
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
+from raoe_train.encoders.interpolation import best_between, weights_of
 from raoe_train.encoders.named import Model
 from raoe_train.evaluation.tasks import Polarity
 from raoe_train.jobs.shared import job
@@ -43,7 +44,8 @@ def train(
     training: Annotated[
         dict[str, Any],
         Option(
-            "batch_size, epochs, seed, patience, by_length, or any field of SentenceTransformerTrainingArguments",
+            "batch_size, epochs, seed, patience, by_length, interpolate (weights between before and after, best on dev), "
+            "or any field of SentenceTransformerTrainingArguments",
             convert="raoe_train.training.arguments:training_settings",
         ),
     ] = {},
@@ -80,6 +82,8 @@ def train(
     from raoe_train.training.training_data import read_training_data
 
     blank = checked_loss(data, teacher, loss, training)
+    if training.get("interpolate") is not None and model.lora:
+        raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
     folder, seed = Path(output), int(training.get("seed", 42))
     has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
@@ -100,6 +104,7 @@ def train(
         return {**found, **tasks_of(encoder, evaluation, data, model, polarity)} if tasks else found
 
     before = measured(tasks=evaluation.before)
+    start = weights_of(encoder) if training.get("interpolate") else None
     trainer, own = build_trainer(
         encoder,
         datasets,
@@ -120,10 +125,21 @@ def train(
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    between: dict[str, Any] = {}
+    if start is not None:
+        weight, curve = best_between(
+            encoder,
+            start,
+            weights_of(encoder),
+            training["interpolate"],
+            lambda: {"dev": measured(tasks=False)["spearman"]},
+        )
+        between = {"interpolation": {"weight": weight, "curve": curve}}
     metrics: dict[str, Any] = {
         "before": before,
         "after": measured(),
         **own(),
+        **between,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.interpolation import check_weights
 from raoe_train.recipe import convert, nearest
 from raoe_train.training.run_directory import CHECKPOINTS
 
@@ -16,7 +17,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience", "by_length")  # keys that are ours
+OWN = ("patience", "by_length", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 AUTO = "auto"  # of bf16: where the machine is made for it
 DEV_METRIC = "eval_dev_spearman_cosine"
@@ -24,7 +25,10 @@ DEV_METRIC = "eval_dev_spearman_cosine"
 
 def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
     """What a recipe says, each key under one of its names."""
-    return {NAMES.get(name, name): value for name, value in convert(dict[str, Any], given, key).items()}
+    said = {NAMES.get(name, name): value for name, value in convert(dict[str, Any], given, key).items()}
+    if said.get("interpolate") is not None:
+        said["interpolate"] = convert(list[float], said["interpolate"], f"{key}.interpolate")
+    return said
 
 
 def check_training(training: dict[str, Any], has_dev: bool) -> None:
@@ -33,6 +37,10 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
 
     if training.get("patience") is not None and not has_dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    if training.get("interpolate") is not None:
+        if not has_dev:
+            raise ValueError("training.interpolate needs data.dev to choose a weight by")
+        check_weights(training["interpolate"], "training.interpolate")
     if training.get("eval_strategy", "no") != "no" and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
