@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
@@ -68,12 +68,8 @@ def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     kind = f"{data_kind(path)}{' in gzip' if compressed(path) else ''}"
-    return {"sha256": digest.hexdigest(), "kind": kind, "split": split}
+    return {"sha256": file_digest(path), "kind": kind, "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:

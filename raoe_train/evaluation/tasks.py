@@ -9,7 +9,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -47,12 +47,16 @@ class Polarity:
 
     # the encoder that says how alike sentences are; in train, the one that training starts from
     reference: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
-    k: Annotated[int, "sentences that are retrieved"] = 16
-    discount: Annotated[str, "weights of the k: linear (Eq. 1) or none"] = "linear"
-    sources: Annotated[int, "sentences to retrieve from, drawn from train: so many times those of test"] = 5
-    max_sentences: Annotated[int | None, "at most so many of test, drawn with seed"] = None
+    k: Annotated[int, Option("sentences that are retrieved", least=1)] = 16
+    discount: Annotated[Literal["linear", "none"], "weights of the k: linear (Eq. 1) or none"] = "linear"
+    sources: Annotated[
+        int, Option("sentences to retrieve from, drawn from train: so many times those of test", least=1)
+    ] = 5
+    max_sentences: Annotated[int | None, Option("at most so many of test, drawn with seed", least=1)] = None
     seed: Annotated[int, "of what is drawn"] = 42
-    curve: Annotated[list[int], "other numbers of retrieved sentences, too"] = field(default_factory=list)
+    curve: Annotated[list[int], Option("other numbers of retrieved sentences, too", least=1)] = field(
+        default_factory=list
+    )
     cache: Annotated[str | None, "directory that keeps the reference's embeddings for other runs"] = None
 
 

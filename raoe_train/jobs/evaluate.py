@@ -34,7 +34,7 @@ def evaluate(
     polarity: Annotated[Polarity, Option()] = Polarity(),
     analyses: Annotated[list[str], "of the tasks' sentences: degradation, dependency, words"] = [],
     submission: Annotated[str | None, "JSON file of predictions for data.input, C-STS rows without labels"] = None,
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, "JSON file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
 ) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def score(
     data: Annotated[Data, Option(word="input")] = Data(),
     teachers: Annotated[list[str], "encoders by name or path; by default the paper's two"] = [],
     teacher: Annotated[dict[str, Any], "options of one teacher: {NAME: {prompt: ..., task: ...}}"] = {},
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     device: Annotated[str | None, "torch device"] = None,
     output: Annotated[str | None, "file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,

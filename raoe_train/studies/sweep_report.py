@@ -73,7 +73,7 @@ class SweepReport:
         rows = []
         for model, found in self.start.items():
             cells = [number(metric(found, name)) for name in names]
-            rows.append([f"before: {Path(model).name}", "", *cells, *[""] * (2 + len(costs))])
+            rows.append([f"before: {model}", "", *cells, *[""] * (2 + len(costs))])
         for variant, of in runs.groupby("variant", sort=False):
             steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['seconds'].mean() / 60:.1f}"
             cells, paid = ([mean(of[name]) for name in some] for some in (names, costs))
@@ -100,7 +100,7 @@ class SweepReport:
     def _draw_curves(self, runs: pd.DataFrame) -> list[Path]:
         """The average, or dev of runs without one, along every numeric key of a grid."""
         metrics = runs.reindex(columns=["average", "dev"]).bfill(axis=1)[["average"]]
-        averages = {f"before: {Path(model).name}": found.get("average") for model, found in self.start.items()}
+        averages = {f"before: {model}": found.get("average") for model, found in self.start.items()}
         levels = {name: average for name, average in averages.items() if average is not None}
         made = []
         for key in numeric_keys(runs):
@@ -118,7 +118,7 @@ class SweepReport:
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}
-            found = {f"before: {Path(model).name}": of["tasks"].get(PREFIX + task) for model, of in self.start.items()}
+            found = {f"before: {model}": of["tasks"].get(PREFIX + task) for model, of in self.start.items()}
             found = {name: of for name, of in found.items() if of}
             before[task] = {name: (of["polarity"], of["similarity"]) for name, of in found.items()}
             k[task] = {

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import SCRATCH, Model
-from raoe_train.evaluation.tasks import Polarity, evaluate_encoder, main_score
+from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Evaluation:
         default_factory=list
     )
     before: Annotated[bool, "evaluate them before training, too"] = True
-    batch_size: Annotated[int, "sentences at a time"] = 64
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
@@ -30,12 +31,10 @@ def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     return replace(polarity, reference=replace(polarity.reference, name=model.name))
 
 
-def tasks_of(encoder: Any, evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Any]:
-    """Scores on the recipe's tasks; {} where it names none."""
-    if not evaluation.tasks:
-        return {}
+def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
+    """The recipe's tasks, read; {} where it names none."""
     asked: Any = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
-    return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
+    return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
 
 
 def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:

@@ -218,9 +218,13 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     with pytest.raises(ValueError, match="not from these settings"):
         evaluated(tasks=["plain"])
     assert list(evaluated(tasks=["plain"], overwrite=True)["tasks"]) == ["plain"]
-    os.utime(Path(saved) / "model.safetensors", ns=(1, 1))  # trained anew, so its results are old
+    os.utime(Path(saved) / "model.safetensors", ns=(1, 1))
+    assert list(evaluated(tasks=["plain"])["tasks"]) == ["plain"]  # it is the contents that count
+    notes = Path(saved) / "notes.txt"
+    notes.write_text("trained anew")  # so its results are old
     with pytest.raises(ValueError, match="not from these settings"):
         evaluated(tasks=["plain"])
+    notes.unlink()
 
 
 def test_a_model_in_memory(saved, model, tasks, tmp_path):

@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 615,
-    "data": 1949,
+    "artifacts": 666,
+    "data": 1950,
     "encoders": 1836,
-    "evaluation": 977,
+    "evaluation": 981,
     "generation": 1082,
-    "jobs": 1316,
+    "jobs": 1328,
     "losses": 2800,
-    "studies": 1540,
-    "training": 1124,
-    "the root": 515,
+    "studies": 1563,
+    "training": 1228,
+    "the root": 541,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
+from raoe_train.artifacts.processes import owned
 from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
+from raoe_train.training.run_directory import claim, finished_metrics, made_from
 from tests.tiny import SENTENCES, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -104,8 +107,72 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
     with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
         run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
     with pytest.raises(ValueError, match="not empty and holds no run"):
-        run("train", "raoe-s1", **{**made, "output": str(folder)})
+        run("train", "raoe-s1", **{**made, "output": str(folder), "overwrite": True})
     assert weights.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("name", "key"), [("train", "data.train 1"), ("dev", "data.dev, contents of evaluation")])
+def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
+    folder, made, metrics = finished
+    data = folder / f"{name}.tsv"
+    text = data.read_text()
+    data.write_text(text.replace("5.000", "0.000"))
+    with pytest.raises(ValueError, match=rf"holds a run of other files \(different: contents of {key}.*--overwrite"):
+        run("train", "raoe-s1", **made)
+    data.write_text(text)  # another time, the same contents
+    assert run("train", "raoe-s1", **made) == metrics
+
+
+def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path):
+    first = shutil.copytree(finished[0] / "out", tmp_path / "s1")
+    asked = load("train", "raoe-s2", settings(tmp_path, **{"model.name": str(first)}))
+    assert claim(asked, made_from(asked)) is None
+    (tmp_path / "out" / "metrics.json").write_text('{"after": {}}')
+    assert claim(asked, made_from(asked)) == {"after": {}} == finished_metrics(asked)
+    save_file({"other": torch.ones(1)}, first / "model.safetensors")
+    assert finished_metrics(asked) is None
+    with pytest.raises(ValueError, match=r"other files .different: contents of model.name"):
+        claim(asked, made_from(asked))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"data.train": ["nowhere.tsv"]}, "no such file"),
+        ({"data.train": ["bad.tsv"]}, "bad.tsv, line 2"),
+        ({"data.dev": "bad.tsv"}, "bad.tsv, line 2"),
+        ({"evaluation.tasks": ["nowhere.tsv"]}, "no such file"),
+        ({"model.name": "./nowhere"}, "no such model directory"),
+        ({"training.optim": "adam-w"}, "adam-w"),
+        ({"training.learning_rate": -1}, "training.learning_rate"),
+    ],
+)
+def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path, monkeypatch, changes, error):
+    folder, made, _ = finished
+    (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmuch\n")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    with pytest.raises((ValueError, OSError), match=error):
+        run("train", "raoe-s1", **{**made, **changes, "overwrite": True})
+    assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_never_goes_over_the_model_that_it_starts_from(finished):
+    folder, made, _ = finished
+    for inside in (".", "checkpoints/checkpoint-5"):
+        model = folder / "out" / inside
+        asked = load("train", "raoe-s1", {**made, "model.name": str(model), "overwrite": True})
+        model.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ValueError, match=r"holds model\.name"):
+            claim(asked, {})
+    shutil.rmtree(folder / "out" / "checkpoints")
+
+
+def test_two_processes_do_not_train_into_one_output(finished):
+    folder, made, _ = finished
+    with owned(folder / "out"), pytest.raises(ValueError, match="another process is writing to it"):
+        run("train", "raoe-s1", **made)
+    assert not list(folder.glob("*.lock"))
 
 
 KILLED = """
@@ -262,7 +329,7 @@ def test_the_best_weights_of_the_way_are_saved(tmp_path):
 
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     made = settings(tmp_path)
-    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 0.0, "patience": 2}
+    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 1e-30, "patience": 2}
     metrics = run("train", "raoe-s1", **made)
     assert metrics["epochs"] == 3
 
