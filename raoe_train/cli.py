@@ -14,7 +14,8 @@ from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
 STUDIES = ("sweep", "report")
-JOBS = ("train", "prepare", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "export", "check")
+DATA = ("prepare", "score", "lists", "mine", "generate")
+JOBS = ("train", *DATA, "evaluate", "encode", *STUDIES, "merge", "export", "check")
 # the key that words before the first --key go to, where that is no recipe
 WORDS = {"report": "results", "prepare": "names"}
 
