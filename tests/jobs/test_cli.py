@@ -1,7 +1,9 @@
 """The command line: options, errors in one line, exit status."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +81,20 @@ def test_our_own_bugs_are_not_hidden(monkeypatch):
     monkeypatch.setattr(cli, "run", broken)
     with pytest.raises(KeyError):
         cli.main(["train"])
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+BLOCKS = re.sub(r" *\\\n +", " ", PAGE.read_text(encoding="utf-8"))
+COMMANDS = [line.partition(" #")[0].split() for line in BLOCKS.splitlines() if line.startswith("    raoe-train ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[1:3]))
+def test_the_commands_of_a_page_are_understood(command):
+    """The job, its recipe and every key; nothing is run."""
+    _, job, *rest = command
+    recipe = rest.pop(0) if not rest[0].startswith("--") and job not in cli.WORDS else None
+    named = [f"--{cli.WORDS[job]}"] if job in cli.WORDS else []
+    cli.load(job, recipe, cli.parse_options([*named, *rest]))
 
 
 def test_help_lists_jobs_and_keys(capsys):
