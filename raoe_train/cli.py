@@ -16,8 +16,10 @@ from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
 STUDIES = ("sweep", "report")
-JOBS = ("train", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "export", "check")
-WORDS = {"report": "results"}  # the key that words before the first --key go to, where that is no recipe
+DATA = ("prepare", "score", "lists", "mine", "generate")
+JOBS = ("train", *DATA, "evaluate", "encode", *STUDIES, "merge", "export", "check")
+# the key that words before the first --key go to, where that is no recipe
+WORDS = {"report": "results", "prepare": "names"}
 
 
 def job_of(name: str) -> Callable[..., Any]:

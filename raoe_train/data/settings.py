@@ -14,7 +14,7 @@ class Data:
 
     train: Annotated[
         list[str],
-        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name); no batch mixes them",
+        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
     ] = field(default_factory=list)
     dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
     input: Annotated[str | None, "source to score, to encode or to begin chains with"] = None

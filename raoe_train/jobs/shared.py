@@ -12,6 +12,7 @@ from typing import Any
 from raoe_train.artifacts.disk_errors import explained
 from raoe_train.artifacts.processes import owned, rank_and_world
 from raoe_train.data.files import known_kind
+from raoe_train.data.sources import pool
 from raoe_train.recipe import arguments
 
 
@@ -47,6 +48,6 @@ def file_to_write(output: str | None, source: str | None, what: str) -> Path:
         raise ValueError("--output is missing: the file to write")
     path = Path(output).expanduser()
     known_kind(path)
-    if path.resolve() == Path(source.partition("#")[0]).expanduser().resolve():
+    if path.resolve() in [Path(part.partition("#")[0]).expanduser().resolve() for part in pool(source)]:
         raise ValueError(f"output {path} is the input itself")
     return path

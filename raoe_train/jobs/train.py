@@ -13,6 +13,7 @@ from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_worl
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
+from raoe_train.encoders.interpolation import best_between, weights_of
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job
@@ -83,6 +84,8 @@ def train(
     from raoe_train.training.training_data import read_training_data
 
     blank = checked_loss(data, teacher, loss, training)
+    if training.get("interpolate") is not None and model.lora:
+        raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
     folder, seed = Path(output), int(training.get("seed", 42))
     has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
@@ -112,6 +115,7 @@ def train(
         return {**found, **evaluate_tasks(encoder, tasks, evaluation.batch_size)} if tasks else found
 
     before = measured(tasks if evaluation.before else {})
+    first = weights_of(encoder) if training.get("interpolate") else None
     trainer, own = build_trainer(
         encoder,
         datasets,
@@ -132,10 +136,18 @@ def train(
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    between: dict[str, Any] = {}
+    if first is not None:
+        last, weights = weights_of(encoder), training["interpolate"]
+        weight, curve = best_between(
+            encoder, first, last, weights, lambda: {"dev": dev_metrics(evaluator, encoder)["spearman"]}
+        )
+        between = {"interpolation": {"weight": weight, "curve": curve}}
     metrics: dict[str, Any] = {
         "before": before,
         "after": measured(tasks),
         **own(),
+        **between,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,

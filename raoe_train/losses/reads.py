@@ -77,11 +77,12 @@ def _ranked_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Tab
 
 
 def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
-    """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1."""
+    """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1, but where it
+    goes from below 0 to at most 1 and at least -1 they are cosines already."""
     dataset, counts = _scored_pairs(source, data, prompt, loss)
     scores = dataset["score"][:]
-    if data.score_scale:
-        lowest, highest = data.score_scale
+    lowest, highest = data.score_scale or (-1, 1)
+    if not -1 <= lowest < 0 < highest <= 1:
         unit = [(score - lowest) / (highest - lowest) for score in scores]
         return dataset.remove_columns("score").add_column("score", unit), counts
     if min(scores) < -1 or max(scores) > 1:

@@ -13,6 +13,7 @@ import yaml
 
 from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.writing import read_json
+from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
 from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
 from raoe_train.studies.bootstrap import LEVEL, differences, interval
@@ -120,19 +121,22 @@ def _row(values: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def published(metrics: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:
-    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs. Averages
-    are of these columns, not of the papers'."""
+    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs, and
+    classifier. Averages are of these columns, not of the papers'."""
     known = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     found: dict[str, Rows] = {}
     for kind, rows in metrics.items():
         if kind not in known:
             continue
         tasks, sizes = known[kind]["tasks"], known[kind].get("sizes", {})
+        classifier = Classifier(known[kind]["classifier"]).settings() if "classifier" in known[kind] else None
         places: dict[str, int | None] = {}
         for word in (word for word in next(iter(rows.values())) if word != "average"):
             name = split_word(word)[1]
-            pairs = {result.tasks[word].get("pairs") for result in results if word in result.tasks}
+            its = [result.tasks[word] for result in results if word in result.tasks]
+            pairs = {task.get("pairs", task.get("examples")) for task in its}
             theirs = name in tasks and (name not in sizes or pairs == {sizes[name]})
+            theirs = theirs and all(task.get("classifier") == classifier for task in its)
             places[word] = tasks.index(name) if theirs else None
         if any(place is not None for place in places.values()):
             found[kind] = {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.interpolation import check_weights
 from raoe_train.recipe import Option, argument, convert, keys, nearest, parameters
 from raoe_train.training.run_directory import CHECKPOINTS
 
@@ -18,7 +19,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience", "by_length")  # keys that are ours
+OWN = ("patience", "by_length", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 PLAIN = (bool, int, float, bool | None, int | None, float | None)
 AUTO = "auto"  # of bf16: where the machine is made for it
@@ -60,6 +61,9 @@ class Training:
     dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
     patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
     by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
+    interpolate: Annotated[list[float] | None, "weights between before and after, to keep those best on data.dev"] = (
+        None
+    )
 
 
 def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
@@ -84,6 +88,10 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
 
     if training.get("patience") is not None and not has_dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    if training.get("interpolate") is not None:
+        if not has_dev:
+            raise ValueError("training.interpolate needs data.dev to choose a weight by")
+        check_weights(training["interpolate"], "training.interpolate")
     if training.get("eval_strategy", "no") != "no" and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "

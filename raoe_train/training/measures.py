@@ -9,7 +9,8 @@ from typing import Annotated, Any
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import SCRATCH, Model
-from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
+from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
 from raoe_train.recipe import Option
 
 
@@ -22,6 +23,8 @@ class Evaluation:
     )
     before: Annotated[bool, "evaluate them before training, too"] = True
     batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
+    classifier: Annotated[Classifier, Option(word="name")] = field(default_factory=Classifier)
+    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
@@ -33,7 +36,12 @@ def polarity_of(polarity: Polarity, model: Model) -> Polarity:
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
     """The recipe's tasks, read; {} where it names none."""
-    asked: Any = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
+    asked: Any = {
+        "prompt": model.prompt,
+        "polarity": polarity_of(polarity, model),
+        "classifier": evaluation.classifier,
+        "batcher": evaluation.batcher,
+    }
     return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
 
 

@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 702,
-    "data": 1970,
-    "encoders": 1820,
-    "evaluation": 1003,
+    "data": 2101,
+    "encoders": 1895,
+    "evaluation": 1309,
     "generation": 1083,
-    "jobs": 1253,
-    "losses": 2815,
-    "studies": 1594,
-    "training": 1209,
-    "the root": 585,
+    "jobs": 1438,
+    "losses": 2816,
+    "studies": 1598,
+    "training": 1240,
+    "the root": 589,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

@@ -23,7 +23,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.training.run_directory import claim, finished_metrics, made_from
-from tests.tiny import SENTENCES, training_data
+from tests.tiny import SENTENCES, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
 
@@ -260,6 +260,35 @@ def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
         run("train", "raoe-s1", **settings(tmp_path, **{"loss.name": "mse"}))
 
 
+@pytest.mark.parametrize(
+    ("scale", "wanted"),
+    [
+        ([1, 5], [0, 0.25, 1]),
+        ([-1, 1], [-1, -0.5, 1]),
+        ([0, 1], [0, 0.25, 1]),
+        ([-2, 2], [0, 0.25, 1]),
+        ([], [-1, -0.5, 1]),
+    ],
+)
+def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
+    """Each source's scores, from its own scale: that of cosines stays as it is."""
+    low, high = scale or (-1, 1)
+    rows = [
+        f"{SENTENCES[row]}\t{SENTENCES[row + 1]}\t{low + part * (high - low)}" for row, part in enumerate((0, 0.25, 1))
+    ]
+    (tmp_path / "own.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    changes = {"data.train": [str(tmp_path / "own.tsv"), write_pairs(tmp_path / "train.tsv")]}
+    if scale:
+        changes["data.score_scale"] = [*scale, 0, 5]
+    else:
+        changes["data.train"] = changes["data.train"][:1]
+    arguments = load("train", None, settings(tmp_path, **{"loss.name": "mse", **changes}))
+    datasets, _ = training_data(arguments, 42)
+    assert datasets["own"]["score"][:] == pytest.approx(wanted)
+    if scale:
+        assert max(datasets["train"]["score"]) == 1 and 0 < min(datasets["train"]["score"]) < 0.2
+
+
 def test_a_batch_never_mixes_sources(tmp_path):
     """Scores of different sources are not comparable: here one's are a hundred times as large."""
     other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
@@ -294,6 +323,24 @@ def test_max_rows_draws_with_the_seed(tmp_path):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_the_best_weights_of_the_way_are_saved(tmp_path):
+    encoder = tmp_path / "encoder"
+    tiny_encoder(double=False).save_pretrained(str(encoder))
+    made = settings(tmp_path, **{"model.name": str(encoder), "model.scratch": None})
+    run("train", "raoe-s1", **made)
+    asked = {**made, "training": {**made["training"], "interpolate": [0, 0.3, 1]}, "output": str(tmp_path / "between")}
+    metrics = run("train", "raoe-s1", **asked)
+    found = metrics["interpolation"]
+    by_dev = {row["weight"]: row["dev"] for row in found["curve"]}
+    assert by_dev[0] == pytest.approx(metrics["before"]["spearman"])
+    assert metrics["after"]["spearman"] == pytest.approx(max(by_dev.values())) == by_dev[found["weight"]]
+    start, end, saved = (
+        load_file(folder / "model.safetensors") for folder in (encoder, tmp_path / "out", tmp_path / "between")
+    )
+    for name, value in saved.items():
+        torch.testing.assert_close(value, start[name].lerp(end[name], found["weight"]), rtol=1e-6, atol=1e-7)
+
+
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     made = settings(tmp_path)
     made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 1e-30, "patience": 2}
@@ -305,6 +352,10 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     ("changes", "message"),
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
+        ({"data.dev": None, "training.interpolate": 0.5}, "training.interpolate needs data.dev"),
+        ({"training.interpolate": [0.5, 2]}, r"training.interpolate are numbers from 0, .*; got \[0.5, 2.0\]"),
+        ({"training.interpolate": "half"}, "training.interpolate"),
+        ({"training.interpolate": 0.5, "model.lora": {"r": 4}}, "leave model.lora out"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
         ({"training.output_dir": "x"}, "set output"),
         ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),
