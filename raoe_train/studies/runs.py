@@ -71,6 +71,8 @@ def expand(
             point = dict(zip(grid, values, strict=True))
             variant = "-".join([family, *(f"{key.rpartition('.')[2]}-{_short(value)}" for key, value in point.items())])
             name = f"{variant}-seed{seed}"
+            if not name.isprintable() or any(mark in name for mark in "/\\"):
+                raise ValueError(f"variants: {variant!r} cannot name a folder: no / and no \\, one line")
             output = str(Path(str(words["output"]), "runs", name))
             fixed: dict[str, Any] = {"training": {"seed": seed}, "output": output, "overwrite": overwrite}
             before = None

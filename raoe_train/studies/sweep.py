@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.processes import owned
 from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
@@ -89,7 +90,8 @@ def sweep(
     failed: list[str] = []
     for number, run in enumerate(wanted, 1):
         if table.is_done(run):
-            clear_unfinished(run.directory)  # where a kill came between
+            with owned(run.directory):
+                clear_unfinished(run.directory)  # where a kill came between
         elif run.directory.name not in failed:
             print(f"[{number}/{len(wanted)}] {run.name}", flush=True)
             error = _make(run, failed, own_process if measure else _train)

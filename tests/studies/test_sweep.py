@@ -99,6 +99,8 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
         ({"variants": {"a": {"los.name": "mse"}}}, "unknown key los"),
         ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
         ({"variants": {"a": {"data.train": "{data_dir}/x.tsv"}}}, "--data_dir is missing"),
+        ({"variants": {"../../evil": {}}}, "'../../evil' cannot name a folder"),
+        ({"variants": {"a\nb": {}}}, "cannot name a folder"),
         ({"only": ["nothing"]}, "--only nothing: no such run; variants: raoe, second"),
         ({"output": None}, "--output is missing"),
     ],
