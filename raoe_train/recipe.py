@@ -13,7 +13,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import json
 import math
+import operator
 import os
 import pkgutil
 import re
@@ -97,7 +99,8 @@ def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, 
         elif dataclasses.is_dataclass(parameter.type):
             yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
         else:
-            yield where + name, parameter.default, parameter.option.help + _bounds(parameter.option)
+            bounds = " and ".join(f"{word} {bound:g}" for word, bound in _bounds(parameter.option).items())
+            yield where + name, parameter.default, parameter.option.help + (f" ({bounds})" if bounds else "")
 
 
 def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -109,12 +112,16 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
         raise ValueError(f"recipe {path} extends itself")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
     parent = values.pop("extends", None)
-    values = nest(values)
+    try:
+        values = nest(values)
+        json.dumps(values, default=str, skipkeys=True)  # which looks into every list, too
+    except (RecursionError, ValueError):
+        raise ValueError(f"recipe {path} has a part that holds itself (an alias, *NAME, inside its &NAME)") from None
     return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
 
 
@@ -291,25 +298,24 @@ def argument(parameter: Parameter, value: Any, key: str) -> Any:
     return _bounded(option, convert(kind, value, key), key)
 
 
+HOLDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
+
+
 def _bounded(option: Option, value: Any, key: str) -> Any:
-    numbers = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
-    bounds = _bounds(option).strip(" ()")
-    for number in numbers if bounds else ():
-        if (
-            not math.isfinite(number)
-            or (option.least is not None and number < option.least)
-            or (option.above is not None and number <= option.above)
-            or (option.below is not None and number >= option.below)
-        ):
-            raise ValueError(f"{key} must be {bounds}, got {number!r}")
+    bounds = _bounds(option)
+    if bounds:
+        bounds.setdefault("below", math.inf)
+    for number in value if isinstance(value, list) else [value]:
+        for word, bound in bounds.items() if number is not None else ():
+            if not HOLDS[word](number, bound):
+                raise ValueError(f"{key} must be {word} {bound:g}, got {number!r}")
     return value
 
 
-def _bounds(option: Option) -> str:
-    """What a number has to be, in brackets, or nothing."""
-    words = {"at least": option.least, "above": option.above, "below": option.below}
-    said = " and ".join(f"{word} {bound:g}" for word, bound in words.items() if bound is not None)
-    return f" ({said})" if said else ""
+def _bounds(option: Option) -> dict[str, float]:
+    """What a number has to be."""
+    of = {"at least": option.least, "above": option.above, "below": option.below}
+    return {word: bound for word, bound in of.items() if bound is not None}
 
 
 def _later(value: Mapping[str, Any], word: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,18 +78,31 @@ def _result(label: str, path: Path) -> Result:
     found = read_json(file)
     after = found.get("after", found)
     tasks = after.get("tasks") if isinstance(after, dict) else None
-    if not tasks or not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
+    settings, made = found.get("settings", {}), found.get("versions", {})
+    if (
+        not isinstance(tasks, dict)
+        or not tasks
+        or not all(map(_is_task, tasks.values()))
+        or not (isinstance(settings, dict) and isinstance(made, dict))
+    ):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
         )
-    settings = found.get("settings", {})
     made_by = {
         "model": found.get("model") or str(path),
         "files": (settings.get("model") or {}).get("files"),
         "commit": found.get("commit"),
-        "versions": found.get("versions", {}),
+        "versions": made,
     }
     return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
+
+
+def _is_task(found: Any) -> bool:
+    """Whether it is the result of a task: of a kind, with a main metric that is a number or undefined."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, ""), str) for name in ("kind", "main")):
+        return False
+    main = main_score(found)
+    return main is None or (isinstance(main, (int, float)) and math.isfinite(main))
 
 
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
@@ -171,14 +185,17 @@ def _page(found: Mapping[str, Any], results: Sequence[Result], resamples: int) -
         marked = zip(*(_marks([row[word] for row in rows.values()]) for word in words), strict=True)
         papers = found["published"].get(kind, {})
         shown = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
-        shown += [[f"*{label}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
-        lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
+        shown += [[f"*{cell(label)}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
+        head = ["model", *map(cell, words)]
+        lines += ["", f"## {cell(kind)}", "", f"{', '.join(map(cell, names))} x 100", *table(head, shown)]
         if papers:
             lines += ["", "In italics what papers report of their models; averages are of these columns."]
     if others := found["differences"]:
         counts = {word: str(row["examples"]) for rows in reversed(others.values()) for word, row in rows.items()}
         words = list(dict.fromkeys(word for rows in others.values() for word in rows))
-        shown = [[word, counts[word], *(_difference(rows.get(word)) for rows in others.values())] for word in words]
+        shown = [
+            [cell(word), counts[word], *(_difference(rows.get(word)) for rows in others.values())] for word in words
+        ]
         lines += [
             "",
             "## Differences",

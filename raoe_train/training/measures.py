@@ -46,30 +46,19 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
 
 
 def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:
-    """sentence-transformers' evaluator on data.dev; None without one."""
+    """The evaluator on data.dev; None without one."""
     if not data.dev:
         return None
-    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+    from raoe_train.evaluation.sts import StsEvaluator
 
     pairs = read_scored(data.dev, prompt, columns=data.columns or None, on_error=data.on_error)
-    return EmbeddingSimilarityEvaluator(
-        pairs["sentence1"][:],
-        pairs["sentence2"][:],
-        pairs["score"][:],
-        batch_size=batch_size,
-        main_similarity="cosine",
-        similarity_fn_names=["cosine"],
-        name="dev",
-        write_csv=False,
-    )
+    return StsEvaluator(pairs, batch_size, "dev")
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100, as evaluate_encoder gives them; None where all cosines are equal."""
-    if evaluator is None:
-        return {}
-    found = evaluator(model)
-    values = {name: 100 * float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+    """Correlations x 100, as of a task; None where they are undefined."""
+    found = evaluator(model) if evaluator is not None else {}
+    values = {key.split("_")[1]: 100 * value for key, value in found.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import logging
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -191,7 +193,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
-        ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', r"line 1: sentence2 is '\\ud83d', not a text"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: half of a surrogate pair"),
         (
             "a.jsonl",
             '{"sentence1": "a", "sentence2": "b"}\n{"sentence1": "a", "sentence2": "b", "score": 1}\n',
@@ -208,6 +210,25 @@ def test_malformed_rows(tmp_path, suffix, caplog):
 def test_errors_name_the_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         read_pairs(write(tmp_path / name, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"x":' * 100_000, "not JSON .*recursion"),
+        ('{"sentence1": "a", "sentence2": "b", "score": 1%s, "subset": ""}' % ("0" * 400), "not a number"),
+        ('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "\\ud800"}', "half of a surrogate pair"),
+        ('{"sentence1": "a", "sentence2": "b", "score": [0%s], "subset": ""}' % (", 0.5" * 100_000), r"… \(\d+ char"),
+    ],
+    ids=["deep", "long", "surrogate", "list"],
+)
+def test_json_that_no_table_can_have_is_a_row_error(tmp_path, line, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "s"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"x\.jsonl, line 2: .*{message}") as error:
+        read_pairs(path)
+    assert len(str(error.value)) < 1000
+    assert len(read_pairs(path, on_error="skip")) == 1
 
 
 def test_damaged_gzip(tmp_path):
@@ -275,6 +296,15 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="each but parquet also with"):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
+
+
+def test_decimals_and_times_go_from_parquet_to_jsonl(tmp_path):
+    rows = [{"a": Decimal("0.25"), "b": date(2026, 1, 2)}]
+    write_rows(tmp_path / "x.parquet", ["a", "b"], rows)
+    write_rows(tmp_path / "x.jsonl", ["a", "b"], (fields for _, fields in read_rows(tmp_path / "x.parquet")))
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"a": 0.25, "b": "2026-01-02"}
+    with pytest.raises(ValueError, match="a jsonl file cannot hold b'x'"):
+        write_rows(tmp_path / "y.jsonl", ["a"], [{"a": b"x"}])
 
 
 def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):

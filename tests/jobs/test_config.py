@@ -129,7 +129,11 @@ def test_a_recipe_cannot_extend_itself(tmp_path):
         load("train", tmp_path / "a.yaml")
 
 
-@pytest.mark.parametrize("text", ["- a list", "a: [", "just words"])
+@pytest.mark.parametrize(
+    "text",
+    ["- a list", "a: [", "just words", "model: &m {lora: *m}", "data: {train: &t [*t]}", "a: " + "[" * 5000],
+    ids=str.__len__,
+)
 def test_broken_recipes_are_user_errors(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)

@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 666,
-    "data": 2081,
-    "encoders": 1837,
-    "evaluation": 1287,
-    "generation": 1082,
-    "jobs": 1418,
-    "losses": 2800,
-    "studies": 1567,
+    "artifacts": 702,
+    "data": 2101,
+    "encoders": 1895,
+    "evaluation": 1309,
+    "generation": 1083,
+    "jobs": 1438,
+    "losses": 2816,
+    "studies": 1624,
     "training": 1240,
-    "the root": 545,
+    "the root": 589,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

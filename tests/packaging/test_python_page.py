@@ -1,4 +1,4 @@
-"""docs/python.md, docs/by-length.md and the README: every example runs as it stands; the front door has what it says."""
+"""docs/python.md, by-length.md and the README: every example runs as it stands; the front door has what it says."""
 
 from __future__ import annotations
 

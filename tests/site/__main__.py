@@ -1,8 +1,8 @@
 """`make docs-walk`: the built site in a real browser, as a reader has it: every page at three widths, light and dark.
 
 It fails on an error in the console, a page wider than the screen, a picture that is not there, a link that leads
-nowhere, a formula that is not laid out, or a search that finds nothing. Needs playwright (PyPI) and a Chromium, the system's
-(CHROMIUM, by default /usr/bin/chromium). Pictures of all pages are left in build/site-pictures.
+nowhere, a formula that is not laid out, or a search that finds nothing. Needs playwright (PyPI) and a Chromium, the
+system's (CHROMIUM, by default /usr/bin/chromium). Pictures of all pages are left in build/site-pictures.
 """
 
 from __future__ import annotations

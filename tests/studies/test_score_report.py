@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -135,6 +136,20 @@ def test_page(tmp_path):
     assert json.loads((tmp_path / "page" / "report.json").read_text())["scores"] == found["scores"]
 
 
+def test_what_comes_from_files_is_data_in_the_page(tmp_path):
+    """No tag, link, image, address or column of a hostile result; a page is one, whoever renders it."""
+    evil = "<script>x</script>|[a](http://evil)![b](//evil) *b* `c` www.evil.org"
+    task = {"kind": evil, "main": evil, evil: 1.0}
+    more = {"model": evil, "versions": {evil: evil}, "settings": {"tasks": {evil: "same"}}}
+    run("report", results=[result(tmp_path, name, {evil: task}, **more) for name in ("x", "y")], output=str(tmp_path))
+    shown = re.sub(r"!\[scores\]\(scores\.png\)", "", (tmp_path / "report.md").read_text())
+    assert "<script" not in shown and "http://" not in shown and "www." not in shown
+    assert not re.search(r"(?<!\\)[\[\]`]", shown)
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {3}
+    assert "&lt;script>" in shown
+
+
 def test_papers_rows_are_of_the_same_sets(tmp_path):
     """Not of a part of it, another split, or another kind."""
     for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
@@ -251,6 +266,9 @@ def test_results_of_one_name_are_told_apart(tmp_path):
         ("[]", "is no result of"),
         ('{"tasks": {}}', "is no result of"),
         ('{"after": {"spearman": 3}}', "is no result of"),
+        ('{"tasks": {"a": {"spearman": "x"}}}', "is no result of"),
+        ('{"tasks": {"a": {"spearman": 1, "kind": ["x"]}}}', "is no result of"),
+        ('{"tasks": {"a": {"spearman": 1}}, "settings": [1]}', "is no result of"),
     ],
 )
 def test_what_is_no_result(tmp_path, content, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -239,6 +240,19 @@ def test_every_loss_trains(tmp_path, name):
     metrics = run("train", "raoe-s1", **made)
     assert metrics["steps"] == 2 and metrics["before"] == {}
     assert (tmp_path / "out" / "modules.json").is_file()
+
+
+@pytest.mark.parametrize(("loss", "error"), [("rank_margin", True), ("raoe", False), ("mse", False)])
+def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
+    data = tmp_path / "equal.tsv"
+    data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
+    arguments = load("train", None, {"loss.name": loss, "data.train": [str(data)]})
+    if error:
+        with pytest.raises(ValueError, match="all 40 scores are 1, so that no pair ranks above another: the loss"):
+            training_data(arguments, 1)
+    else:
+        training_data(arguments, 1)
+        assert ("only its labels are learned from" in caplog.text) == (loss == "raoe")
 
 
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
