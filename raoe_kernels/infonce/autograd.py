@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import with_gradients
+from .._operator import eager, with_gradients
 from .problem import Gradients, Problem
 
 OP = Op(
@@ -34,9 +34,9 @@ _TENSORS = 14  # leading fields of a Problem; numbers follow
 
 def info_nce(problem: Problem, backend: str) -> Tensor:
     needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.differentiated)
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, *problem[:14])
+    if module is None:
         return _operator(*problem, needs, backend)[0]
-    module = OP.select(problem.anchors.device, backend)
     if any(needs):
         return _InfoNCE.apply(module, *problem)
     return _forward(problem, needs, module)[0]

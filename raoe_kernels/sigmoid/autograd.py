@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import with_gradients
+from .._operator import eager, with_gradients
 from .problem import Gradients, Problem
 
 OP = Op(
@@ -32,9 +32,9 @@ OP = Op(
 
 def sigmoid(problem: Problem, backend: str) -> Tensor:
     needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.differentiated)
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, *problem)
+    if module is None:
         return _operator(*problem, needs, backend)[0]
-    module = OP.select(problem.anchors.device, backend)
     if any(needs):
         return _Sigmoid.apply(module, *problem)
     return _forward(problem, needs, module)[0]
