@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _widths
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
 from .._native import missing as native_missing
@@ -30,17 +31,13 @@ OP = Op(
 )
 
 
-def _widths_missing(device: torch.device) -> str | None:
-    return native_missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
-
-
 WIDTHS = Op(
     "pairwise_cosine of several widths",
     (),
     {
         "reference": OP.backends["reference"],
         "scan": OP.backends["scan"],
-        "native": Backend(f"{__package__}.native", _widths_missing),
+        "native": Backend(f"{__package__}.native", _widths.native_missing),
     },
 )
 

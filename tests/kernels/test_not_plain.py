@@ -76,7 +76,7 @@ def test_freed_storage_is_an_error(which):
     call, given = CALLS[which]
     freed = given[0].clone()
     freed.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="is without memory: its storage was freed|out of bounds for storage of size 0"):
+    with pytest.raises(RuntimeError, match=r"without memory: its storage was freed|out of bounds for storage of size"):
         call(freed, given[1])
 
 

@@ -17,16 +17,12 @@ from torch import Tensor
 
 from ..._dispatch import Backend, Op, refuse_second_derivative
 from ..._dtypes import wide
-from ..._native import missing as native_missing
 from ..._operator import eager, with_backward
+from ..._widths import native_missing
 from ..problem import Problem
 
 Needs = tuple[bool, ...]
 _NONE = (False, False, False)
-
-
-def _native_missing(device: torch.device) -> str | None:
-    return native_missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
 
 
 WIDTHS = Op(
@@ -35,7 +31,7 @@ WIDTHS = Op(
     {
         "reference": Backend(f"{__package__}.reference"),
         "scan": Backend(f"{__package__}.scan"),
-        "native": Backend(f"{__package__}.native", _native_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 
