@@ -14,8 +14,8 @@ from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import api, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
+from tests.kernels.contrast_cases import DTYPES, Recorder, rows
 from tests.kernels.infonce_forms import cases, formula
-from tests.kernels.test_infonce import DTYPES, Recorder, rows
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
