@@ -2,9 +2,9 @@
 
     import raoe_train as rt
 
-`load_encoder`, `read_pairs`, `Trainer` and `losses` are for a script of one's own; `score`, `generate`, `mine`,
-`encode` and `evaluate` are jobs of the command line, whose arguments are the keys of recipes; `run` does any job by its
-name. docs/python.md shows each of them. Nothing is done on import: what a name needs is imported on its first use.
+`load_encoder`, `read_pairs`, `Trainer` and `losses` are for a script of one's own; `prepare`, `score`, `generate`,
+`mine`, `encode` and `evaluate` are jobs of the command line, whose arguments are the keys of recipes; `run` does any of
+them by its name; see docs/python.md. Nothing is done on import: what a name needs is imported on its first use.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raoe_train.jobs.evaluate import evaluate as evaluate
     from raoe_train.jobs.generate import generate as generate
     from raoe_train.jobs.mine import mine as mine
+    from raoe_train.jobs.prepare import prepare as prepare
     from raoe_train.jobs.score import score as score
     from raoe_train.losses.collators import ListCollator as ListCollator
     from raoe_train.losses.collators import ScoreLabelCollator as ScoreLabelCollator
@@ -38,6 +39,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "jobs.evaluate": ("evaluate",),
     "jobs.generate": ("generate",),
     "jobs.mine": ("mine",),
+    "jobs.prepare": ("prepare",),
     "jobs.score": ("score",),
     "losses": (),
     "losses.collators": ("ListCollator", "ScoreLabelCollator", "TextCollator"),

@@ -6,6 +6,8 @@ import importlib
 import logging
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
 STUDIES = ("sweep", "report")
-JOBS = ("train", "score", "lists", "mine", "evaluate", "encode", "generate", *STUDIES, "export", "check")
-WORDS = {"report": "results"}  # the key that words before the first --key go to, where that is no recipe
+DATA = ("prepare", "score", "lists", "mine", "generate")
+JOBS = ("train", *DATA, "evaluate", "encode", *STUDIES, "merge", "export", "check")
+# the key that words before the first --key go to, where that is no recipe
+WORDS = {"report": "results", "prepare": "names"}
 
 
 def job_of(name: str) -> Callable[..., Any]:
@@ -47,19 +51,28 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit status is 0 only if the job did all it was asked."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """The command line. The exit status: 0 if the job did all it was asked; 1 if it came to its end and something is
+    not as it should be (runs of a sweep, a check); 2 for what cannot be: a word, a value, a file, a full disk, a loss
+    that is NaN; 3 for an error that nobody foresaw; 130 if it was interrupted, 141 if nobody reads what it prints."""
+    try:
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as of a process that SIGPIPE ended
+
+
+def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_help())
+        print(_help(), flush=True)
         return 0 if words else 2
+    # It says at import that an optional kernel of its own is not installed, which is nothing to act on.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     job, rest = words[0], words[1:]
     if job in JOBS and any(word in ("-h", "--help") for word in rest):
-        print(_job_help(job))
+        print(_job_help(job), flush=True)
         return 0
     debug = "--traceback" in rest
     rest = [word for word in rest if word != "--traceback"]
-    # It says at import that an optional kernel of its own is not installed, which is nothing to act on.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if not sys.stderr.isatty():
         _hide_bars()
     recipe = None
@@ -68,32 +81,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rest.insert(0, f"--{WORDS[job]}")
         else:
             recipe = rest.pop(0)
+    options: dict[str, Any] = {}
     try:
-        result = run(job, recipe, **parse_options(rest))
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (ValueError, OSError, ModuleNotFoundError, FloatingPointError) as error:
-        # no file, a full disk, no such model, a loss that is NaN
-        if debug:
-            raise
-        print(f"raoe-train: {_explain(error)}", file=sys.stderr)
-        return 2
+        options = parse_options(rest)
+        result = run(job, recipe, **options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         print("raoe-train: interrupted; run the same command again to go on", file=sys.stderr)
         return 130
+    except Exception as error:
+        if debug:
+            raise
+        # no file, a full disk, no such model, a loss that is NaN
+        known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
+        said = _explain(error) if known else _unknown(error, options.get("output"))
+        print(f"raoe-train: {said}", file=sys.stderr)
+        return 2 if known else 3
     return 1 if isinstance(result, dict) and result.get("failed") else 0
 
 
+def _unknown(error: Exception, output: Any) -> str:
+    """An error that nobody foresaw in a sentence, and the file that has all of it: beside the output, where one can be
+    written there."""
+    trace = "".join(traceback.format_exception(error))
+    beside = Path(f"{output}.error.txt") if isinstance(output, str) else None
+    try:
+        if beside is None or not beside.parent.is_dir():
+            raise OSError
+        beside.write_text(trace, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        handle, name = tempfile.mkstemp(".txt", "raoe-train-")
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(trace)
+        beside = Path(name)
+    said = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {said or 'no more is known'} (unforeseen; the whole trace is in {beside})"
+
+
 def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """``--key value …`` as a mapping: no value is True, several or repeated ones are a list."""
+    """``--key value …`` as a mapping: no value is True, several are a list; ValueError for a key twice."""
     given: dict[str, list[str]] = {}
     key = None
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
             key = key.replace("-", "_")
-            given.setdefault(key, []).extend([value] if equals else [])
+            if key in given:
+                raise ValueError(f"--{key} is there twice; several values stand behind one: --{key} A B")
+            given[key] = [value] if equals else []
         elif key is None:
             raise ValueError(f"expected --section.key, got {word!r}")
         else:
@@ -126,7 +163,10 @@ JOB is one of:
 RECIPE is a YAML file, or one of: {names}
 of a sweep: {sweeps}
 
-raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from."""
+raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.
+
+exit status: 0 done, 1 something failed in a job that came to its end, 2 what cannot be, 3 an unforeseen error,
+130 interrupted"""
 
 
 def _job_help(job: str) -> str:

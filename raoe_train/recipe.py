@@ -13,6 +13,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import json
+import math
+import operator
+import os
 import pkgutil
 import re
 import types
@@ -34,7 +38,8 @@ class Option:
 
     help: str = ""  # a line for the command line's help
     least: float | None = None  # of a number
-    below: float | None = None  # what a number has to be
+    above: float | None = None  # what a number has to be
+    below: float | None = None
     word: str | None = None  # of a section, the key that a bare word in its place stands for
     # functions as MODULE:NAME, imported when asked for
     convert: str | None = None  # (value, key) -> argument, in place of bringing it to the type
@@ -94,7 +99,8 @@ def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, 
         elif dataclasses.is_dataclass(parameter.type):
             yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
         else:
-            yield where + name, parameter.default, parameter.option.help
+            bounds = " and ".join(f"{word} {bound:g}" for word, bound in _bounds(parameter.option).items())
+            yield where + name, parameter.default, parameter.option.help + (f" ({bounds})" if bounds else "")
 
 
 def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -106,12 +112,16 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
         raise ValueError(f"recipe {path} extends itself")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
     parent = values.pop("extends", None)
-    values = nest(values)
+    try:
+        values = nest(values)
+        json.dumps(values, default=str, skipkeys=True)  # which looks into every list, too
+    except (RecursionError, ValueError):
+        raise ValueError(f"recipe {path} has a part that holds itself (an alias, *NAME, inside its &NAME)") from None
     return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
 
 
@@ -189,10 +199,18 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         if any(value in typing.get_args(option) for option in literal):
             return value
         others = [option for option in options if option not in literal] or literal
-        return convert(others[0], value, key) if len(others) == 1 else plain(value)
+        if len(others) > 1:
+            return plain(value)
+        try:
+            return convert(others[0], value, key)
+        except ValueError as error:
+            words = [word for option in literal if option not in others for word in typing.get_args(option)]
+            also = "".join(f" or {word}" for word in words)
+            raise ValueError(str(error).replace(", got ", f"{also}, got ", 1)) from None
     if hint is Any:
         return plain(value)
     if typing.get_origin(hint) is typing.Literal:
+        value = "no" if value is False else value  # YAML's no
         if value not in typing.get_args(hint):
             raise ValueError(f"{key} must be one of {', '.join(typing.get_args(hint))}, got {value!r}")
         return value
@@ -244,7 +262,7 @@ def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
     made, others = dict[str, Any](), dict[str, Any]()
     for key, value in values.items():
         if key in known:
-            made[key] = _argument(known[key], value, where + key)
+            made[key] = argument(known[key], value, where + key)
         elif rest:
             others[str(key)] = plain(value)
         else:
@@ -257,11 +275,12 @@ def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
     for name, parameter in known.items():
         if name not in made:
             given = {} if dataclasses.is_dataclass(parameter.type) else parameter.default
-            made[name] = _argument(parameter, given, where + name) if given is not None else None
+            made[name] = argument(parameter, given, where + name) if given is not None else None
     return made
 
 
-def _argument(parameter: Parameter, value: Any, key: str) -> Any:
+def argument(parameter: Parameter, value: Any, key: str) -> Any:
+    """A value as what is declared of its parameter; ValueError, with the key, for one that cannot be."""
     option, kind = parameter.option, parameter.type
     if isinstance(value, Mapping) and BARE in value:
         value = _later(value, option.word)
@@ -279,12 +298,24 @@ def _argument(parameter: Parameter, value: Any, key: str) -> Any:
     return _bounded(option, convert(kind, value, key), key)
 
 
+HOLDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
+
+
 def _bounded(option: Option, value: Any, key: str) -> Any:
-    if value is not None and option.least is not None and value < option.least:
-        raise ValueError(f"{key} must be at least {option.least:g}, got {value!r}")
-    if value is not None and option.below is not None and value >= option.below:
-        raise ValueError(f"{key} must be below {option.below:g}, got {value!r}")
+    bounds = _bounds(option)
+    if bounds:
+        bounds.setdefault("below", math.inf)
+    for number in value if isinstance(value, list) else [value]:
+        for word, bound in bounds.items() if number is not None else ():
+            if not HOLDS[word](number, bound):
+                raise ValueError(f"{key} must be {word} {bound:g}, got {number!r}")
     return value
+
+
+def _bounds(option: Option) -> dict[str, float]:
+    """What a number has to be."""
+    of = {"at least": option.least, "above": option.above, "below": option.below}
+    return {word: bound for word, bound in of.items() if bound is not None}
 
 
 def _later(value: Mapping[str, Any], word: str | None) -> Any:
@@ -299,7 +330,8 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
     problem = ValueError(f"{key} must be {names[kind]}, got {value!r}")
     if kind is str:
         if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-            return str(value)
+            # nothing but a path begins so
+            return os.path.expanduser(str(value)) if str(value).startswith("~/") else str(value)
         raise problem
     if kind is bool:
         word = str(value).lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,15 @@ import numpy as np
 from tqdm import tqdm
 
 from raoe_train.artifacts.processes import locked, rank_and_world
-from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.provenance import digest, file_digest, versions
 from raoe_train.artifacts.writing import partial, read_json, replacing, write_json
+
+logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+SUMS = "sha256.json"  # of the files beside it
 POLL = 0.2  # seconds
 
 
@@ -40,6 +44,8 @@ def found(
     ValueError for an output of other settings without `overwrite`. Where there is unfinished work of these settings
     `overwrite` was said before, or the output is theirs and a kill kept it from being summed up.
     """
+    if output.is_dir():
+        raise ValueError(f"output {output} is a folder: name a file")
     if not output.exists():
         return None
     result = read_json(summary or beside(output, ".json"))
@@ -68,21 +74,33 @@ def awaited(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
-    """`entry`, a folder that `write` fills, or that is there already. It appears in one step: a kill leaves nothing
-    there. Of several processes one writes, and the others wait."""
+    """`entry`, a folder that `write` fills, or that is there already, whole. It appears in one step: a kill leaves
+    nothing there; one whose files are not those that were written is made anew, with a warning. Of several processes
+    one writes, and the others wait."""
     work = partial(entry)
     try:
-        while not entry.is_dir():
+        while not _whole(entry):
             with locked(work, concluded=lambda: True):
-                if not entry.is_dir():
+                if not _whole(entry):
+                    if entry.is_dir():
+                        logger.warning("%s is damaged, and is made anew", entry)
+                        shutil.rmtree(entry)
                     unfinished = work / "unfinished"
                     shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
                     unfinished.mkdir()
                     write(unfinished)
+                    write_json(unfinished / SUMS, {path.name: file_digest(path) for path in unfinished.iterdir()})
                     unfinished.rename(entry)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
     return entry
+
+
+def _whole(entry: Path) -> bool:
+    """Whether a folder is there with the very files that made_once left."""
+    sums = read_json(entry / SUMS)
+    files = {path.name for path in entry.iterdir()} - {SUMS} if sums else set()
+    return bool(sums) and files == sums.keys() and all(file_digest(entry / name) == sums[name] for name in files)
 
 
 def in_shards(

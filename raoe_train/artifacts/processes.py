@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -71,19 +72,8 @@ def first_speaks() -> Iterator[None]:
 def locked(folder: Path, concluded: Callable[[], object]) -> Iterator[None]:
     """One process at a time, by a lock file in `folder`, which goes with the process that holds it. In the end the
     folder is removed if it is empty or `concluded` gives something true."""
-    import fcntl  # Windows has none, and nothing else here needs it
-
     path = folder / LOCK
-    while True:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # another process has just removed the folder
-            continue
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if os.fstat(handle).st_nlink:
-            break
-        os.close(handle)  # it was removed while we waited, so it keeps nobody out any more
+    handle = _held(path, wait=True)
     try:
         yield
     finally:
@@ -94,3 +84,48 @@ def locked(folder: Path, concluded: Callable[[], object]) -> Iterator[None]:
             with contextlib.suppress(OSError):  # there is work in it
                 folder.rmdir()
         os.close(handle)
+
+
+@contextlib.contextmanager
+def owned(output: Path) -> Iterator[None]:
+    """In this block no other process has the output, by a lock file OUTPUT.lock, which goes with the process that holds
+    it; ValueError where one has. Where nothing can be written nothing is owned."""
+    path = output.with_name(f"{output.name}.{LOCK}")
+    missing = [folder for folder in path.parents if not folder.exists()]
+    try:
+        handle = _held(path, wait=False)
+    except BlockingIOError:
+        raise ValueError(f"{output}: another process is writing to it; wait, or choose another output") from None
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        yield  # what is there may still be read
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+        with contextlib.suppress(OSError):  # there is something in it
+            for folder in missing:
+                folder.rmdir()
+
+
+def _held(path: Path, wait: bool) -> int:
+    """The open lock file, which is this process's until it is closed; BlockingIOError for another's, not to `wait`."""
+    import fcntl  # Windows has none, and nothing else here needs it
+
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)  # it was removed while we waited, so it keeps nobody out any more

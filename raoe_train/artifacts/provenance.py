@@ -6,9 +6,13 @@ import hashlib
 import json
 import platform
 import subprocess
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png")  # beside a model
+DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
 
 
 def versions() -> dict[str, str]:
@@ -23,14 +27,30 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Of a model in a local folder: its files' names, sizes and times, so that one trained anew is not taken for the
-    old. None for a model that is no folder here, which its name has to stand for."""
+    """Of a model in a local folder: its files' names and contents, so that one trained anew is not taken for the old,
+    wherever it lies. None for a model that is no folder here, which its name has to stand for."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    listed = [(path.relative_to(folder).as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return digest(listed)
+    if (folder / DROPPED).is_file():
+        return (folder / DROPPED).read_text(encoding="utf-8")
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SAID_OF_IT)
+    return digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    state = path.stat()
+    return _digest(path.absolute(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(4096)
+def _digest(path: Path, size: int, time: int) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def commit() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,23 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A folder beside `folder` that takes its place when the block ends well; not before then the old one goes."""
+    temporary, old = partial(folder), folder.with_name(f".replaced.{folder.name}")
+    for left in (temporary, old):
+        shutil.rmtree(left, ignore_errors=True)  # a killed process's
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if folder.exists():
+            folder.replace(old)
+        temporary.replace(folder)
+    finally:
+        for left in (temporary, old):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -44,11 +44,15 @@ LabelMap = Mapping[str, int | None] | Mapping[int, int | None]
 NO_GOLD_LABEL = ("-", "-1", "")
 
 
+LONGEST = 500  # characters of a message
+
+
 class RowProblem(Exception):
     """A row that cannot be used. `reason` is a key to count by; not `malformed` where formats leave such rows out."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
-        super().__init__(message)
+        # a list of a million scores is no message
+        super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
         self.reason = reason
         self.malformed = reason not in ("no gold label", "blank line", "label left out")
 
@@ -129,7 +133,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
         if isinstance(value, bool):
             raise TypeError
         score = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise RowProblem(f"{column} is {value!r}, not a number", reason="bad score") from None
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")

@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -147,7 +148,12 @@ def _jsonl(path: Path) -> Iterator[Row]:
         else:
             try:
                 fields = json.loads(line)
-            except ValueError as error:
+                if "\\ud" in line.lower():  # no table and no file takes half of a pair
+                    json.dumps(fields, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                yield number, RowProblem("half of a surrogate pair, which is no text")
+                continue
+            except (ValueError, RecursionError) as error:
                 yield number, RowProblem(f"not JSON ({error})")
                 continue
             if not isinstance(fields, dict):
@@ -190,13 +196,23 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
                 for row in values:
-                    file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False) + "\n")
+                    fields = dict(zip(columns, row, strict=True))
+                    file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
             else:
                 cells = ([cell(value, kind) for value in row] for row in itertools.chain([columns], values))
                 if kind == "csv":
                     csv.writer(file, lineterminator="\n").writerows(cells)
                 else:
                     file.writelines("\t".join(row) + "\n" for row in cells)
+
+
+def _in_json(value: Any) -> Any:
+    """What parquet has and JSON has not: decimals as numbers, dates and times as ISO 8601."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise ValueError(f"a jsonl file cannot hold {value!r}; write .parquet instead")
 
 
 @contextmanager

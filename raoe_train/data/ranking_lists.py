@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
     lines: dict[str, int] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        sentences = _sentences(fields)
+        sentences = parse_list(fields, source)["sentences"]
         name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
         if name in lines:
             raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
@@ -40,8 +41,15 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
     return read_table(source, parse, "list", on_error=on_error)
 
 
-def _sentences(fields: dict[str, Any]) -> list[str]:
-    sentences = fields.get("sentences")
+def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
+    """{"sentences"} of a row; RowProblem as list_table says. A column list_sent whose text is a list, as the paper's
+    authors publish theirs, is one, too."""
+    sentences = fields.get("sentences", fields.get("list_sent"))
+    if isinstance(sentences, str) and sentences.startswith("["):
+        try:
+            sentences = ast.literal_eval(sentences)
+        except (SyntaxError, ValueError):
+            raise RowProblem(f"{sentences[:40]!r}… is no list of texts", reason="no list") from None
     if not isinstance(sentences, list):
         there = ", ".join(map(repr, fields))
         raise RowProblem(f"no list of sentences in a column 'sentences'; there are: {there}", reason="no list")
@@ -53,4 +61,4 @@ def _sentences(fields: dict[str, Any]) -> list[str]:
     if len(sentences) < SHORTEST:
         few = f"{len(sentences)} sentences, where a ranking takes at least {SHORTEST}"
         raise RowProblem(few, reason=f"shorter than {SHORTEST}")
-    return sentences
+    return {"sentences": sentences}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -12,7 +14,7 @@ class Data:
 
     train: Annotated[
         list[str],
-        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name); no batch mixes them",
+        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
     ] = field(default_factory=list)
     dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
     input: Annotated[str | None, "source to score, to encode or to begin chains with"] = None
@@ -27,13 +29,16 @@ class Data:
     score_scale: Annotated[list[float], "lowest and highest score in data.train; two numbers, or two a source"] = field(
         default_factory=list
     )
-    on_error: Annotated[str, "a malformed row: raise, or skip (and count)"] = "raise"
-    pairing: Annotated[str, "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations"] = (
-        "one"
-    )
+    on_error: Annotated[Literal["raise", "skip"], "a malformed row: raise, or skip (and count)"] = "raise"
+    pairing: Annotated[
+        Literal["one", "zip", "all"],
+        "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations",
+    ] = "one"
     neutral: Annotated[bool, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)"] = False
     shuffle_lists: Annotated[bool, "shuffle each list's sentences with training.seed, an ablation (listmle)"] = False
-    max_rows: Annotated[int | None, "at most so many rows of each training source, drawn with training.seed"] = None
+    max_rows: Annotated[
+        int | None, Option("at most so many rows of each training source, drawn with training.seed", least=1)
+    ] = None
     cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
         None
     )

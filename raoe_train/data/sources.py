@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
 from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
 
@@ -42,11 +42,23 @@ def is_file(name: str | os.PathLike[str]) -> bool:
     return data_kind(name) is not None or any(mark in name for mark in separators)
 
 
+def pool(name: str | os.PathLike[str]) -> list[str]:
+    """The sources of one pool, SOURCE+SOURCE, or the one that a name stands for alone. In a pool no file has a + in its
+    own name."""
+    text, parts = os.fspath(name), os.fspath(name).split("+")
+    bases = [part.partition("#")[0] for part in parts]
+    sources = all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases)
+    its_own = any("+" in whole and os.path.exists(whole) for whole in (text, text.partition("#")[0]))
+    return parts if sources and not its_own else [text]
+
+
 def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | None] | None = None) -> Source:
     """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns. A split
     that is not there only shows while the rows are read."""
     if isinstance(name, Source):
         return name
+    if len(parts := pool(name)) > 1:
+        return _pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = _file_and_split(name)
@@ -62,18 +74,28 @@ def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str
     return source
 
 
-def contents(name: str | os.PathLike[str]) -> dict[str, str] | None:
-    """What the rows of a file are read from: its bytes' SHA-256, its format and the split, wherever the file lies; None
-    for a source that is no file. Errors as open_source's."""
+def _pooled(name: str, opened: list[Source], columns: Columns) -> Source:
+    def rows() -> Iterator[Row]:
+        for each in opened:
+            source.name, source.unit = each.name, each.unit
+            yield from each.rows
+        source.name = name
+
+    source = Source(name, "row", columns, rows())
+    return source
+
+
+def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What the rows of a file are read from: its bytes' SHA-256, its format and the split, wherever the file lies; of a
+    pool, of each file; None for a source that is no file. Errors as open_source's."""
+    if len(parts := pool(name)) > 1:
+        found = [contents(part) for part in parts]
+        return None if None in found else {"pool": found}
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     kind = f"{data_kind(path)}{' in gzip' if compressed(path) else ''}"
-    return {"sha256": digest.hexdigest(), "kind": kind, "split": split}
+    return {"sha256": file_digest(path), "kind": kind, "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:

@@ -53,3 +53,15 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     made = np.divide((a * b).sum(axis=1), norms, out=np.zeros(len(a)), where=norms > 0)
     # 1.0000000000000002 of a sentence with itself would be a score out of range to what reads it
     return np.clip(made, -1, 1)
+
+
+def rounding(embeddings: np.ndarray) -> float:
+    """How far apart cosines of [n, d] embeddings may be by rounding alone, by the numbers that they hold: of bfloat16,
+    float16 or float32.
+
+    300 pairs, embedded by MiniLM on a CPU in batches of 64 and of 3, had cosines that differed by 2.5e-3, 3.1e-4 and
+    3.9e-7 at most, which is 0.32, 0.32 and 3.3 eps: half precision adds up in float32.
+    """
+    if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
+        return 2**-8
+    return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21

@@ -46,6 +46,7 @@ def load_encoder(
     ValueError for a setting that cannot be, FileNotFoundError for a path that is not there.
     """
     import torch
+    from safetensors import SafetensorError
     from sentence_transformers.sentence_transformer.modules import Transformer
 
     from raoe_train.encoders.bidirectional import register
@@ -55,6 +56,7 @@ def load_encoder(
     chosen = as_model(encoder, **settings)
     train = train or bool(settings.get("lora"))
     _check(chosen, train)
+    check_device(chosen.device)
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
@@ -62,7 +64,13 @@ def load_encoder(
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _load(chosen)
+            try:
+                model = _load(chosen)
+            except SafetensorError as error:
+                raise ValueError(f"the weights of {chosen.name} are damaged, or cut off: {error}") from None
+        if not (chosen.random_weights or chosen.load_in_4bit):
+            added = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
+            check_whole(model, chosen.name, added, chosen.trust_remote_code)
     if isinstance(model[0], Transformer):
         if chosen.random_weights:
             _draw_weights(model, seed)
@@ -78,9 +86,25 @@ def load_encoder(
     limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
     if limit is not None and model.max_seq_length is not None and model.max_seq_length > limit:
         raise ValueError(f"model.max_seq_length is {model.max_seq_length}, but the encoder has only {limit} positions")
+    special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)()
+    if model.max_seq_length is not None and model.max_seq_length <= special:
+        raise ValueError(
+            f"model.max_seq_length {model.max_seq_length} leaves no room for a text, to each of which {chosen.name} "
+            f"adds {special} tokens"
+        )
     if chosen.prompt is not None:
         _apply_prompt(model, chosen.prompt)
     return model
+
+
+def check_device(device: str | None) -> None:
+    """ValueError for a device that is not here."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def check_path(name: str) -> None:
@@ -88,6 +112,28 @@ def check_path(name: str) -> None:
     # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
+
+
+def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) -> None:
+    """ValueError for a SentenceTransformer that was just loaded with weights that its checkpoint does not have, so that
+    they are random. Not for those of `added` last layers, which are to be new, nor for a pooler, which no embedding is
+    made of. Of a `foreign` class, whose code may make what it likes after loading, a warning."""
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    inner = model[0].model if isinstance(model[0], Transformer) else None
+    if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
+        return
+    new = range(getattr(inner.config, "num_hidden_layers", 0) - added, getattr(inner.config, "num_hidden_layers", 0))
+    fresh = tuple(f"layers.{number}." for number in new)
+    # transformers' mark on what a checkpoint gave
+    random = [key for key, each in inner.named_parameters() if not getattr(each, "_is_hf_initialized", False)]
+    missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
+    if missing:
+        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        problem = f"{name} is not a whole encoder; of {len(missing)} weights it has none, and they are random: {listed}"
+        if not foreign:
+            raise ValueError(problem)
+        logger.warning("%s", problem)
 
 
 def _check(chosen: Model, train: bool) -> None:

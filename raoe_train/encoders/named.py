@@ -17,13 +17,13 @@ class Scratch:
     """A small model with random weights, and a tokenizer trained on the training sentences."""
 
     architecture: Annotated[Literal["bert", "llama"], "bert, with WordPiece, or llama, with byte-level BPE"] = "bert"
-    vocab_size: Annotated[int, "most entries of the vocabulary"] = 4000
-    hidden_size: Annotated[int, "width"] = 128
-    layers: Annotated[int, "transformer layers"] = 2
-    heads: Annotated[int, "attention heads"] = 4
-    intermediate_size: Annotated[int, "width of the feed-forward part"] = 256
-    dropout: Annotated[float, "dropout of hidden states and attention"] = 0.1
-    seed: Annotated[int, "seed of the random weights"] = 42
+    vocab_size: Annotated[int, Option("most entries of the vocabulary", least=1)] = 4000
+    hidden_size: Annotated[int, Option("width", least=1)] = 128
+    layers: Annotated[int, Option("transformer layers", least=1)] = 2
+    heads: Annotated[int, Option("attention heads", least=1)] = 4
+    intermediate_size: Annotated[int, Option("width of the feed-forward part", least=1)] = 256
+    dropout: Annotated[float, Option("dropout of hidden states and attention", least=0, below=1)] = 0.1
+    seed: Annotated[int, Option("seed of the random weights", least=0)] = 42
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Encoder:
         "mean, weighted_mean, cls, max or last [as saved; else cls for ModernBERT and SimCSE's kin, mean for others]",
     ] = None
     prompt: Annotated[str | None, "text around every {text}, saved with the model: 'query: {text}'"] = None
-    max_seq_length: Annotated[int | None, "longer sentences are cut to this many tokens"] = None
+    max_seq_length: Annotated[int | None, Option("longer sentences are cut to this many tokens", least=1)] = None
     trust_remote_code: Annotated[bool, "run code that comes with the model"] = False
     revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
     device: Annotated[str | None, "torch device; by default the best there is"] = None
@@ -48,7 +48,7 @@ class FrozenEncoder(Encoder):
 
     prompt: Annotated[str | None, "text around every {text}, or before each text where it has no {text}"] = None
     task: Annotated[str | None, "argument of its encode: the adapter of jina-embeddings-v3, say"] = None
-    batch_size: Annotated[int, "sentences at a time"] = 64
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
     cache: Annotated[str | None, "directory that keeps what it says for other runs [until the end]"] = None
 
 
@@ -58,7 +58,7 @@ class Model(Encoder):
 
     name: Annotated[str, "encoder or SentenceTransformer, by name or path; scratch makes one"] = "bert-base-uncased"
     random_weights: Annotated[bool, "keep architecture and tokenizer, draw new weights (training.seed)"] = False
-    dropout: Annotated[float | None, "override the encoder's dropout probabilities"] = None
+    dropout: Annotated[float | None, Option("override the encoder's dropout probabilities", least=0, below=1)] = None
     dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
     bidirectional_layers: Annotated[

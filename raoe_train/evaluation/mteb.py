@@ -8,7 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raoe_train.evaluation.tasks import Reading, Task
+from raoe_train.evaluation.tasks import BENCHMARKS, Reading, Task
+from raoe_train.recipe import nearest
 
 
 def read_mteb(name: str, reading: Reading) -> Task:
@@ -21,16 +22,43 @@ def read_mteb(name: str, reading: Reading) -> Task:
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
 
 
-def of_task(task: Any, cache: Path | None = None) -> Task:
-    """An mteb task, whose results are kept in `cache`."""
+def benchmark(kind: str) -> dict[str, Any]:
+    """{name: task} of a benchmark of BENCHMARKS, with the languages and splits that its leaderboard counts."""
+    import mteb
+
+    return {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARKS[kind]).tasks}
+
+
+def words(kind: str) -> list[str]:
+    """The words of all tasks of a benchmark."""
+    return [f"{kind}:{name}" for name in benchmark(kind)]
+
+
+def _read(kind: str, name: str, reading: Reading) -> Task:
+    tasks = benchmark(kind)
+    if name not in tasks:
+        raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
+    return of_task(tasks[name], reading.cache, kind)
+
+
+read_english_v1 = partial(_read, "mteb-english-v1")
+read_english_v2 = partial(_read, "mteb-english-v2")
+
+
+def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:
+    """An mteb task, whose results are kept in `cache`; of a benchmark the result also has its category."""
     metadata = task.metadata
     content = [metadata.name, metadata.dataset.get("revision"), version("mteb")]
-    return Task("mteb", "main_score", content, run=partial(run, task, cache))
+    counted = kind in BENCHMARKS
+    content += [list(task.hf_subsets), list(task.eval_splits)] if counted else []
+    more = {"category": metadata.type} if counted else {}
+    return Task(kind, "main_score", content, run=lambda model, size: run(task, cache, model, size) | more)
 
 
 def run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
-    """{"main_score": mean over splits and subsets, "metric": what that is, "scores": {split: {subset: of it}}}, and of
-    reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated again."""
+    """{"main_score": mean over the task's splits and subsets, "metric": what that is, "scores": {split: {subset: of
+    it}}}, and of reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated
+    again."""
     import mteb
 
     watched = sys.stderr.isatty()
@@ -43,6 +71,7 @@ def run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str,
         show_progress_bar=watched,
         co2_tracker=False,
     ).task_results[0]
+    found = found.validate_and_filter_scores(task)  # others of its subsets may be in the cache
     model.train(training)
     result = {
         "main_score": 100 * float(found.get_score()),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.data.conditional import read_scored
-from raoe_train.encoders.embed import cosines
+from raoe_train.encoders.embed import cosines, rounding
 from raoe_train.evaluation.finding import find_source
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import Reading, Task, mean_of_all
+from raoe_train.evaluation.tasks import Reading, Task, evaluate_tasks, mean_of_all
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -38,10 +40,10 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     """{"spearman", "pearson", "pairs"}, correlations x100 of cosines and scores over all pairs together (the "all" of
     Gao et al. 2021, Appendix B), and the cosines with their scores. Of several subsets also "subsets", {name: the same
     of it}, and "mean", unweighted, of their correlations."""
-    similarity = cosines(*np.split(embeddings, 2))
+    similarity, noise = cosines(*np.split(embeddings, 2)), rounding(embeddings)
 
     def measured(chosen: np.ndarray) -> dict[str, Any]:
-        return {**correlate(similarity[chosen], scores[chosen]), "pairs": int(chosen.sum())}
+        return {**correlate(similarity[chosen], scores[chosen], noise), "pairs": int(chosen.sum())}
 
     result = measured(np.full(len(scores), True))
     parts = {name: measured(subsets == name) for name in dict.fromkeys(subsets.tolist())}
@@ -51,11 +53,31 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
     return result, Outcomes(similarity, scores)
 
 
-def correlate(similarity: np.ndarray, scores: np.ndarray) -> dict[str, float | None]:
-    """{"spearman", "pearson"} x100 of two vectors [n]; None where all values of one are equal."""
+def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
+    """{"spearman", "pearson"} x100 of two vectors [n]; None where all values of one are equal, or similarities differ
+    by no more than `noise`, their rounding."""
     from scipy import stats
 
-    if np.ptp(similarity) == 0 or np.ptp(scores) == 0:
+    if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     found = {"spearman": stats.spearmanr(similarity, scores), "pearson": stats.pearsonr(similarity, scores)}
     return {name: 100 * float(of.statistic) for name, of in found.items()}
+
+
+class StsEvaluator(SentenceEvaluator):
+    """of_pairs for a trainer: NAME_spearman_cosine, what the best model is chosen by, and NAME_pearson_cosine, from -1
+    to 1; NaN where they are undefined."""
+
+    def __init__(self, pairs: Dataset, batch_size: int, name: str) -> None:
+        super().__init__()
+        self.task, self.batch_size, self.name = of_pairs(pairs), batch_size, name
+        self.primary_metric = f"{name}_spearman_cosine"
+
+    def __call__(
+        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        found = evaluate_tasks(model, {self.name: self.task}, self.batch_size)["tasks"][self.name]
+        values = {name: math.nan if found[name] is None else found[name] / 100 for name in ("spearman", "pearson")}
+        named = {f"{self.name}_{name}_cosine": value for name, value in values.items()}
+        self.store_metrics_in_model_card_data(model, named, epoch, steps)
+        return named

@@ -6,10 +6,10 @@ A new kind is a file with a function that reads a Task, and a line in KINDS.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from raoe_train.data.conditional import is_conditional
 from raoe_train.data.sources import is_file
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.finding import NoSuchTask
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.recipe import Option, nearest
@@ -27,6 +28,8 @@ KINDS = {
     "rerank": "raoe_train.evaluation.rerank:read_rerank",
     "captions": "raoe_train.evaluation.caption_retrieval:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
+    "mteb-english-v1": "raoe_train.evaluation.mteb:read_english_v1",
+    "mteb-english-v2": "raoe_train.evaluation.mteb:read_english_v2",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
 """The function of each kind, (name, Reading) -> Task; imported when asked for."""
@@ -38,6 +41,9 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 """Names that need no kind in front of them, by their kind. Other bare names are of kind DEFAULT."""
 
+BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}
+"""Suites that mteb has under these names; each is a kind of its own."""
+
 DEFAULT = "sts"
 
 
@@ -47,13 +53,21 @@ class Polarity:
 
     # the encoder that says how alike sentences are; in train, the one that training starts from
     reference: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
-    k: Annotated[int, "sentences that are retrieved"] = 16
-    discount: Annotated[str, "weights of the k: linear (Eq. 1) or none"] = "linear"
-    sources: Annotated[int, "sentences to retrieve from, drawn from train: so many times those of test"] = 5
-    max_sentences: Annotated[int | None, "at most so many of test, drawn with seed"] = None
+    k: Annotated[int, Option("sentences that are retrieved", least=1)] = 16
+    discount: Annotated[Literal["linear", "none"], "weights of the k: linear (Eq. 1) or none"] = "linear"
+    sources: Annotated[
+        int, Option("sentences to retrieve from, drawn from train: so many times those of test", least=1)
+    ] = 5
+    max_sentences: Annotated[int | None, Option("at most so many of test, drawn with seed", least=1)] = None
     seed: Annotated[int, "of what is drawn"] = 42
-    curve: Annotated[list[int], "other numbers of retrieved sentences, too"] = field(default_factory=list)
+    curve: Annotated[list[int], Option("other numbers of retrieved sentences, too", least=1)] = field(
+        default_factory=list
+    )
     cache: Annotated[str | None, "directory that keeps the reference's embeddings for other runs"] = None
+
+
+Batcher = Literal["bellm", "angle"] | None
+"""How sentences of kinds sts and transfer are handed over: as they are, or as these papers' code does it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class Reading:
     prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
     cache: Path | None = None  # for results of tasks that take long, so that they can go on
     polarity: Polarity = field(default_factory=Polarity)
+    classifier: Classifier = field(default_factory=Classifier)  # of transfer tasks
+    batcher: Batcher = None
 
 
 @dataclass(frozen=True)
@@ -82,11 +98,13 @@ class Task:
 
 
 def suite_tasks(suites: Sequence[str]) -> list[str]:
-    """The tasks of suites, each once; "all" is every suite."""
+    """The tasks of suites, each once; "all" is every one of SUITES."""
     for name in suites:
-        if name not in (*SUITES, "all"):
-            raise ValueError(f"suite must be of {', '.join(SUITES)} or all, got {name!r}")
-    return [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
+        if name not in (*SUITES, *BENCHMARKS, "all"):
+            raise ValueError(f"suite must be of {', '.join([*SUITES, *BENCHMARKS])} or all, got {name!r}")
+    found = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
+    of_mteb = [pkgutil.resolve_name("raoe_train.evaluation.mteb:words")(name) for name in BENCHMARKS if name in suites]
+    return [*found, *(word for words in of_mteb for word in words)]
 
 
 def split_word(word: str) -> tuple[str, str]:
@@ -129,12 +147,25 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
         try:
-            found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
+            task: Task = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing[str(error)] = None
+            continue
+        if reading.batcher and kind in ("sts", "transfer"):
+            sentences = [batched(text, reading.batcher) for text in task.sentences]
+            task = replace(task, sentences=sentences, content=[task.content, reading.batcher])
+        found[word] = task
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
+
+
+def batched(text: str, batcher: str) -> str:
+    """A sentence as BeLLM's eval_sts.py hands it over: with a full stop where it has no end mark, and in place of a
+    question mark. AnglE's eval_nli.py also makes double quotes single ones."""
+    text = text if text[-1] in ".?\"'" else text + "."
+    text = text.replace('"', "'") if batcher == "angle" else text
+    return text[:-1] + "." if text.endswith("?") else text
 
 
 def evaluate_encoder(
@@ -148,7 +179,8 @@ def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
     """{"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and "averages",
-    {kind: that of its tasks}, where there are several kinds. An average of something undefined is None.
+    {kind: that of its tasks}, where there are several kinds; of benchmarks also "categories", {kind: {category:
+    {"mean", "tasks": how many}}}. An average of something undefined is None.
 
     Texts that tasks share are encoded once. `outcomes`, where given, is filled with those of each task that has them.
     """
@@ -172,7 +204,17 @@ def evaluate_tasks(
 
     kinds = list(dict.fromkeys(task.kind for task in tasks.values()))
     found = {"tasks": results, "average": average(*kinds)}
+    if categories := {kind: its for kind in kinds if (its := _categories(kind, results.values()))}:
+        found["categories"] = categories
     return {**found, "averages": {kind: average(kind) for kind in kinds}} if len(kinds) > 1 else found
+
+
+def _categories(kind: str, results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, list[float | None]] = {}
+    for result in results:
+        if result["kind"] == kind and "category" in result:
+            found.setdefault(result["category"], []).append(main_score(result))
+    return {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(found.items())}
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
@@ -207,6 +249,8 @@ def table(result: Mapping[str, Any]) -> str:
         for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: average})]:
             line = (f"  {cells.get(name, '-'):>{max(9, len(name))}}" for name in metrics)
             page.append("".join([f"{word:<{width}}", *line]).rstrip())
+        for name, of in result.get("categories", {}).get(kind, {}).items():
+            page.append(f"{name:<{width}}  {_cell(of['mean']):>10}  {of['tasks']} tasks")
         page.append("")
     if len(kinds) > 1:
         page.append(f"{'average of all':<{width}}  {_cell(result['average']):>9}")

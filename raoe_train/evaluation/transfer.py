@@ -1,9 +1,6 @@
-"""Transfer tasks: a logistic regression on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the
-BeLLM paper's Section 5.2).
-
-Of its scikit-learn classifiers (senteval/tools/validation.py with usepytorch False): their seed, folds, order of
-examples and grids of C, the inverse of the L2 penalty. Features of a pair are |u - v| and u * v (senteval/mrpc.py).
-"""
+"""Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
+Section 5.2): its folds, order of examples and choice of the penalty. Features of a pair are |u - v| and u * v
+(senteval/mrpc.py)."""
 
 from __future__ import annotations
 
@@ -16,16 +13,12 @@ import numpy as np
 from tqdm import tqdm
 
 from raoe_train.data.labelled import labelled_table
+from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import Reading, Task
 
-SEED = 1111
-FOLDS = 10
 DEV = ("dev", "validation", "valid")
-# SentEval's, by protocol
-GRID = [2.0**power for power in range(-2, 4)]
-TRAIN_TEST_GRID = [2.0**power for power in range(-1, 6)]
 
 
 def read_transfer(name: str, reading: Reading) -> Task:
@@ -35,67 +28,76 @@ def read_transfer(name: str, reading: Reading) -> Task:
     there = data.to_dict()
     columns = [there.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
-    _check(labels, split, source if isinstance(source, str) else f"task {name!r}")
-    return Task("transfer", "accuracy", columns, [*first, *(second or [])], partial(classify, data=columns))
+    settings = reading.classifier.settings()
+    _check(labels, split, source if isinstance(source, str) else f"task {name!r}", settings["kfold"])
+    # nothing about a classifier that there always was, so that what was evaluated with it is found again
+    content = columns if settings == Classifier().settings() else [*columns, settings]
+    score = partial(classify, data=columns, settings=settings)
+    return Task("transfer", "accuracy", content, [*first, *(second or [])], score)
 
 
-def classify(embeddings: np.ndarray, data: Sequence[Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Accuracy, x100, of the classifier.
+def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
+    """Accuracy, x100, of the classifier that the settings (Classifier.settings) say.
 
-    - Splits train, dev and test: C is the best on dev; trained on train, tested on test.
-    - Splits train and test: C is the best in 10-fold cross-validation of train.
-    - No splits, or one: mean accuracy of 10 folds, C of each the best in 10 folds of what it trains on.
+    - Splits train, dev and test: the penalty is the best on dev; trained on train, tested on test.
+    - Splits train and test: it is the best in cross-validation of train.
+    - No splits, or one: mean accuracy of the folds, the penalty of each the best in folds of what it trains on.
 
-    Of equally good C the smallest is taken; good is the accuracy in per cent, rounded to two digits.
+    Of equally good ones the first of the grid is taken; good is the accuracy in per cent, rounded to two digits.
 
     Returns:
-        {"accuracy", "dev_accuracy": that by which C was chosen, "examples": tested}, and "f1", x100, of class 1 where
-        examples are pairs of classes 0 and 1 and there is a test split. And 100 for each tested example that is right,
-        0 for others, in an order that is the same for all encoders.
+        {"accuracy", "dev_accuracy": that by which penalties were chosen, "examples": tested}, and "f1", x100, of class
+        1 where examples are pairs of classes 0 and 1 and there is a test split, and "classifier", the settings, where
+        they are not of scikit-learn's. And 100 for each tested example that is right, 0 for others, in an order that is
+        the same for all encoders.
     """
-    texts, second, labels, split = data
+    texts, second, words, split = data
     # SentEval's order, by the number of tokens, then by class: the folds depend on it
     tokens = [[len(text.split()) for text in column or texts] for column in (texts, second)]
-    order = sorted(range(len(labels)), key=lambda row: (tokens[0][row], tokens[1][row], labels[row]))
-    labels, split = np.asarray(labels)[order], np.asarray(split)[order]
+    order = sorted(range(len(words)), key=lambda row: (tokens[0][row], tokens[1][row], words[row]))
+    classes, labels = np.unique(np.asarray(words)[order], return_inverse=True)
+    split = np.asarray(split)[order]
     features = embeddings.astype(np.float64)
     if second is not None:
         first, other = np.split(features, 2)
         features = np.concatenate([np.abs(first - other), first * other], axis=1)
-    features = features[order]
+    model = classifier(features[order], labels, settings)
     train, dev, test = (np.flatnonzero(np.isin(split, names)) for names in (TRAIN, DEV, TEST))
     given = bool(len(train) and len(test))
-    folded = not (given and len(dev))
-    outer = [(train, test)] if given else tqdm(_folds(labels), desc="folds", disable=None)
+    dev = dev if given else dev[:0]
+    grid = model.split_grid if given and not len(dev) else model.grid
+    outer = [(train, test)] if given else _folds(np.arange(len(labels)), labels, settings)
     right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
-    for train, test in outer:
-        inner = [(train[part], train[rest]) for part, rest in _folds(labels[train])] if folded else [(train, dev)]
-        chosen, best = _best(features, labels, inner, TRAIN_TEST_GRID if given and folded else GRID)
-        found = _classifier(chosen).fit(features[train], labels[train]).predict(features[test])
+    for train, test in tqdm(outer, desc="folds", disable=given or None):
+        folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
+        scores = np.round(100 * model.validated(train, folds, grid).mean(0), 2)
+        found = model.predicted(train, dev, test, grid[int(scores.argmax())])
         right[test] = 100.0 * (found == labels[test])
         accuracies.append(right[test].mean())
-        chosen_by.append(best)
+        chosen_by.append(scores.max())
     tested = right[~np.isnan(right)]
-    result = {
+    result: dict[str, Any] = {
         "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
         "dev_accuracy": float(np.mean(chosen_by)),
         "examples": len(tested),
     }
-    if given and second is not None and set(labels.tolist()) == {"0", "1"}:
+    if settings["name"] != Classifier.name:
+        result["classifier"] = settings
+    if given and second is not None and classes.tolist() == ["0", "1"]:
         from sklearn.metrics import f1_score
 
-        result["f1"] = 100 * float(f1_score(labels[test], found, pos_label="1", zero_division=0))
+        result["f1"] = 100 * float(f1_score(labels[test], found, zero_division=0))
     return result, Outcomes(tested)
 
 
-def _check(labels: list[str], split: list[str], where: str) -> None:
+def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     """ValueError for splits that the protocol does not know, and classes that cannot be learnt."""
     splits = set(split)
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
         raise ValueError(
             f"{where} has splits {', '.join(sorted(splits))}; known are {TRAIN}, {' or '.join(DEV)}, and {TEST}, "
-            f"or one split for {FOLDS} folds of it: FILE#SPLIT"
+            f"or one split for {kfold} folds of it: FILE#SPLIT"
         )
     counts = Counter(label for label, its in zip(labels, split, strict=True) if its == TRAIN or not given)
     if len(counts) < 2:
@@ -104,32 +106,16 @@ def _check(labels: list[str], split: list[str], where: str) -> None:
         raise ValueError(f"{where}: class {unknown[0]!r} has no example to train on")
     label, fewest = min(counts.items(), key=lambda item: item[1])
     # an outer fold takes the most, a tenth rounded up, from what the inner folds divide
-    left = fewest if given else fewest - -(-fewest // FOLDS)
-    if left < FOLDS and not splits & set(DEV):
+    left = fewest if given else fewest - -(-fewest // kfold)
+    if left < kfold and not splits & set(DEV):
         raise ValueError(
-            f"{where}: class {label!r} has {fewest} examples to train on, which is too few for {FOLDS} folds"
+            f"{where}: class {label!r} has {fewest} examples to train on, which is too few for {kfold} folds"
         )
 
 
-def _classifier(chosen: float) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    # scikit-learn's own tolerance of 1e-4 stops at places that depend on the last bits of embeddings, and so on the
-    # batch size they were made with: TREC's accuracy of all-MiniLM-L6-v2 was 90.0 and 90.4
-    return LogisticRegression(C=chosen, random_state=SEED, tol=1e-6, max_iter=10_000)
-
-
-def _folds(labels: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(places to train on, places to test on) of each fold."""
+def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of each fold of these places, (those to train on, those to test on)."""
     from sklearn.model_selection import StratifiedKFold
 
-    return list(StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(labels, labels))
-
-
-def _best(features: np.ndarray, labels: np.ndarray, folds: Any, grid: Sequence[float]) -> tuple[float, float]:
-    """(C, its mean accuracy x100 on the folds' second parts)."""
-    from sklearn.model_selection import GridSearchCV
-
-    search = GridSearchCV(_classifier(1.0), {"C": list(grid)}, cv=folds, refit=False, error_score="raise")
-    scores = np.round(100 * search.fit(features, labels).cv_results_["mean_test_score"], 2)
-    return grid[int(np.argmax(scores))], float(scores.max())
+    folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
+    return [(places[part], places[rest]) for part, rest in folds]

@@ -22,7 +22,7 @@ from raoe_train.recipe import Option
 def encode(
     data: Annotated[Data, Option(word="input")] = Data(),
     model: Annotated[Model, Option(word="name")] = Model(),
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, ".npy file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
 ) -> dict[str, Any]:

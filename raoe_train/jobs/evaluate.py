@@ -12,9 +12,10 @@ from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import Model, identity
+from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
-from raoe_train.evaluation.tasks import Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.evaluation.tasks import Batcher, Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 
@@ -30,11 +31,13 @@ def evaluate(
         "polarity",
     ] = [],
     data: Annotated[Data, Option(word="dir")] = Data(),
-    suite: Annotated[list[str], "tasks beside these: sts, transfer, rerank or all"] = [],
+    suite: Annotated[list[str], "tasks beside these: sts, transfer, rerank or all; mteb-english-v1, or -v2"] = [],
     polarity: Annotated[Polarity, Option()] = Polarity(),
+    classifier: Annotated[Classifier, Option(word="name")] = Classifier(),
+    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None,
     analyses: Annotated[list[str], "of the tasks' sentences: degradation, dependency, words"] = [],
     submission: Annotated[str | None, "JSON file of predictions for data.input, C-STS rows without labels"] = None,
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, "JSON file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
 ) -> dict[str, Any]:
@@ -48,7 +51,8 @@ def evaluate(
 
     Returns:
         {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
-        metrics, x100, "averages": {kind: that of its tasks} where there are several, "analyses": {name: …},
+        metrics, x100, "averages": {kind: that of its tasks} where there are several, "categories" of the suites
+        mteb-english, {kind: {category: {"mean", "tasks"}}}, "analyses": {name: …},
         "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
         "settings"}. A metric that is undefined, and averages over it, are None.
 
@@ -78,6 +82,8 @@ def evaluate(
             # a folder for each state of the model: mteb tells models by their names, which a model trained anew keeps
             cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and named else None,
             polarity=polarity,
+            classifier=classifier,
+            batcher=batcher,
         )
     settings = {
         "model": model_settings,

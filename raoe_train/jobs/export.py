@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
+from raoe_train.artifacts.writing import replacing_folder
+from raoe_train.encoders.load import check_whole
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
@@ -36,12 +37,15 @@ def export(
     if not output:
         raise ValueError("--output is missing: the directory to write to")
     folder, source = Path(output).expanduser(), Path(model.name).expanduser()
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise ValueError(f"{folder} is not empty; choose another output, or --overwrite it")
+    full, model_there = folder.is_dir() and any(folder.iterdir()), (folder / "modules.json").is_file()
+    if full and not (overwrite and model_there):
+        can = "or --overwrite it" if model_there else "as it holds no model that could be overwritten"
+        raise ValueError(f"{folder} is not empty; choose another output, {can}")
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
-    if source.resolve() == folder.resolve():
-        raise ValueError(f"output and model.name are both {folder}")
+    both = (source.resolve(), folder.resolve())
+    if both[0] in (both[1], *both[1].parents) or both[1] in both[0].parents:
+        raise ValueError(f"output {folder} and model.name {source} are one folder, or one holds the other")
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()
@@ -53,15 +57,16 @@ def export(
     encoder = SentenceTransformer(
         str(source), device="cpu", model_kwargs=options, trust_remote_code=model.trust_remote_code
     )
+    if not ours:  # an adapter's parts are checked as they are read
+        check_whole(encoder, model.name, foreign=model.trust_remote_code)
     if theirs:
         encoder[0].model = _merged(source, options)
     inner: Any = encoder[0].model
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder
-    if overwrite and folder.is_dir():
-        shutil.rmtree(folder)
-    encoder.save_pretrained(str(folder))
+    with replacing_folder(folder) as made:
+        encoder.save_pretrained(str(made))
     print(f"{'merged, ' if ours or theirs else ''}saved to {folder}")
     return {"output": str(folder), "merged": ours or theirs, "bidirectional_layers": layers, "model": model.name}
 

@@ -77,6 +77,8 @@ def mine(
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
     sentences, labels, sizes = texts["text"][:], texts["label"][:], classes_of(texts)
+    if not sentences:
+        raise ValueError(f"{data.input}: every text stands there with two classes, which says nothing of either")
     if len(sizes) < 2:
         raise ValueError(
             f"{data.input}: all {len(sentences)} texts are of one class, {labels[0]!r}; it takes two or more"

@@ -23,11 +23,14 @@ from raoe_train.recipe import Option, convert
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
-    "Lajavaness/bilingual-embedding-large": {"trust_remote_code": True},
-    "jinaai/jina-embeddings-v3": {"trust_remote_code": True, "task": "text-matching"},
+    "Lajavaness/bilingual-embedding-large": {"revision": "e83179d7a66e8aed1b3015e98bb5ae234ed89598"},
+    "jinaai/jina-embeddings-v3": {
+        "revision": "215a6e121fa0183376388ac6b1ae230326bfeaed",
+        "task": "text-matching",
+    },
 }
-"""The paper's teachers. It does not say which of jina-embeddings-v3's task adapters it used; this is the one
-for similarity."""
+"""The paper's teachers, at the revisions that MTEB names. The paper does not say which of jina-embeddings-v3's task
+adapters it used; this is the one for similarity. Both bring code, which runs only where it is asked for."""
 
 
 @job(together=True)
@@ -35,7 +38,8 @@ def score(
     data: Annotated[Data, Option(word="input")] = Data(),
     teachers: Annotated[list[str], "encoders by name or path; by default the paper's two"] = [],
     teacher: Annotated[dict[str, Any], "options of one teacher: {NAME: {prompt: ..., task: ...}}"] = {},
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    trust_remote_code: Annotated[bool, "run code that comes with the teachers, as the paper's two need"] = False,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     device: Annotated[str | None, "torch device"] = None,
     output: Annotated[str | None, "file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
@@ -59,7 +63,7 @@ def score(
         FileNotFoundError: no such input or teacher.
     """
     path = file_to_write(output, data.input, "the pairs to score")
-    chosen = resolve_teachers(teachers, teacher, batch_size, device)
+    chosen = resolve_teachers(teachers, teacher, batch_size, device, trust_remote_code)
     table = PairsToScore(data, known_kind(path), ADDED)
     settings = {
         "teachers": [identity(encoder) for encoder in chosen],
@@ -100,9 +104,18 @@ def score(
 
 
 def resolve_teachers(
-    names: list[str], options: Mapping[str, Any], batch_size: int = 64, device: str | None = None
+    names: list[str], options: Mapping[str, Any], batch_size: int = 64, device: str | None = None, trust: bool = False
 ) -> list[FrozenEncoder]:
-    """Two teachers with their options, the paper's by default; ValueError for unknown teachers or options."""
+    """Two teachers with their options, the paper's by default; ValueError for unknown teachers or options, the paper's
+    without `trust` in their code, or a folder that has the name of one of them."""
+    if not names and not trust and not any(of.get("trust_remote_code") for of in options.values()):
+        raise ValueError(
+            f"the paper's teachers ({', '.join(TEACHERS)}) bring code of their own, which would run here: "
+            "--trust_remote_code true says so, or --teachers names two others"
+        )
+    for name in TEACHERS:
+        if Path(name).exists() and name in (names or TEACHERS):
+            raise ValueError(f"{name} is a folder here, and a name on the hub: --teachers ./{name} … means the folder")
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
@@ -111,7 +124,7 @@ def resolve_teachers(
             raise ValueError(f"teacher has options for {name!r}, which is not among the teachers: {', '.join(names)}")
         if not isinstance(given, Mapping):
             raise ValueError(f"teacher.{name} must be a mapping of keys, got {given!r}")
-    runs = {"batch_size": batch_size, "device": device}
+    runs = {"batch_size": batch_size, "device": device, "trust_remote_code": trust}
     return [
         convert(
             FrozenEncoder, {**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name}, f"teacher.{name}"

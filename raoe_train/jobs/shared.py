@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.disk_errors import explained
-from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.artifacts.processes import owned, rank_and_world
 from raoe_train.data.files import known_kind
+from raoe_train.data.sources import pool
 from raoe_train.recipe import arguments
 
 
 def job(function: Callable[..., Any] | None = None, *, together: bool = False) -> Any:
-    """A job: a function that takes what its recipe may say, from a recipe or from Python alike.
+    """A job: a function that takes what its recipe may say, from a recipe or from Python alike, and has its output, if
+    it has one, to itself.
 
     Args:
         function: its parameters are declared as raoe_train.recipe says, and arguments are brought to these types.
@@ -30,7 +33,8 @@ def job(function: Callable[..., Any] | None = None, *, together: bool = False) -
             raise ValueError(f"{function.__name__} is for one process: start it without torchrun")
         values = arguments(function, inspect.signature(function).bind_partial(*given, **named).arguments)
         output = getattr(values, "output", None)
-        with explained(output if isinstance(output, str) else None):
+        alone = owned(Path(output)) if output and rank_and_world()[0] == 0 else contextlib.nullcontext()
+        with explained(output), alone:
             return function(**vars(values))
 
     return call
@@ -44,6 +48,6 @@ def file_to_write(output: str | None, source: str | None, what: str) -> Path:
         raise ValueError("--output is missing: the file to write")
     path = Path(output).expanduser()
     known_kind(path)
-    if path.resolve() == Path(source.partition("#")[0]).expanduser().resolve():
+    if path.resolve() in [Path(part.partition("#")[0]).expanduser().resolve() for part in pool(source)]:
         raise ValueError(f"output {path} is the input itself")
     return path

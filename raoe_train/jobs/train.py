@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,20 +13,23 @@ from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_worl
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model
-from raoe_train.evaluation.tasks import Polarity
+from raoe_train.encoders.interpolation import best_between, weights_of
+from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job
-from raoe_train.recipe import Option, to_dict
-from raoe_train.training.arguments import join, trainer_settings
+from raoe_train.recipe import Option
+from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     INITIAL,
     TEACHER,
+    begin,
     claim,
     clear_unfinished,
     log_writer,
+    made_from,
     newest_checkpoint,
     starting_encoder,
 )
@@ -43,8 +47,8 @@ def train(
     training: Annotated[
         dict[str, Any],
         Option(
-            "batch_size, epochs, seed, patience, by_length, or any field of SentenceTransformerTrainingArguments",
             convert="raoe_train.training.arguments:training_settings",
+            keys="raoe_train.training.arguments:training_keys",
         ),
     ] = {},
     evaluation: Annotated[Evaluation, Option()] = Evaluation(),
@@ -67,7 +71,7 @@ def train(
         FileNotFoundError: data or a model that is not there.
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
-    recipe = to_dict(SimpleNamespace(**locals()))
+    asked = SimpleNamespace(**locals())
     if not output:
         raise ValueError("--output is missing: the directory to write to")
 
@@ -80,11 +84,19 @@ def train(
     from raoe_train.training.training_data import read_training_data
 
     blank = checked_loss(data, teacher, loss, training)
+    if training.get("interpolate") is not None and model.lora:
+        raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
     folder, seed = Path(output), int(training.get("seed", 42))
     has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
-    join(settings)
-    if (finished := in_first(lambda: claim(folder, recipe, overwrite))) is not None:
+    tasks = tasks_of(evaluation, data, model, polarity)
+    made: dict[str, Any] = {}
+
+    def claimed() -> dict[str, Any] | None:
+        made.update(made_from(asked, tasks))
+        return claim(asked, made)
+
+    if (finished := in_first(claimed)) is not None:
         print(f"{folder} is finished; nothing to do")
         return finished
     started = time.time()
@@ -92,14 +104,18 @@ def train(
     datasets, texts = read_training_data(
         data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
     )
-    encoder = starting_encoder(model, folder / INITIAL, texts, seed)
     evaluator = dev_evaluator(data, model.prompt, evaluation.batch_size)
+    start = functools.partial(starting_encoder, model, folder / INITIAL, texts, seed)
+    loaded = None if model.name == SCRATCH else start()
+    in_first(lambda: begin(asked, made))  # here, and not before, a run that is to be overwritten goes
+    encoder = start() if loaded is None else loaded
 
-    def measured(tasks: bool = True) -> dict[str, Any]:
+    def measured(tasks: dict[str, Any]) -> dict[str, Any]:
         found = dev_metrics(evaluator, encoder)
-        return {**found, **tasks_of(encoder, evaluation, data, model, polarity)} if tasks else found
+        return {**found, **evaluate_tasks(encoder, tasks, evaluation.batch_size)} if tasks else found
 
-    before = measured(tasks=evaluation.before)
+    before = measured(tasks if evaluation.before else {})
+    first = weights_of(encoder) if training.get("interpolate") else None
     trainer, own = build_trainer(
         encoder,
         datasets,
@@ -120,10 +136,18 @@ def train(
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    between: dict[str, Any] = {}
+    if first is not None:
+        last, weights = weights_of(encoder), training["interpolate"]
+        weight, curve = best_between(
+            encoder, first, last, weights, lambda: {"dev": dev_metrics(evaluator, encoder)["spearman"]}
+        )
+        between = {"interpolation": {"weight": weight, "curve": curve}}
     metrics: dict[str, Any] = {
         "before": before,
-        "after": measured(),
+        "after": measured(tasks),
         **own(),
+        **between,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,

@@ -12,7 +12,7 @@ from raoe_train.data.columns import NLI_LABELS
 
 class ScoreLabelCollator(SentenceTransformerDataCollator):
     """sentence-transformers' collator for datasets with columns ``score`` and ``label``, which its own cannot take
-    together: the batch's labels are ``{"score": float (B,), "label": int64 (B,)}``, with those of the two that are
+    together: the batch's labels are ``{"score": float64 (B,), "label": int64 (B,)}``, with those of the two that are
     there.
 
     Labels are whole numbers or the NLI words (larger = less related); any others, and a score that is no number, are
@@ -27,7 +27,9 @@ class ScoreLabelCollator(SentenceTransformerDataCollator):
         columns = features[0] if features else {}
         if "score" not in columns or isinstance(columns.get("label"), (list, torch.Tensor)):
             return super().__call__(features)
-        labels = {"score": torch.tensor([_score(row["score"]) for row in features])}
+        # as the file has them: float32 makes two of some scores one. Apple's GPUs have nothing better.
+        kind = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        labels = {"score": torch.tensor([_score(row["score"]) for row in features], dtype=kind)}
         if "label" in columns:
             labels["label"] = torch.tensor([_label(row["label"]) for row in features])
         rest = [{key: value for key, value in row.items() if key not in ("score", "label")} for row in features]

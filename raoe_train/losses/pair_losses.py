@@ -19,20 +19,26 @@ from raoe_train.losses.reads import SCORED_PAIRS
 class LossParts(dict):
     """Named parts of one loss, each a differentiable scalar; the loss is their sum.
 
-    The trainer adds them up and logs each one. Wrappers such as MatryoshkaLoss scale and add losses, so parts can be
-    scaled and added, name by name.
+    The trainer adds them up and logs each one. Wrappers such as MatryoshkaLoss and AdaptiveLayerLoss scale and add
+    losses, so parts can be scaled and added, name by name; a tensor that is added is the part "others".
     """
 
     def __rmul__(self, weight: float) -> LossParts:
         return LossParts({name: weight * part for name, part in self.items()})
+
+    __mul__ = __rmul__
+
+    def __truediv__(self, number: float) -> LossParts:
+        return self * (1 / number)
 
     def __radd__(self, other: float) -> LossParts:
         if other != 0:
             raise TypeError(f"a number other than 0 belongs to none of the parts {', '.join(self)}; got {other!r}")
         return self
 
-    def __add__(self, other: Mapping[str, Tensor]) -> LossParts:
-        return LossParts({name: part + other[name] for name, part in self.items()})
+    def __add__(self, other: Mapping[str, Tensor] | Tensor) -> LossParts:
+        more = other if isinstance(other, Mapping) else {"others": other}  # what a wrapper adds of its own
+        return LossParts({name: self.get(name, 0) + more.get(name, 0) for name in {**self, **more}})
 
 
 class PairLoss(CachedLoss):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyarrow.compute import min_max
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
 from raoe_train.data.columns import resolve_label_map
@@ -19,6 +21,8 @@ from raoe_train.data.sources import contents
 from raoe_train.data.tables import kept, to_table
 from raoe_train.data.triplets import triplet_table
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
+
+logger = logging.getLogger(__name__)
 
 Table = tuple[Any, dict[str, Any]]
 """(a datasets.Dataset, counts: {"dropped": {reason: rows}, …})."""
@@ -60,12 +64,25 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Tab
     return _kept(source, data, "scored pairs", pair_table, **asked)
 
 
+def _ranked_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    """Scored pairs of which some score is above another."""
+    dataset, counts = _scored_pairs(source, data, prompt, loss)
+    scores = min_max(dataset.data.column("score")).as_py()
+    if scores["min"] == scores["max"]:
+        problem = f"{source}: all {len(dataset)} scores are {scores['min']:g}, so that no pair ranks above another"
+        if not getattr(loss, "needs_label", False):
+            raise ValueError(f"{problem}: the loss would be 0")
+        logger.warning("%s; only its labels are learned from", problem)
+    return dataset, counts
+
+
 def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
-    """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1."""
+    """Scored pairs whose scores are compared with cosines: brought from data.score_scale to 0 … 1, but where it
+    goes from below 0 to at most 1 and at least -1 they are cosines already."""
     dataset, counts = _scored_pairs(source, data, prompt, loss)
     scores = dataset["score"][:]
-    if data.score_scale:
-        lowest, highest = data.score_scale
+    lowest, highest = data.score_scale or (-1, 1)
+    if not -1 <= lowest < 0 < highest <= 1:
         unit = [(score - lowest) / (highest - lowest) for score in scores]
         return dataset.remove_columns("score").add_column("score", unit), counts
     if min(scores) < -1 or max(scores) > 1:
@@ -121,7 +138,7 @@ def _distinct(source: str, names: list[str], path: Path | None, **asked: Any) ->
     return to_table(({"text": text} for text in texts), path), counts
 
 
-SCORED_PAIRS = Reads("scored pairs", _scored_pairs, ScoreLabelCollator)
+SCORED_PAIRS = Reads("scored pairs", _ranked_pairs, ScoreLabelCollator)
 COSINES = Reads("scored pairs", _cosines)  # collated as sentence-transformers does: the score is the label
 TRIPLETS = Reads("triplets", _triplets)  # anchor, positive, negative and, with data.neutral, neutral
 TRIPLETS_WITH_TEXTS = Reads("triplets", _triplets, TextCollator)

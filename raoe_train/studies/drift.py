@@ -147,7 +147,7 @@ def _page(result: dict[str, Any]) -> list[str]:
     lines = [
         "# Chains of sentences",
         "",
-        f"Cosines by {result['model']}; the first {length} sentences of a chain, source included. Two different "
+        f"Cosines by {cell(result['model'])}; the first {length} sentences of a chain, source included. Two different "
         f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
         "",
         "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
@@ -156,7 +156,8 @@ def _page(result: dict[str, Any]) -> list[str]:
     ]
     for label, reasons in given_up.items():
         if reasons:
-            lines += ["", f"Given up, {label}: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items())]
+            counts = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+            lines += ["", cell(f"Given up, {label}: {counts}")]
     apart = [[cell(label), *cosines(of["by_distance"])] for label, of in found.items()]
     lines += ["", "Mean cosine of two sentences of a chain, by the distance between them:"]
     lines += [*table(["file", *map(str, places)], apart), "", "![mean cosines within a chain](similarity.png)"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.once import found
 from raoe_train.artifacts.provenance import digest, versions
@@ -28,7 +28,7 @@ def report(
     max_chains: Annotated[int, Option("at most so many of a file, drawn with seed", least=1)] = 1000,
     examples: Annotated[int, "chains that are shown, of sources that all files have"] = 3,
     seed: Annotated[int, "of max_chains and the intervals"] = 42,
-    on_error: Annotated[str, "a malformed row: raise, or skip (and count)"] = "raise",
+    on_error: Annotated[Literal["raise", "skip"], "a malformed row: raise, or skip (and count)"] = "raise",
     batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, "directory to write"] = None,
     overwrite: Annotated[bool, "replace the report of other settings"] = False,

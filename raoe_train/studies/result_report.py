@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.writing import read_json
+from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
 from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
 from raoe_train.studies.bootstrap import LEVEL, differences, interval
@@ -76,18 +78,31 @@ def _result(label: str, path: Path) -> Result:
     found = read_json(file)
     after = found.get("after", found)
     tasks = after.get("tasks") if isinstance(after, dict) else None
-    if not tasks or not isinstance(tasks, dict) or not all(isinstance(task, dict) for task in tasks.values()):
+    settings, made = found.get("settings", {}), found.get("versions", {})
+    if (
+        not isinstance(tasks, dict)
+        or not tasks
+        or not all(map(_is_task, tasks.values()))
+        or not (isinstance(settings, dict) and isinstance(made, dict))
+    ):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
         )
-    settings = found.get("settings", {})
     made_by = {
         "model": found.get("model") or str(path),
         "files": (settings.get("model") or {}).get("files"),
         "commit": found.get("commit"),
-        "versions": found.get("versions", {}),
+        "versions": made,
     }
     return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
+
+
+def _is_task(found: Any) -> bool:
+    """Whether it is the result of a task: of a kind, with a main metric that is a number or undefined."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name, ""), str) for name in ("kind", "main")):
+        return False
+    main = main_score(found)
+    return main is None or (isinstance(main, (int, float)) and math.isfinite(main))
 
 
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
@@ -106,19 +121,22 @@ def _row(values: dict[str, float | None]) -> dict[str, float | None]:
 
 
 def published(metrics: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:
-    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs. Averages
-    are of these columns, not of the papers'."""
+    """The papers' rows for the columns of `metrics`, where a task is theirs: the same set with as many pairs, and
+    classifier. Averages are of these columns, not of the papers'."""
     known = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     found: dict[str, Rows] = {}
     for kind, rows in metrics.items():
         if kind not in known:
             continue
         tasks, sizes = known[kind]["tasks"], known[kind].get("sizes", {})
+        classifier = Classifier(known[kind]["classifier"]).settings() if "classifier" in known[kind] else None
         places: dict[str, int | None] = {}
         for word in (word for word in next(iter(rows.values())) if word != "average"):
             name = split_word(word)[1]
-            pairs = {result.tasks[word].get("pairs") for result in results if word in result.tasks}
+            its = [result.tasks[word] for result in results if word in result.tasks]
+            pairs = {task.get("pairs", task.get("examples")) for task in its}
             theirs = name in tasks and (name not in sizes or pairs == {sizes[name]})
+            theirs = theirs and all(task.get("classifier") == classifier for task in its)
             places[word] = tasks.index(name) if theirs else None
         if any(place is not None for place in places.values()):
             found[kind] = {
@@ -167,14 +185,17 @@ def _page(found: Mapping[str, Any], results: Sequence[Result], resamples: int) -
         marked = zip(*(_marks([row[word] for row in rows.values()]) for word in words), strict=True)
         papers = found["published"].get(kind, {})
         shown = [[cell(label), *cells] for label, cells in zip(rows, marked, strict=True)]
-        shown += [[f"*{label}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
-        lines += ["", f"## {kind}", "", f"{', '.join(names)} x 100", *table(["model", *words], shown)]
+        shown += [[f"*{cell(label)}*", *(number(row[word]) for word in words)] for label, row in papers.items()]
+        head = ["model", *map(cell, words)]
+        lines += ["", f"## {cell(kind)}", "", f"{', '.join(map(cell, names))} x 100", *table(head, shown)]
         if papers:
             lines += ["", "In italics what papers report of their models; averages are of these columns."]
     if others := found["differences"]:
         counts = {word: str(row["examples"]) for rows in reversed(others.values()) for word, row in rows.items()}
         words = list(dict.fromkeys(word for rows in others.values() for word in rows))
-        shown = [[word, counts[word], *(_difference(rows.get(word)) for rows in others.values())] for word in words]
+        shown = [
+            [cell(word), counts[word], *(_difference(rows.get(word)) for rows in others.values())] for word in words
+        ]
         lines += [
             "",
             "## Differences",

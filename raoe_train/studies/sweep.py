@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import gc
-import re
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.processes import owned
+from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
+from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import to_dict
-from raoe_train.studies.runs import Run, chosen, expand, preparations
-from raoe_train.training.run_directory import clear_unfinished, finished_metrics
+from raoe_train.studies.runs import Run, at_scale, chosen, expand, preparations
+from raoe_train.training.measures import polarity_of, tasks_of
+from raoe_train.training.run_directory import CONTENTS, changes, clear_unfinished, finished_metrics, made_from
+
+UNTOLD = ("name", "device", "dropout", "lora", "scratch")  # of a model: what changes nothing before training
 
 
 @job
@@ -28,6 +35,8 @@ def sweep(
     tasks: Annotated[list[str], "tasks of any kind, before and after, looked up in data_dir"] = [],
     data_dir: Annotated[str | None, "settings.data.dir; any setting may say {data_dir}"] = None,
     model: Annotated[str | None, "settings.model.name; any setting may say {model}"] = None,
+    scales: Annotated[dict[str, Any], "name: what another size of the same cells changes"] = {},
+    scale: Annotated[str | None, "one of scales, such as paper"] = None,
     compare: Annotated[list[Any], "pairs of variants: their difference, with a paired t-test over seeds"] = [],
     only: Annotated[list[str], "run these variants (shell patterns)"] = [],
     measure: Annotated[bool, "report peak memory and time of training; each run has a process of its own"] = False,
@@ -41,7 +50,8 @@ def sweep(
     (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each combination), ``after``
     (a variant above it, whose encoder of the same seed, or only one, it goes on from). In any text ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings. What `prepare` names is done before, in its order, as far as
-    a run (or another of them) speaks of its output.
+    a run (or another of them) speaks of its output. A scale has `prepare` and `settings`, which come on top of those of
+    the sweep and of every variant, and `tasks` and `only` in place of the sweep's.
 
     Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
     the others. Run again, finished runs are not redone. After each run results.jsonl and the tables of report.md are
@@ -59,7 +69,10 @@ def sweep(
     if not output:
         raise ValueError("--output is missing: the directory to write to")
     words = {key: asked[key] for key in ("data_dir", "model", "output")}
-    runs = expand(variants, words, base=base, settings=settings, seeds=seeds, tasks=tasks, overwrite=overwrite)
+    over, prepare, tasks, only = at_scale(scale, scales, prepare, tasks, only)
+    runs = expand(
+        variants, words, base=base, settings=settings, over=over, seeds=seeds, tasks=tasks, overwrite=overwrite
+    )
     for pair in compare:
         if not (isinstance(pair, list) and len(pair) == 2 and all(name in variants for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")
@@ -77,15 +90,19 @@ def sweep(
     failed: list[str] = []
     for number, run in enumerate(wanted, 1):
         if table.is_done(run):
-            clear_unfinished(run.directory)  # where a kill came between
+            with owned(run.directory):
+                clear_unfinished(run.directory)  # where a kill came between
         elif run.directory.name not in failed:
             print(f"[{number}/{len(wanted)}] {run.name}", flush=True)
             error = _make(run, failed, own_process if measure else _train)
             if error is not None:
                 failed.append(run.directory.name)
                 print(f"{run.name} failed: {error}", flush=True)
-            touched = [run] if run.after is None else [run, run.after]
+            before = [each for each in wanted if table.is_done(each)]
+            touched = [each for each in runs if each is run or (run.after and run.after in (each, each.after))]
             table.read(touched)
+            # where the run that this one goes on from was made again, and came out otherwise, others of it are old
+            wanted += [each for each in touched if each in before and not table.is_done(each)]
             if not keep_models:
                 table.drop_weights(touched)
             report.write(table.results(), failed)
@@ -101,15 +118,27 @@ class _Table:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
+        self._tasks: dict[str, Any] = {}
         self.metrics: dict[Path, dict[str, Any] | None] = {}
         self.read({run.directory: run for run in runs}.values())
 
     def read(self, runs: Iterable[Run]) -> None:
         for run in runs:
-            self.metrics[run.directory] = finished_metrics(run.arguments)
+            self.metrics[run.directory] = finished_metrics(run.arguments, self.made_from)
+
+    def made_from(self, arguments: Any) -> dict[str, Any]:
+        """What a run is made from; tasks, which most runs share, are read once a sweep."""
+        data, model = arguments.data, arguments.model
+        polarity = polarity_of(arguments.polarity, model)
+        asked = [asdict(arguments.evaluation), data.dir, model.prompt, asdict(polarity)]
+        reference = polarity.reference.name
+        key = digest([asked, fingerprint(reference) if reference else None])
+        if key not in self._tasks:
+            self._tasks[key] = tasks_of(arguments.evaluation, data, model, polarity)
+        return made_from(arguments, self._tasks[key])
 
     def is_done(self, run: Run) -> bool:
-        return self.metrics[run.directory] is not None and not _outdated(run)
+        return self.metrics[run.directory] is not None
 
     def drop_weights(self, runs: Sequence[Run]) -> None:
         """Remove the weights of those of `runs` that are finished and that no other one still has to go on from."""
@@ -117,7 +146,9 @@ class _Table:
         for run in runs:
             if self.metrics[run.directory] is not None and run.directory not in needed:
                 # no model any more, and it must not look like one, after a kill neither
-                (run.directory / "modules.json").unlink(missing_ok=True)
+                if (run.directory / "modules.json").is_file():
+                    write_text(run.directory / DROPPED, str(fingerprint(str(run.directory))))
+                    (run.directory / "modules.json").unlink()
                 for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model*.bin")]:
                     path.unlink()
 
@@ -152,11 +183,12 @@ def _make(run: Run, failed: Sequence[str], train: Callable[[Any], Any]) -> str |
             if run.after.directory.name in failed:
                 raise RuntimeError(f"{run.after.name}, which it goes on from, failed")
             if not (run.after.directory / "modules.json").is_file():  # its weights were dropped
-                (run.after.directory / "metrics.json").unlink(missing_ok=True)
+                for name in ("metrics.json", DROPPED):
+                    (run.after.directory / name).unlink(missing_ok=True)
                 train(run.after.arguments)
-        if _outdated(run):
-            (run.directory / "metrics.json").unlink(missing_ok=True)
-        train(run.arguments)
+        again = changes(run.arguments, lambda: made_from(run.arguments)) == [f"{CONTENTS}model.name"]
+        # the run it goes on from was made anew
+        train(SimpleNamespace(**{**vars(run.arguments), "overwrite": True}) if again and run.after else run.arguments)
         trace.unlink(missing_ok=True)
     except Exception as error:  # one run must not stop the others; what happened is kept and reported
         write_text(trace, traceback.format_exc())
@@ -164,22 +196,21 @@ def _make(run: Run, failed: Sequence[str], train: Callable[[Any], Any]) -> str |
     return None
 
 
-def _outdated(run: Run) -> bool:
-    """Whether the run it builds on was made anew since."""
-    mine, theirs = run.directory / "metrics.json", run.after and run.after.directory / "metrics.json"
-    return bool(theirs and theirs.is_file() and mine.is_file() and theirs.stat().st_mtime > mine.stat().st_mtime)
-
-
 def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, Any]:
-    """{encoder that runs start from: what the job `evaluate` finds of it before training}."""
-    from raoe_train.encoders.load import SCRATCH
-    from raoe_train.training.measures import polarity_of
-
+    """{encoder that runs start from, with what is said of it: what the job `evaluate` finds of it before training}."""
     found: dict[str, Any] = {}
+    shown: dict[str, str] = {}  # the label of each
     for run in runs:
         model = run.arguments.model
-        label = model.name + (" (random weights)" if model.random_weights else "")
-        if run.after is None and tasks and label not in found and model.name != SCRATCH:
+        if run.after is not None or not tasks or model.name == SCRATCH:
+            continue
+        said = {key: value for key, value in asdict(model).items() if value != getattr(Model(), key)}
+        told = [f"{key.replace('_', ' ')} {value}" for key, value in said.items() if key not in UNTOLD]
+        asked = f" ({', '.join(told)})" if told else ""
+        key = digest([model.name, told])
+        if key not in shown:
+            short = Path(model.name).name + asked
+            shown[key] = label = model.name + asked if short in shown.values() else short
             print(f"before training: {label}", flush=True)
             found[label] = run_job(
                 "evaluate",
@@ -188,7 +219,9 @@ def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, An
                 data={"dir": run.arguments.data.dir},
                 polarity=polarity_of(run.arguments.polarity, model),
                 batch_size=run.arguments.evaluation.batch_size,
-                output=str(folder / (re.sub(r"[^\w.-]+", "_", label).strip("_") + ".json")),
+                classifier=run.arguments.evaluation.classifier,
+                batcher=run.arguments.evaluation.batcher,
+                output=str(folder / f"{key[:16]}.json"),
                 overwrite=True,  # one of other tasks
             )
     return found

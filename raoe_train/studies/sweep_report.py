@@ -6,6 +6,7 @@ A result is what sweep returns of a run: run, variant, family, seed, point and w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.writing import write_text
 from raoe_train.evaluation.tasks import main_score
 from raoe_train.studies import plots
-from raoe_train.studies.markdown import made_with, number, table
+from raoe_train.studies.markdown import cell, made_with, number, table
 
 PREFIX = "polarity:"  # of tasks that have two main metrics
 LETTERS = {"P": "polarity", "S": "similarity"}
@@ -52,10 +53,10 @@ class SweepReport:
         runs = frame(results, [*names, *(COSTS if self.measured else ())])
         polarity = [task.removeprefix(PREFIX) for task in self.tasks if task.startswith(PREFIX)] if results else []
         about = "Main metrics x 100 (dev: Spearman of cosine), mean ± (sample) standard deviation over seeds."
-        lines = [f"# {self.output.resolve().name}", "", about, *self._variants(runs, names)]
+        lines = [f"# {cell(self.output.resolve().name)}", "", about, *self._variants(runs, names)]
         lines += self._comparisons(runs, names)
         if failed:
-            lines += ["", "Failed: " + ", ".join(f"{name} (runs/{name}.error.txt)" for name in failed)]
+            lines += ["", cell("Failed: " + ", ".join(f"{name} (runs/{name}.error.txt)" for name in failed))]
         if draw:
             lines += pictures(lambda: self._draw_curves(runs))
         if polarity:
@@ -65,7 +66,8 @@ class SweepReport:
         made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
         shown = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
         lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(made))]
-        return [*lines, "", "## Settings", "", "```yaml", shown, "```"]
+        fence = max(("```", *re.findall("`{3,}", shown)), key=len) + "`" * ("```" in shown)
+        return [*lines, "", "## Settings", "", f"{fence}yaml", shown, fence]
 
     def _variants(self, runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
         """The table of encoders before training and of all variants."""
@@ -73,12 +75,12 @@ class SweepReport:
         rows = []
         for model, found in self.start.items():
             cells = [number(metric(found, name)) for name in names]
-            rows.append([f"before: {Path(model).name}", "", *cells, *[""] * (2 + len(costs))])
+            rows.append([cell(f"before: {model}"), "", *cells, *[""] * (2 + len(costs))])
         for variant, of in runs.groupby("variant", sort=False):
             steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['seconds'].mean() / 60:.1f}"
             cells, paid = ([mean(of[name]) for name in some] for some in (names, costs))
-            rows.append([variant, str(len(of)), *cells, steps, minutes, *paid])
-        return table(["variant", "seeds", *names, "steps", "minutes", *costs], rows)
+            rows.append([cell(variant), str(len(of)), *cells, steps, minutes, *paid])
+        return table(["variant", "seeds", *map(cell, names), "steps", "minutes", *costs], rows)
 
     def _comparisons(self, runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
         """Differences between two variants, seed by seed; nothing where less than two seeds have both."""
@@ -93,19 +95,19 @@ class SweepReport:
                 p = stats.ttest_rel(first.loc[seeds], second.loc[seeds]).pvalue
                 cells = [mean(found[name]) for name in names]
                 shown = [cell if cell == "-" else f"{cell} (p {at:.3f})" for cell, at in zip(cells, p, strict=True)]
-                rows.append([" - ".join(pair), str(len(seeds)), *shown])
+                rows.append([cell(" - ".join(pair)), str(len(seeds)), *shown])
         text = "Differences, x 100, with the p of a paired t-test over seeds:"
-        return ["", text, *table(["difference", "seeds", *names], rows)] if rows else []
+        return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
     def _draw_curves(self, runs: pd.DataFrame) -> list[Path]:
         """The average, or dev of runs without one, along every numeric key of a grid."""
         metrics = runs.reindex(columns=["average", "dev"]).bfill(axis=1)[["average"]]
-        averages = {f"before: {Path(model).name}": found.get("average") for model, found in self.start.items()}
+        averages = {f"before: {model}": found.get("average") for model, found in self.start.items()}
         levels = {name: average for name, average in averages.items() if average is not None}
         made = []
         for key in numeric_keys(runs):
             if lines := curves(runs, key, metrics):
-                made.append(self.output / f"{key.rpartition('.')[2]}.png")
+                made.append(self.output / f"{_last(key)}.png")
                 plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", made[-1], levels)
         return made
 
@@ -118,7 +120,7 @@ class SweepReport:
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}
-            found = {f"before: {Path(model).name}": of["tasks"].get(PREFIX + task) for model, of in self.start.items()}
+            found = {f"before: {model}": of["tasks"].get(PREFIX + task) for model, of in self.start.items()}
             found = {name: of for name, of in found.items() if of}
             before[task] = {name: (of["polarity"], of["similarity"]) for name, of in found.items()}
             k[task] = {
@@ -130,9 +132,14 @@ class SweepReport:
         plots.plot_tradeoff(points, before, made[0])
         for key, panels in along.items():
             if shown := {task: lines for task, lines in panels.items() if lines}:
-                made.append(self.output / f"polarity-{key.rpartition('.')[2]}.png")
+                made.append(self.output / f"polarity-{_last(key)}.png")
                 plots.plot_lines(shown, key, "P (solid) and S (dotted), x 100", made[-1])
         return made
+
+
+def _last(key: str) -> str:
+    """The last part of a dotted key, as a file may be called."""
+    return re.sub(r"[^\w+-]+", "_", key.rpartition(".")[2])
 
 
 def columns(tasks: Sequence[str], results: Results) -> list[str]:
@@ -219,5 +226,5 @@ def best_of_each(tasks: Sequence[str], runs: pd.DataFrame) -> list[str]:
     for task in tasks:
         for variant in best_variants(runs, task):
             both = runs.loc[runs["variant"] == variant, sides(task)]
-            rows.append([task, variant, *(mean(both[side]) for side in both), mean(both.mean(axis=1))])
+            rows.append([cell(task), cell(variant), *(mean(both[side]) for side in both), mean(both.mean(axis=1))])
     return ["", "## Best of each", "", "By the mean of P and S.", *table(["task", "variant", "P", "S", "mean"], rows)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.recipe import convert, nearest
+from raoe_train.encoders.interpolation import check_weights
+from raoe_train.recipe import Option, argument, convert, keys, nearest, parameters
 from raoe_train.training.run_directory import CHECKPOINTS
 
 NAMES = {
@@ -16,15 +19,67 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience", "by_length")  # keys that are ours
+OWN = ("patience", "by_length", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
+PLAIN = (bool, int, float, bool | None, int | None, float | None)
 AUTO = "auto"  # of bf16: where the machine is made for it
 DEV_METRIC = "eval_dev_spearman_cosine"
 
 
+When = Literal["no", "steps", "epoch"]
+
+
+@dataclass
+class Training:
+    """What may be said under `training`, and what it has to be; others are any field of
+    SentenceTransformerTrainingArguments."""
+
+    batch_size: Annotated[int, Option("rows of a batch", least=1)] = 8
+    eval_batch_size: Annotated[int, Option("sentences at a time", least=1)] = 8
+    epochs: Annotated[float, Option("passes over the data", above=0)] = 3
+    max_steps: Annotated[int | None, Option("steps, in place of epochs", least=1)] = None
+    learning_rate: Annotated[float, Option("the highest", above=0)] = 5e-5
+    warmup_steps: Annotated[float, Option("steps in which it rises, or, below 1, their share", least=0)] = 0
+    warmup_ratio: Annotated[float | None, Option("their share", least=0, below=1)] = None
+    weight_decay: Annotated[float, Option("AdamW's", least=0)] = 0
+    adam_beta1: Annotated[float, Option("AdamW's", least=0, below=1)] = 0.9
+    adam_beta2: Annotated[float, Option("AdamW's", least=0, below=1)] = 0.999
+    adam_epsilon: Annotated[float, Option("AdamW's", above=0)] = 1e-8
+    max_grad_norm: Annotated[float, Option("gradients are scaled to it; 0 leaves them", least=0)] = 1
+    gradient_accumulation_steps: Annotated[int, Option("batches of a step", least=1)] = 1
+    seed: Annotated[int, Option("of all that is drawn", least=0, below=2**32)] = 42
+    data_seed: Annotated[int | None, Option("of the order of batches [seed]", least=0, below=2**32)] = None
+    bf16: Annotated[bool | Literal["auto"], "bfloat16; auto: where the machine is made for it"] = False
+    fp16: Annotated[bool, "float16 with a scaled loss"] = False
+    eval_strategy: Annotated[When | None, "when to evaluate [epoch with data.dev]"] = None
+    eval_steps: Annotated[float | None, Option("steps between evaluations [logging_steps]", above=0)] = None
+    save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, "checkpoints [eval_strategy]"] = None
+    save_steps: Annotated[float, Option("steps between checkpoints [eval_steps]", above=0)] = 500
+    save_total_limit: Annotated[int | None, Option("checkpoints that are kept", least=1)] = 2
+    logging_steps: Annotated[float, Option("steps between lines of log.jsonl", above=0)] = 10
+    report_to: Annotated[str | list[str], "where else the log goes, such as wandb"] = "none"
+    dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
+    patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
+    by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
+    interpolate: Annotated[list[float] | None, "weights between before and after, to keep those best on data.dev"] = (
+        None
+    )
+
+
 def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
-    """What a recipe says, each key under one of its names."""
-    return {NAMES.get(name, name): value for name, value in convert(dict[str, Any], given, key).items()}
+    """What a recipe says, each key under one of its names; ValueError for a value that cannot be."""
+    known, found = parameters(Training), {}
+    for word, value in convert(dict[str, Any], given, key).items():
+        name = NAMES.get(word, word)
+        found[name] = argument(known[name], value, f"{key}.{name}") if name in known and value is not None else value
+    if "report_to" in found:  # nothing at all would be all that is installed
+        found["report_to"] = found["report_to"] or "none"
+    return found
+
+
+def training_keys(where: str) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, help), for the command line's help."""
+    yield from keys(Training, where)
 
 
 def check_training(training: dict[str, Any], has_dev: bool) -> None:
@@ -33,6 +88,10 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
 
     if training.get("patience") is not None and not has_dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
+    if training.get("interpolate") is not None:
+        if not has_dev:
+            raise ValueError("training.interpolate needs data.dev to choose a weight by")
+        check_weights(training["interpolate"], "training.interpolate")
     if training.get("eval_strategy", "no") != "no" and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
@@ -48,20 +107,28 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
 
 
 def trainer_settings(training: dict[str, Any], output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Fields of transformers.TrainingArguments: the recipe's, over our defaults."""
+    """Fields of transformers.TrainingArguments: the recipe's, over our defaults; ValueError for what it refuses."""
     import torch
+    from sentence_transformers import SentenceTransformerTrainingArguments
 
     from raoe_train.training.premises import PremiseBatchSampler
 
     longer = {short: name for name, short in NAMES.items()}
-    given = {longer.get(key, key): value for key, value in training.items() if key not in OWN}
+    # what Training does not say of a key its type does
+    types = typing.get_type_hints(SentenceTransformerTrainingArguments)
+    given = {
+        longer.get(key, key): convert(types[key], value, f"training.{key}") if types.get(key) in PLAIN else value
+        for key, value in training.items()
+        if key not in (*OWN, "bf16") and value is not None  # null takes back what another layer said
+    }
+    given |= {"bf16": training["bf16"]} if "bf16" in training else {}
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
     if given.get("bf16") == AUTO:
         given["bf16"] = multiplies_bfloat16(use_cpu)
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
-    return {
+    made = {
         "output_dir": str(output / CHECKPOINTS),
         "seed": 42,
         "logging_steps": 10,
@@ -83,6 +150,12 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
         "restore_callback_states_from_checkpoint": training.get("patience") is not None,
         **given,
     }
+    try:
+        # starts the group of torchrun's processes, too: they agree on things before there is a trainer
+        _ = SentenceTransformerTrainingArguments(**made).device
+    except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"training: {error}") from None
+    return made
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:
@@ -94,15 +167,6 @@ def multiplies_bfloat16(use_cpu: bool) -> bool:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     known: Any = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
-
-
-def join(settings: dict[str, Any]) -> None:
-    """Start the group of torchrun's processes, before the trainer does it: they agree on things before there is one."""
-    if rank_and_world()[1] > 1:
-        from transformers import TrainingArguments
-
-        keys = ("output_dir", "use_cpu", "ddp_backend", "ddp_timeout")
-        _ = TrainingArguments(**{key: settings[key] for key in keys if key in settings}).device
 
 
 def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import SCRATCH, Model
-from raoe_train.evaluation.tasks import Polarity, evaluate_encoder, main_score
+from raoe_train.evaluation.classifiers import Classifier
+from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
+from raoe_train.recipe import Option
 
 
 @dataclass
@@ -20,7 +22,9 @@ class Evaluation:
         default_factory=list
     )
     before: Annotated[bool, "evaluate them before training, too"] = True
-    batch_size: Annotated[int, "sentences at a time"] = 64
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
+    classifier: Annotated[Classifier, Option(word="name")] = field(default_factory=Classifier)
+    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
@@ -30,39 +34,31 @@ def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     return replace(polarity, reference=replace(polarity.reference, name=model.name))
 
 
-def tasks_of(encoder: Any, evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Any]:
-    """Scores on the recipe's tasks; {} where it names none."""
-    if not evaluation.tasks:
-        return {}
-    asked: Any = {"prompt": model.prompt, "polarity": polarity_of(polarity, model)}
-    return evaluate_encoder(encoder, evaluation.tasks, data.dir, evaluation.batch_size, **asked)
+def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
+    """The recipe's tasks, read; {} where it names none."""
+    asked: Any = {
+        "prompt": model.prompt,
+        "polarity": polarity_of(polarity, model),
+        "classifier": evaluation.classifier,
+        "batcher": evaluation.batcher,
+    }
+    return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
 
 
 def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:
-    """sentence-transformers' evaluator on data.dev; None without one."""
+    """The evaluator on data.dev; None without one."""
     if not data.dev:
         return None
-    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+    from raoe_train.evaluation.sts import StsEvaluator
 
     pairs = read_scored(data.dev, prompt, columns=data.columns or None, on_error=data.on_error)
-    return EmbeddingSimilarityEvaluator(
-        pairs["sentence1"][:],
-        pairs["sentence2"][:],
-        pairs["score"][:],
-        batch_size=batch_size,
-        main_similarity="cosine",
-        similarity_fn_names=["cosine"],
-        name="dev",
-        write_csv=False,
-    )
+    return StsEvaluator(pairs, batch_size, "dev")
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100, as evaluate_encoder gives them; None where all cosines are equal."""
-    if evaluator is None:
-        return {}
-    found = evaluator(model)
-    values = {name: 100 * float(found[f"dev_{name}_cosine"]) for name in ("spearman", "pearson")}
+    """Correlations x 100, as of a task; None where they are undefined."""
+    found = evaluator(model) if evaluator is not None else {}
+    values = {key.split("_")[1]: 100 * value for key, value in found.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 

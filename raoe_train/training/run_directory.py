@@ -4,53 +4,104 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
 from raoe_train.artifacts.processes import in_first
-from raoe_train.artifacts.writing import partial, read_json, write_text
-from raoe_train.encoders.named import Model
+from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
+from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
+from raoe_train.data.sources import contents
+from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.evaluation.tasks import Task
 from raoe_train.recipe import to_dict
+from raoe_train.training.measures import tasks_of
 
+RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
+CONTENTS = "contents of "
 NO_MATTER = ("output", "overwrite", "device", "cache", "cache_dir")  # keys that change no result, in any section
 
 
-def finished_metrics(arguments: SimpleNamespace) -> dict[str, Any] | None:
-    """What metrics.json holds if `arguments.output` has this very run, finished. They are all of the job `train`."""
+def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
+    """{key of the recipe: what it names holds} of the data, encoders and tasks of a run with these arguments of the job
+    `train`, as plain values; None of what is on a hub, or comes with us. `tasks` are those of tasks_of."""
+    data, model, teacher = arguments.data, arguments.model, arguments.teacher
+    if tasks is None:
+        tasks = tasks_of(arguments.evaluation, data, model, arguments.polarity)
+    found: dict[str, Any] = {f"data.train {number}": contents(source) for number, source in enumerate(data.train, 1)}
+    found["data.dev"] = contents(data.dev) if data.dev else None
+    found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
+    found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
+    return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
+
+
+def changes(arguments: Any, made: Callable[[], Mapping[str, Any]]) -> list[str] | None:
+    """In what the run in `arguments.output` differs from one with these arguments: keys of the recipe, or "contents of
+    KEY" where it is the same but for what `made` gives, that of made_from; None where there is no run of ours."""
     output = Path(arguments.output or "")
-    return _metrics(output) if _recorded(output) == _identity(to_dict(arguments)) else None
+    try:
+        recorded = yaml.safe_load((output / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return None
+    if not isinstance(recorded, dict) or not {"model", "data", "loss"} <= recorded.keys():
+        return None
+    if changed := _different(_leaves(to_dict(arguments)), _leaves(recorded)):
+        return changed
+    return [CONTENTS + key for key in _different(made(), read_json(output / MADE_FROM))]
 
 
-def claim(output: Path, recipe: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """Make `output` the directory of a run of this resolved recipe; its metrics if it holds that very run, finished.
+def finished_metrics(arguments: Any, made: Callable[[Any], Mapping[str, Any]] = made_from) -> dict[str, Any] | None:
+    """What metrics.json holds if `arguments.output` has this very run, finished."""
+    try:
+        changed = changes(arguments, lambda: made(arguments))
+    except (OSError, ValueError):  # what it is made from is not there any more
+        return None
+    return _metrics(Path(arguments.output or "")) if changed == [] else None
 
-    ValueError where another recipe's run, or anything else, is in the way and `overwrite` is not set.
+
+def claim(arguments: Any, made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """See that `arguments.output` can be the directory of a run with these arguments, of which `made` is made_from; its
+    metrics if it holds that very run, finished. Where nothing is in the way the run begins, see begin.
+
+    ValueError where a run of another recipe or of other contents is in the way and `overwrite` is not set, what is no
+    run of ours, or the model that it starts from.
     """
-    file, ours, theirs = output / "recipe.yaml", _identity(recipe), _recorded(output)
-    if theirs == ours:
+    output, model = Path(arguments.output), Path(arguments.model.name)
+    if model.is_dir() and output.resolve() in (model.resolve(), *model.resolve().parents):
+        raise ValueError(f"output {output} holds model.name {model}, which the run starts from; choose another output")
+    changed = changes(arguments, lambda: made)
+    if changed == []:
         if finished := _metrics(output):
             clear_unfinished(output)
         return finished
-    if theirs is not None and not overwrite:
-        changed = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if changed is None:
+        ours = {partial(output / name) for name in (RECIPE, MADE_FROM)} | {output / MADE_FROM}
+        if output.is_dir() and set(output.iterdir()) - ours:
+            raise ValueError(f"{output} is not empty and holds no run of ours; choose another output")
+        begin(arguments, made)
+    elif not arguments.overwrite:
         raise ValueError(
-            f"{output} holds a run of another recipe (different: {', '.join(changed)}); "
-            "choose another output, or --overwrite it"
+            f"{output} holds a run of {'other files' if changed[0].startswith(CONTENTS) else 'another recipe'} "
+            f"(different: {', '.join(changed)}); choose another output, or --overwrite it"
         )
-    if theirs is None and output.is_dir() and set(output.iterdir()) - {partial(file)} and not overwrite:
-        raise ValueError(f"{output} is not empty and holds no run of ours; choose another output, or --overwrite")
+    return None
+
+
+def begin(arguments: Any, made: Mapping[str, Any]) -> None:
+    """Make `arguments.output` the directory of this run, unless it is: what another run left goes."""
+    output = Path(arguments.output)
+    if changes(arguments, lambda: made) == []:
+        return
     for name in (CHECKPOINTS, INITIAL):
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("metrics.json", "log.jsonl", "run.png", "recipe.yaml"):
+    for name in ("metrics.json", "log.jsonl", "run.png", RECIPE, DROPPED):
         (output / name).unlink(missing_ok=True)
-    write_text(file, yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True))
-    return None
+    write_json(output / MADE_FROM, made)
+    write_text(output / RECIPE, yaml.safe_dump(to_dict(arguments), sort_keys=False, allow_unicode=True))
 
 
 def clear_unfinished(output: Path) -> None:
@@ -61,7 +112,7 @@ def clear_unfinished(output: Path) -> None:
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
     """The encoder before training; one made from scratch is kept in `initial`, for a run that goes on."""
-    from raoe_train.encoders.load import SCRATCH, load_encoder
+    from raoe_train.encoders.load import load_encoder
 
     if model.name != SCRATCH:
         return load_encoder(model, sentences=texts, seed=seed, train=True)
@@ -107,22 +158,20 @@ def log_writer(path: Path) -> Any:
     return LogWriter()
 
 
-def _recorded(output: Path) -> dict[str, Any] | None:
-    """What decides on the run that is there; None where there is none."""
-    recipe = output / "recipe.yaml"
-    return _identity(yaml.safe_load(recipe.read_text(encoding="utf-8")) or {}) if recipe.is_file() else None
-
-
 def _metrics(output: Path) -> dict[str, Any] | None:
     return read_json(output / "metrics.json") or None
 
 
-def _identity(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _different(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    return sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+
+
+def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Dotted keys and their values, without those that change no result."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _identity(value, f"{where}{key}.")
+            found |= _leaves(value, f"{where}{key}.")
         elif key not in NO_MATTER:
             found[f"{where}{key}"] = value
     return found

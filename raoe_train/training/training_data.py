@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.data.settings import Data
+from raoe_train.data.sources import pool
 from raoe_train.data.tables import Texts
 from raoe_train.losses.reads import LISTS
 from raoe_train.training.list_targets import Teacher, with_targets
@@ -59,14 +60,17 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
 
 def _name_of(source: str) -> str:
     """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
-    file, mark, split = Path(source).name.partition("#")
-    return file.split(".")[0] + mark + split.replace(".", "_")
+    parts = (Path(part).name.partition("#") for part in pool(source))
+    return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
 
 
 def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int | None] | None:
     """The label map of a source: data.labels, or its entry for the file's name ("sick" of sick.tsv.gz)."""
     if labels and all(isinstance(entry, dict) for entry in labels.values()):
-        return labels.get(Path(source).name.split(".")[0])
+        maps = [labels.get(Path(part).name.split(".")[0]) for part in pool(source)]
+        if any(each != maps[0] for each in maps):
+            raise ValueError(f"{source} is one pool, and data.labels says different things of its files")
+        return maps[0]
     return labels
 
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import logging
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,11 @@ from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.sources import is_file
+from raoe_train.data.pairs_to_score import PairsToScore
+from raoe_train.data.settings import Data
+from raoe_train.data.sources import contents, is_file, pool
+from raoe_train.losses import RAOELoss
+from raoe_train.training.training_data import read_training_data
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 HEADER = "sentence1\tsentence2\tscore\tlabel\tsplit\n"
@@ -187,7 +193,7 @@ def test_malformed_rows(tmp_path, suffix, caplog):
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n[1]\n', "line 2: a JSON list"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": "b"}\n\n{"sentence1": \n', "line 3: not JSON"),
         ("a.jsonl", '{"sentence1": "a", "sentence2": 3}\n', "line 1: sentence2 is 3, not a text"),
-        ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', r"line 1: sentence2 is '\\ud83d', not a text"),
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "\\ud83d"}\n', "line 1: half of a surrogate pair"),
         (
             "a.jsonl",
             '{"sentence1": "a", "sentence2": "b"}\n{"sentence1": "a", "sentence2": "b", "score": 1}\n',
@@ -204,6 +210,25 @@ def test_malformed_rows(tmp_path, suffix, caplog):
 def test_errors_name_the_line(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=message):
         read_pairs(write(tmp_path / name, text))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"x":' * 100_000, "not JSON .*recursion"),
+        ('{"sentence1": "a", "sentence2": "b", "score": 1%s, "subset": ""}' % ("0" * 400), "not a number"),
+        ('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "\\ud800"}', "half of a surrogate pair"),
+        ('{"sentence1": "a", "sentence2": "b", "score": [0%s], "subset": ""}' % (", 0.5" * 100_000), r"… \(\d+ char"),
+    ],
+    ids=["deep", "long", "surrogate", "list"],
+)
+def test_json_that_no_table_can_have_is_a_row_error(tmp_path, line, message):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"sentence1": "a", "sentence2": "b", "score": 1, "subset": "s"}\n' + line + "\n")
+    with pytest.raises(ValueError, match=rf"x\.jsonl, line 2: .*{message}") as error:
+        read_pairs(path)
+    assert len(str(error.value)) < 1000
+    assert len(read_pairs(path, on_error="skip")) == 1
 
 
 def test_damaged_gzip(tmp_path):
@@ -273,6 +298,15 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
 
 
+def test_decimals_and_times_go_from_parquet_to_jsonl(tmp_path):
+    rows = [{"a": Decimal("0.25"), "b": date(2026, 1, 2)}]
+    write_rows(tmp_path / "x.parquet", ["a", "b"], rows)
+    write_rows(tmp_path / "x.jsonl", ["a", "b"], (fields for _, fields in read_rows(tmp_path / "x.parquet")))
+    assert json.loads((tmp_path / "x.jsonl").read_text()) == {"a": 0.25, "b": "2026-01-02"}
+    with pytest.raises(ValueError, match="a jsonl file cannot hold b'x'"):
+        write_rows(tmp_path / "y.jsonl", ["a"], [{"a": b"x"}])
+
+
 def test_replacing_leaves_the_old_file_when_writing_fails(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
@@ -312,3 +346,68 @@ def test_real_files(source, scale, pairs, label):
     assert len(data) == pairs
     assert ("score" in data.column_names, "label" in data.column_names) == (scale is not None, label)
     assert not counts["dropped"]
+
+
+@pytest.fixture
+def two_files(tmp_path):
+    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\nc\td\t1\tneutral\tdev\n")
+    second = write(tmp_path / "b.jsonl", '{"premise": "e", "hypothesis": "f", "score": 2, "label": "entailment"}\n')
+    return first, second
+
+
+def test_a_pool_is_one_source(two_files):
+    first, second = two_files
+    data, counts = pair_table(f"{first}#train+{second}")
+    assert data["sentence1"] == ["a", "e"] and data["label"] == [1, 0] and counts["read"] == 2
+    assert read_pairs(f"{second}+builtin#dev", require=["score"])["sentence1"][0] == "e"
+    assert len(pool(f"{first}#train+{first}#dev")) == 2
+    for name in ("one", "hub:a/b#c", first, Path(first)):
+        assert pool(name) == [str(name)]
+
+
+def test_what_is_wrong_in_a_pool_is_named(two_files, tmp_path):
+    first, second = two_files
+    with open(second, "a") as file:
+        file.write('{"premise": "g", "hypothesis": "", "score": 1, "label": "neutral"}\n')
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 2: hypothesis is empty"):
+        read_pairs(f"{first}+{second}")
+    with pytest.raises(ValueError, match=r"a\.tsv: no split 'test'"):
+        read_pairs(f"{second}+{first}#test", on_error="skip")
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*none\.tsv"):
+        read_pairs(f"{first}+{tmp_path}/none.tsv")
+    other = write(tmp_path / "c.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n")
+    with pytest.raises(ValueError, match=r"c\.tsv, line 2: it has .* where earlier rows have"):
+        read_pairs(f"{first}+{other}")
+
+
+def test_a_plus_in_a_files_own_name(tmp_path):
+    own = write(tmp_path / "a+b.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
+    assert read_pairs(own)["sentence1"] == read_pairs(f"{own}#train")["sentence1"] == ["a"]
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*x\+y/z\.tsv"):
+        read_pairs(tmp_path / "x+y" / "z.tsv")
+
+
+def test_a_pool_is_known_by_all_its_files(two_files):
+    first, second = two_files
+    before = contents(f"{first}#train+{second}")
+    assert before == {"pool": [contents(f"{first}#train"), contents(second)]}
+    with open(second, "a") as file:
+        file.write('{"premise": "g", "hypothesis": "h", "score": 1, "label": "neutral"}\n')
+    assert contents(f"{first}#train+{second}") != before
+    assert contents(f"{first}+builtin#train") is None
+
+
+def test_a_pool_to_be_scored(two_files):
+    table = PairsToScore(Data(input="+".join(two_files)), "jsonl", ("score_1",))
+    assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
+    assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
+    assert [len(row) for row in table.rows()] == [5, 5, 4]
+
+
+def test_a_pool_to_train_on(two_files):
+    first, second = two_files
+    datasets, _ = read_training_data(Data(train=[f"{first}+{second}", f"{first}#dev"]), RAOELoss(None), 0)
+    assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
+    different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
+    with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
+        read_training_data(different, RAOELoss(None), 0)

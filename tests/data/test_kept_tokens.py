@@ -106,6 +106,20 @@ def test_tokens_are_found_again_by_what_they_depend_on(tmp_path):
     assert stores(model) == 7
 
 
+@pytest.mark.parametrize("damage", [lambda data: bytes(len(data)), lambda data: data[:-4], lambda data: None])
+def test_a_damaged_cache_is_made_anew(tmp_path, caplog, damage):
+    """As a power cut leaves it: files of zeros, cut ones, none."""
+    model, data = tiny_encoder(), {"a": to_table([{"text": text} for text in LONG])}
+    folder = with_tokens(model, data, str(tmp_path), None).folder
+    whole = (folder / "ids").read_bytes()
+    if (left := damage(whole)) is None:
+        (folder / "ids").unlink()
+    else:
+        (folder / "ids").write_bytes(left)
+    assert with_tokens(model, data, str(tmp_path), None).folder == folder
+    assert (folder / "ids").read_bytes() == whole and "is damaged, and is made anew" in caplog.text
+
+
 def test_features_that_cannot_be_kept(tmp_path, capsys):
     data = {"a": to_table([{"text": text} for text in LONG])}
     cache = str(tmp_path / "cache")

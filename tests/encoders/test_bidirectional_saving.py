@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
@@ -177,6 +179,31 @@ def test_what_export_refuses(saved, tmp_path):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
 
 
+def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, monkeypatch):
+    folder, _ = saved
+    source, old, thesis = (tmp_path / name for name in ("all/source", "old", "thesis"))
+    for place in (source, old):
+        shutil.copytree(folder / "full", place)
+    thesis.mkdir()
+    (thesis / "chapter.tex").write_text("two years")
+    (tmp_path / "all" / "modules.json").write_text("[]")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def refused(output, message, error=ValueError):
+        with pytest.raises(error, match=message):
+            run("export", **{"model.name": str(source), "output": str(output), "overwrite": True})
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+    refused(thesis, "no model that could be overwritten")
+    refused(source.parent, "one holds the other")
+    refused(source / "1_Pooling" / "x", "one holds the other")
+    with monkeypatch.context() as broken:
+        broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        refused(old, "disk full", OSError)
+    run("export", **{"model.name": str(source), "output": str(old), "overwrite": True})
+    assert (old / "modules.json").is_file() and not list(tmp_path.glob(".*"))
+
+
 def write_triplets(path: Path, rows: int = 24) -> str:
     count = len(SENTENCES)
     lines = ["anchor\tpositive\tnegative"]
@@ -308,7 +335,7 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
     [
         ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"bidirectional_layers": "some"}, "bidirectional_layers must be an integer, got 'some'"),
+        ({"bidirectional_layers": "some"}, "bidirectional_layers must be an integer or all, got 'some'"),
         ({"bidirectional_mode": "sub"}, "one of modify, sum, add, got 'sub'"),
         ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
         ({"bidirectional_mode": "sum"}, "sum needs model.bidirectional_layers"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import FrozenEncoder
 from tests.tiny import tiny_encoder
+
+META = {"format": "pt"}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,27 @@ def test_a_guess_is_said(bare, caplog):
     caplog.clear()
     load_encoder(folder, pooling="cls")
     assert pooling(load_encoder(bare("bert-base-uncased"))) == "mean" and not caplog.text  # a language model
+
+
+def test_weights_that_are_not_there_are_an_error(bare):
+    """They would be random. A pooler's are used by nothing."""
+    folder = bare("bert-base-uncased")
+    weights = load_file(f"{folder}/model.safetensors")
+    pooler = [key for key in weights if "pooler" in key]
+    save_file({key: weights[key] for key in weights if key not in pooler}, f"{folder}/model.safetensors", META)
+    assert pooler and load_encoder(folder) is not None
+    cut = [key for key in weights if "output.dense" in key]
+    save_file({key: weights[key] for key in weights if key not in cut}, f"{folder}/model.safetensors", META)
+    with pytest.raises(ValueError, match=rf"not a whole encoder; of {len(cut)} weights .*output\.dense"):
+        load_encoder(FrozenEncoder(folder))
+    assert load_encoder(folder, random_weights=True) is not None
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_length_leaves_room_for_a_text(bare, length):
+    with pytest.raises(ValueError, match=r"leaves no room for a text, to each of which .* adds 2 tokens"):
+        load_encoder(bare("bert-base-uncased"), max_seq_length=length)
+    assert load_encoder(bare("bert-base-uncased"), max_seq_length=3).max_seq_length == 3
 
 
 def test_what_was_saved_stays(tmp_path, caplog):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from raoe_train.cli import run
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.finding import find_task
-from raoe_train.evaluation.sts import correlate
+from raoe_train.evaluation.sts import correlate, correlations
 from raoe_train.evaluation.tasks import evaluate_encoder
 from raoe_train.jobs.evaluate import evaluate
 from tests.tiny import SENTENCES, tiny_encoder
@@ -155,6 +156,18 @@ def test_correlations_by_hand():
     assert correlate(np.zeros(4), np.arange(4.0)) == {"spearman": None, "pearson": None}
 
 
+@pytest.mark.parametrize(("kind", "eps"), [(torch.float32, 2**-23), (torch.bfloat16, 2**-7), (torch.float16, 2**-10)])
+def test_a_correlation_of_rounding_is_none(kind, eps):
+    """Cosines of pairs that differ by roundings alone have an order, and it says nothing."""
+    first = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).expand(40, 64)
+    rounded = first * (1 + eps / 4 * torch.randn(40, 64, generator=torch.Generator().manual_seed(1)))
+    told = first + torch.linspace(0, 1, 40)[:, None] * torch.randn(1, 64, generator=torch.Generator().manual_seed(2))
+    for second, undefined in ((rounded, True), (told, False)):
+        embeddings = torch.cat([first, second]).to(kind).float().numpy()
+        found, _ = correlations(embeddings, np.arange(40.0), np.asarray([]))
+        assert (found["spearman"] is None) == (found["pearson"] is None) == undefined
+
+
 def test_cosines():
     a = np.array([[3, 4], [1, 0], [0, 0]], dtype=np.float32)
     b = np.array([[4, 3], [-2, 0], [1, 1]], dtype=np.float32)
@@ -218,9 +231,13 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     with pytest.raises(ValueError, match="not from these settings"):
         evaluated(tasks=["plain"])
     assert list(evaluated(tasks=["plain"], overwrite=True)["tasks"]) == ["plain"]
-    os.utime(Path(saved) / "model.safetensors", ns=(1, 1))  # trained anew, so its results are old
+    os.utime(Path(saved) / "model.safetensors", ns=(1, 1))
+    assert list(evaluated(tasks=["plain"])["tasks"]) == ["plain"]  # it is the contents that count
+    notes = Path(saved) / "notes.txt"
+    notes.write_text("trained anew")  # so its results are old
     with pytest.raises(ValueError, match="not from these settings"):
         evaluated(tasks=["plain"])
+    notes.unlink()
 
 
 def test_a_model_in_memory(saved, model, tasks, tmp_path):

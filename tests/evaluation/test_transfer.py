@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from raoe_train.data.files import write_rows
+from raoe_train.evaluation.classifiers import LogisticRegression
 from raoe_train.evaluation.tasks import read_tasks
-from raoe_train.evaluation.transfer import GRID, TRAIN_TEST_GRID
 
 APART = {"0": [-1.0, 0.0], "1": [1.0, 0.0]}
 
@@ -47,8 +47,7 @@ def test_ten_folds_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
-def test_one_split_alone_is_tested_in_folds(tmp_path, split, monkeypatch):
-    monkeypatch.setattr("raoe_train.evaluation.transfer.GRID", [1.0])  # what is chosen has no part in this
+def test_one_split_alone_is_tested_in_folds(tmp_path, split):
     rows, features = single(noisy=1)
     task = read(tmp_path, [{**row, "split": split} for row in rows])
     assert score(task, features)["accuracy"] == pytest.approx(97.5)
@@ -96,25 +95,22 @@ def test_pairs_have_the_features_of_senteval_and_an_f1(tmp_path):
 
 
 def test_the_penalty_is_chosen_on_dev(tmp_path, monkeypatch):
-    chosen = []
-    import raoe_train.evaluation.transfer as transfer
-
-    real = transfer._classifier
-    monkeypatch.setattr(transfer, "_classifier", lambda value: (chosen.append(value), real(value))[1])
+    chosen, real = [], LogisticRegression.predicted
+    monkeypatch.setattr(LogisticRegression, "predicted", lambda *given: (chosen.append(given[-1]), real(*given))[1])
     rows = [{**row, "split": "dev" if row["split"] == "test" else row["split"]} for row in split_rows()]
     rows += [{**row, "split": "test", "text": "x" + row["text"]} for row in split_rows() if row["split"] == "test"]
     features = {row["text"]: row["at"] for row in rows}
     found = score(read(tmp_path, rows), features)
     # all C do equally well on dev, 80 %: the smallest is taken
     assert found == {"accuracy": pytest.approx(80.0), "dev_accuracy": 80.0, "examples": 10}
-    assert chosen[-1] == GRID[0] == 0.25
+    assert chosen[-1] == 0.25
     # a weak penalty is needed where the feature that tells is small: class 0 has (0, 0), class 1 (0, 0.3), and
     # 3 to 1 examples of class 0 pull the intercept down
     many = [row for row in rows if row["label"] == "0"]
     rows += [{**row, "text": f"{row['text']}-{n}"} for row in many for n in range(2) if row["split"] == "train"]
     features = {row["text"]: [0.3 if row["label"] == "1" else 0.0] for row in rows}
     assert score(read(tmp_path, rows), features)["dev_accuracy"] == 100.0
-    assert chosen[-1] > GRID[0]
+    assert chosen[-1] > 0.25
 
 
 @pytest.mark.parametrize("others", [["test"], ["dev", "test"]])
@@ -127,12 +123,6 @@ def test_only_train_is_trained_on(tmp_path, others):
     ]  # fmt: skip
     found = score(read(tmp_path, rows), {row["text"]: row["at"] for row in rows})
     assert found["accuracy"] == 0.0 and found["dev_accuracy"] == (0.0 if "dev" in others else 100.0)
-
-
-def test_protocol():
-    """senteval/tools/validation.py: the grids of C."""
-    assert GRID == [0.25, 0.5, 1, 2, 4, 8]
-    assert TRAIN_TEST_GRID == [0.5, 1, 2, 4, 8, 16, 32]
 
 
 def test_examples_come_in_the_order_of_senteval(tmp_path):

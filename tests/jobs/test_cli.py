@@ -1,7 +1,11 @@
 """The command line: options, errors in one line, exit status."""
 
+import os
+import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,19 +21,19 @@ def test_options():
         "--data.train",
         "a",
         "b",
-        "--data.train",
-        "c",
         "--loss.scale=-1.5",
     ]
     assert cli.parse_options([*words, "--data-dir", "d"]) == {
         "output": "out",
         "overwrite": True,
-        "data.train": ["a", "b", "c"],
+        "data.train": ["a", "b"],
         "loss.scale": "-1.5",
         "data_dir": "d",
     }
     with pytest.raises(ValueError, match=r"expected --section\.key, got 'oops'"):
         cli.parse_options(["oops"])
+    with pytest.raises(ValueError, match="--data_dir is there twice"):
+        cli.parse_options(["--data-dir", "a", "--data_dir=b"])
 
 
 @pytest.mark.parametrize(
@@ -72,19 +76,49 @@ def test_jobs_for_one_process_say_so(job, monkeypatch, capsys):
     assert f"{job} is for one process: start it without torchrun" in capsys.readouterr().err
 
 
-def test_our_own_bugs_are_not_hidden(monkeypatch):
+def test_our_own_bugs_are_one_sentence_and_a_trace(monkeypatch, tmp_path, capsys):
     def broken(*_, **__):
-        raise KeyError("a bug")
+        raise KeyError("a bug\nin \ud800 lines")
 
     monkeypatch.setattr(cli, "run", broken)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for words in ([], ["--output", str(tmp_path / "out")], ["--output", str(tmp_path / "nowhere" / "out")]):
+        assert cli.main(["train", *words]) == 3
+        said = capsys.readouterr().err
+        assert said.startswith("raoe-train: KeyError: 'a bug") and said.count("\n") == 1
+        trace = Path(re.search(r"the whole trace is in (.*)\)", said)[1])
+        assert trace.parent == tmp_path and "in broken" in trace.read_text()
     with pytest.raises(KeyError):
-        cli.main(["train"])
+        cli.main(["train", "--traceback"])
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "import sys; from raoe_train.cli import main; sys.exit(main(['--help']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+BLOCKS = re.sub(r" *\\\n +", " ", PAGE.read_text(encoding="utf-8"))
+COMMANDS = [line.partition(" #")[0].split() for line in BLOCKS.splitlines() if line.startswith("    raoe-train ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[1:3]))
+def test_the_commands_of_a_page_are_understood(command):
+    """The job, its recipe and every key; nothing is run."""
+    _, job, *rest = command
+    recipe = rest.pop(0) if not rest[0].startswith("--") and job not in cli.WORDS else None
+    named = [f"--{cli.WORDS[job]}"] if job in cli.WORDS else []
+    cli.load(job, recipe, cli.parse_options([*named, *rest]))
 
 
 def test_help_lists_jobs_and_keys(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "train" in text and "raoe-s1" in text and "of a sweep: bellm-study, efficiency, margins," in text
+    assert "train" in text and "raoe-s1" in text and "of a sweep: bellm-study, contrast-study, efficiency," in text
     assert cli.main(["train", "raoe-s1", "--help"]) == 0
     text = capsys.readouterr().out
     assert "--loss.mini_batch_size" in text and "--model.scratch.layers" in text

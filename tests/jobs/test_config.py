@@ -1,5 +1,7 @@
 """Recipes: inheritance, overrides, types, and errors that help."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -39,7 +41,13 @@ def test_stage_1_is_the_papers_appendix_b():
     [
         ("training.learning_rate", "5e-5", 5e-5),
         ("training.bf16", "true", True),
-        ("training.report_to", "none", None),
+        ("training.report_to", "none", "none"),
+        ("training.max_steps", "1e3", 1000),
+        ("training.eval_strategy", False, "no"),  # YAML's no
+        ("training.bf16", "auto", "auto"),
+        ("training.by_length", "packed", "packed"),
+        ("data.cache_dir", "~/cache", str(Path.home() / "cache")),
+        ("data.train", ["~/a.tsv#dev"], [str(Path.home() / "a.tsv#dev")]),
         ("loss.scale", "5e-1", 0.5),
         ("loss.margin", "16", 16.0),
         ("loss.mini_batch_size", "32", 32),
@@ -76,6 +84,16 @@ def test_values_take_the_declared_type(key, given, value):
         ({"loss": "mse"}, r"loss must be a mapping"),
         ({"model.name": ["a", "b"]}, r"model\.name must be a string, got \['a', 'b'\]"),
         ({"data.columns": ["premise"]}, r"data\.columns takes NAME=VALUE"),
+        ({"training.epochs": -3}, r"training\.epochs must be above 0, got -3"),
+        ({"training.gradient_accumulation_steps": "-1"}, r"gradient_accumulation_steps must be at least 1, got -1"),
+        ({"training.bf16": "maybe"}, r"training\.bf16 must be true or false or auto, got 'maybe'"),
+        ({"training.learning_rate": "abc"}, r"training\.learning_rate must be a number, got 'abc'"),
+        ({"training.learning_rate": "nan"}, r"training\.learning_rate must be above 0, got nan"),
+        ({"training.per_device_train_batch_size": 0}, r"training\.batch_size must be at least 1, got 0"),
+        ({"training.max_steps": "1.5"}, r"training\.max_steps must be an integer, got 1\.5"),
+        ({"training.eval_strategy": "never"}, r"training\.eval_strategy must be one of no, steps, epoch, got 'never'"),
+        ({"model.max_seq_length": 0}, r"model\.max_seq_length must be at least 1, got 0"),
+        ({"data.max_rows": 0}, r"data\.max_rows must be at least 1, got 0"),
     ],
 )
 def test_errors_name_the_key(overrides, message):
@@ -111,7 +129,11 @@ def test_a_recipe_cannot_extend_itself(tmp_path):
         load("train", tmp_path / "a.yaml")
 
 
-@pytest.mark.parametrize("text", ["- a list", "a: [", "just words"])
+@pytest.mark.parametrize(
+    "text",
+    ["- a list", "a: [", "just words", "model: &m {lora: *m}", "data: {train: &t [*t]}", "a: " + "[" * 5000],
+    ids=str.__len__,
+)
 def test_broken_recipes_are_user_errors(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)

@@ -61,7 +61,7 @@ def test_one_split(tmp_path):
         ('{"id": "b", "sentences": ["x", null, "z"]}', "hole", "line 2: sentence 1 is None, not a text; .* no holes"),
         ('{"id": "b", "sentences": ["x", "y", " "]}', "hole", "line 2: sentence 2 is empty; a list has no holes"),
         ('{"id": "b", "sentences": ["x", "y", 3, "z"]}', "hole", "line 2: sentence 2 is 3, not a text"),
-        ('{"id": "b", "sentences": ["x", "\\ud83d", "z"]}', "hole", r"line 2: sentence 1 is '\\ud83d', not a text"),
+        ('{"id": "b", "sentences": ["x", "\\ud83d", "z"]}', "malformed row", "line 2: half of a surrogate pair"),
         ('{"id": "b", "sentences": ["x", "y"]}', "shorter than 3", "line 2: 2 sentences, where a ranking takes .* 3"),
         ('{"id": "b", "sentences": []}', "shorter than 3", "line 2: 0 sentences"),
         ('{"id": "b", "sentences": "x y z"}', "no list", "line 2: no list of sentences in a column 'sentences'"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
 from raoe_train.encoders import frozen
 from raoe_train.encoders.named import FrozenEncoder, Model, identity
-from raoe_train.jobs.score import resolve_teachers, score
+from raoe_train.jobs.score import TEACHERS, resolve_teachers, score
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -279,11 +280,14 @@ def test_options_reach_the_right_teacher(pairs, teachers, tmp_path, monkeypatch)
 
 
 def test_teachers():
-    paper = resolve_teachers([], {})
+    with pytest.raises(ValueError, match=r"bring code of their own.*--trust_remote_code true says so"):
+        resolve_teachers([], {})
+    paper = resolve_teachers([], {}, trust=True)
     assert [teacher.name for teacher in paper] == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]
-    assert paper[1] == FrozenEncoder("jinaai/jina-embeddings-v3", trust_remote_code=True, task="text-matching")
-    _, changed = resolve_teachers([], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
-    assert changed.trust_remote_code and changed.task == "classification"
+    assert all(re.fullmatch("[0-9a-f]{40}", str(teacher.revision)) and teacher.trust_remote_code for teacher in paper)
+    assert paper[1].task == "text-matching"
+    one, changed = resolve_teachers([*TEACHERS], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
+    assert not one.trust_remote_code and not changed.trust_remote_code and changed.task == "classification"
     assert resolve_teachers(["a", "b"], {"b": {"prompt": "x"}}) == [FrozenEncoder("a"), FrozenEncoder("b", prompt="x")]
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
@@ -292,6 +296,20 @@ def test_teachers():
         resolve_teachers(["a", "b"], {"c": {}})
     with pytest.raises(ValueError, match=r"unknown key teacher\.a\.propmt \(did you mean teacher\.a\.prompt\?\)"):
         resolve_teachers(["a", "b"], {"a": {"propmt": "x"}})
+
+
+def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monkeypatch):
+    """With code that leaves a mark: neither without a word nor when the hub's code was trusted."""
+    folder = tmp_path / "Lajavaness" / "bilingual-embedding-large"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}')
+    (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    for trust, message in ((False, "bring code of their own"), (True, "is a folder here, and a name on the hub")):
+        with pytest.raises(ValueError, match=message):
+            run("score", **{"data.input": str(pairs), "output": str(tmp_path / "out.tsv"), "trust_remote_code": trust})
+    assert not (tmp_path / "ran").exists()
+
 
 
 def test_a_job_is_a_function(pairs, teachers, tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import warnings
+from functools import partial
 
 import pytest
 import sentence_transformers
@@ -13,7 +15,7 @@ from packaging.version import Version
 from scipy.stats import rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
+from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, Matryoshka2dLoss, MatryoshkaLoss
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
@@ -246,16 +248,35 @@ def test_what_the_model_card_needs():
         RAOELoss(None, mini_batch_size=0)
 
 
+@pytest.mark.parametrize("wrapper", [AdaptiveLayerLoss, partial(Matryoshka2dLoss, matryoshka_dims=[16, 8])])
+def test_wrappers_that_scale_and_add(wrapper):
+    """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
+    found = []
+    for parts in (True, False):
+        torch.manual_seed(0)
+        random.seed(0)
+        model = tiny_encoder()
+        features, labels = batch(model)
+        loss = RAOELoss(model)
+        if not parts:
+            whole, loss = loss, torch.nn.Module()
+            loss.forward = lambda *given, whole=whole: total(whole(*given))
+        made = total(wrapper(model, loss)(features, labels))
+        made.backward()
+        found.append((made.detach(), gradients(model)))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_collator():
     model = tiny_encoder(double=False, prompt="query: {text}")
     rows = [
         {"sentence1": a, "score": score, "sentence2": b, "label": label}
         for a, b, score, label in zip(
-            SENTENCES[:3], SENTENCES[3:6], [0.25, 1, 4.5], ["neutral", "entailment", 7], strict=True
+            SENTENCES[:3], SENTENCES[3:6], [0.25, 1, 1 + 1e-12], ["neutral", "entailment", 7], strict=True
         )
     ]
     made = ScoreLabelCollator(preprocess_fn=model.preprocess, prompts="query: ")(copy.deepcopy(rows))
-    assert made["label"]["score"].tolist() == [0.25, 1.0, 4.5] and made["label"]["score"].dtype == torch.float32
+    assert made["label"]["score"].tolist() == [0.25, 1.0, 1 + 1e-12]  # no two are one
     assert made["label"]["label"].tolist() == [1, 0, 7] and made["label"]["label"].dtype == torch.int64
     expected = model.preprocess(SENTENCES[:3], prompt="query: ")["input_ids"]
     assert torch.equal(made["sentence1_input_ids"], expected)

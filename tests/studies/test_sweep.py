@@ -17,7 +17,7 @@ from raoe_train.recipe import to_dict
 from raoe_train.studies import sweep
 from raoe_train.studies.runs import chosen
 from raoe_train.studies.sweep_report import curves, frame, mean, metric
-from raoe_train.training.run_directory import finished_metrics
+from raoe_train.training.run_directory import finished_metrics, made_from
 from tests.studies.tables import runs_of
 from tests.training.test_training import SCRATCH, settings
 
@@ -72,16 +72,35 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
     }
 
 
+def test_a_scale_is_on_top_of_every_variant(tmp_path):
+    asked = table(tmp_path, seeds=[1], variants={
+        "short": {"data.max_rows": 7, "loss.margin": 3},
+        "curve": {"grid": {"training.epochs": [4]}},
+    }, scales={"paper": {"settings": {"data.max_rows": None, "training": {"epochs": 2}, "loss.scale": 9}, "tasks": []}},
+    scale="paper")  # fmt: skip
+    short, curve = runs_of(None, asked)
+    assert short.arguments.data.max_rows is None
+    assert (short.arguments.loss["margin"], short.arguments.loss["scale"]) == (3, 9)
+    assert (short.arguments.training["epochs"], curve.arguments.training["epochs"]) == (2, 4)  # a grid stays a grid
+    assert short.arguments.evaluation.tasks == []
+    (short, _) = runs_of(None, {**asked, "scale": None})
+    assert short.arguments.data.max_rows == 7 and short.arguments.evaluation.tasks == asked["tasks"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"variants": {}}, "variants is empty"),
+        ({"scale": "paper"}, "scale must be of none, as this sweep has no scales, got 'paper'"),
+        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "scales.x has settings, prepare, tasks and only, got seeds"),
         ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
         ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
         ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),
         ({"variants": {"a": {"los.name": "mse"}}}, "unknown key los"),
         ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
         ({"variants": {"a": {"data.train": "{data_dir}/x.tsv"}}}, "--data_dir is missing"),
+        ({"variants": {"../../evil": {}}}, "'../../evil' cannot name a folder"),
+        ({"variants": {"a\nb": {}}}, "cannot name a folder"),
         ({"only": ["nothing"]}, "--only nothing: no such run; variants: raoe, second"),
         ({"output": None}, "--output is missing"),
     ],
@@ -135,11 +154,12 @@ def trained(monkeypatch):
         folder = Path(arguments.output)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(arguments), sort_keys=False))
+        (folder / "made_from.json").write_text(json.dumps(made_from(arguments)))
         rate = arguments.training["learning_rate"]
         metrics = {"after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c", "versions": {}}
         (folder / "metrics.json").write_text(json.dumps(metrics))
         for name in ("modules.json", "model.safetensors"):
-            (folder / name).write_text("{}")
+            (folder / name).write_text(getattr(counts, "weights", "{}"))
 
     def counted(name, real):
         return lambda *given: (counts.update([name]), real(*given))[1]
@@ -156,11 +176,36 @@ def rates(folder, count):
     return table(folder, seeds=[1], tasks=[], variants={"rate": {"grid": grid}})
 
 
+def test_tasks_are_told_apart_by_how_they_are_scored(tmp_path, trained, monkeypatch):
+    """The state before training is scored as the runs are, and no run by what another one's tasks are."""
+    asked, pretend = [], sweep.run_job
+
+    def run_job(job, recipe=None, **values):
+        if job == "evaluate":
+            asked.append(load(job, recipe, values))
+            return {"tasks": {}, "average": None}
+        return pretend(job, recipe, **values)
+
+    monkeypatch.setattr(sweep, "run_job", run_job)
+    lines = [f"{label} {n}\t{label}\n" for label in "ab" for n in range(12)]
+    (tmp_path / "set.tsv").write_text("text\tlabel\n" + "".join(lines))
+    made = table(tmp_path, seeds=[1], model="a/model", tasks=[f"transfer:{tmp_path}/set.tsv"], variants={
+        "plain": {"evaluation.classifier": "senteval", "evaluation.batcher": "bellm"},
+        "other": {"evaluation.classifier": "senteval", "evaluation.classifier.kfold": 5},
+    })  # fmt: skip
+    made["settings"]["training"]["learning_rate"] = 1e-5
+    run("sweep", **made)
+    assert [(its.classifier.name, its.batcher) for its in asked] == [("senteval", "bellm")]
+    trained.clear()
+    run("sweep", **made)
+    assert not trained["train"]  # both are as they were recorded
+
+
 def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):
     """Metrics are read when the sweep starts and when their run was made, weights looked for when they may go."""
     run("sweep", **rates(tmp_path, 30))
     assert {name: trained[name] for name in ("train", "metrics", "folders", "plots")} == {
-        "train": 30, "metrics": 60, "folders": 60, "plots": 1
+        "train": 30, "metrics": 60, "folders": 90, "plots": 1
     }  # fmt: skip
     trained.clear()
     run("sweep", **rates(tmp_path, 30))  # nothing to do
@@ -195,6 +240,51 @@ def test_weights_stay_while_a_run_has_to_go_on_from_them(tmp_path, trained):
     assert (first / "modules.json").is_file() and (first / "model.safetensors").is_file()
     run("sweep", **made)
     assert trained["train"] == 2 and not (first / "modules.json").exists() and not (second / "modules.json").exists()
+    trained.clear()
+    run("sweep", **made)
+    assert trained["train"] == 0  # the second is still of the first, whose weights are gone
+    made["variants"]["third"] = {"after": "first", "loss.margin": 3}
+    run("sweep", **made)
+    assert trained["train"] == 2  # the first, for the third; it came out as it was
+    trained.weights, made["variants"]["fourth"] = "other", {"after": "first", "loss.margin": 4}
+    trained.clear()
+    run("sweep", **made)
+    assert trained["train"] == 4  # it came out otherwise: the second and the third are made again
+    trained.clear()
+    run("sweep", **made)
+    assert trained["train"] == 0
+    data = Path(made["settings"]["data.train"][0])
+    data.write_text(data.read_text().replace("5.000", "0.000"))
+    run("sweep", **made)
+    assert trained["train"] == 4  # none is finished any more
+
+
+def test_each_encoder_that_runs_start_from_has_its_row(tmp_path, trained, monkeypatch):
+    """By what is said of it, not by its name alone."""
+    asked, pretend = [], sweep.run_job
+
+    def run_job(job, recipe=None, **values):
+        if job == "train":
+            return pretend(job, recipe, **values)
+        asked.append(load(job, recipe, values).model)
+        score = float(len(asked))
+        return {"tasks": {str(tmp_path / "dev.tsv"): {"spearman": score}}, "average": score}
+
+    monkeypatch.setattr(sweep, "run_job", run_job)
+    variants = {
+        "plain": {}, "same": {"loss.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
+        "other": {"model.name": "b/model"}, "third": {"model.name": "c/model"},
+    }  # fmt: skip
+    made = table(tmp_path, seeds=[1], model="a/model", variants=variants)
+    made["settings"]["training"]["learning_rate"] = 1e-5
+    run("sweep", **made)
+    assert [(model.name, model.pooling) for model in asked] == [
+        ("a/model", None), ("a/model", "cls"), ("b/model", None), ("c/model", None)
+    ]  # fmt: skip
+    report = (tmp_path / "sweep" / "report.md").read_text()
+    rows = ("model ({})", "model (pooling cls, {})", "b/model ({})", "c/model ({})")
+    for number, row in enumerate(rows, 1):
+        assert f"| before: {row.format('max seq length 16')} |  | - | {number}.00 |" in report
 
 
 @pytest.mark.slow

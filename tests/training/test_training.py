@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
+from raoe_train.artifacts.processes import owned
 from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
-from tests.tiny import SENTENCES, training_data
+from raoe_train.training.run_directory import claim, finished_metrics, made_from
+from tests.tiny import SENTENCES, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
 
@@ -104,8 +108,72 @@ def test_a_finished_run_is_returned_and_another_refused(finished):
     with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
         run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
     with pytest.raises(ValueError, match="not empty and holds no run"):
-        run("train", "raoe-s1", **{**made, "output": str(folder)})
+        run("train", "raoe-s1", **{**made, "output": str(folder), "overwrite": True})
     assert weights.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("name", "key"), [("train", "data.train 1"), ("dev", "data.dev, contents of evaluation")])
+def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
+    folder, made, metrics = finished
+    data = folder / f"{name}.tsv"
+    text = data.read_text()
+    data.write_text(text.replace("5.000", "0.000"))
+    with pytest.raises(ValueError, match=rf"holds a run of other files \(different: contents of {key}.*--overwrite"):
+        run("train", "raoe-s1", **made)
+    data.write_text(text)  # another time, the same contents
+    assert run("train", "raoe-s1", **made) == metrics
+
+
+def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path):
+    first = shutil.copytree(finished[0] / "out", tmp_path / "s1")
+    asked = load("train", "raoe-s2", settings(tmp_path, **{"model.name": str(first)}))
+    assert claim(asked, made_from(asked)) is None
+    (tmp_path / "out" / "metrics.json").write_text('{"after": {}}')
+    assert claim(asked, made_from(asked)) == {"after": {}} == finished_metrics(asked)
+    save_file({"other": torch.ones(1)}, first / "model.safetensors")
+    assert finished_metrics(asked) is None
+    with pytest.raises(ValueError, match=r"other files .different: contents of model.name"):
+        claim(asked, made_from(asked))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"data.train": ["nowhere.tsv"]}, "no such file"),
+        ({"data.train": ["bad.tsv"]}, "bad.tsv, line 2"),
+        ({"data.dev": "bad.tsv"}, "bad.tsv, line 2"),
+        ({"evaluation.tasks": ["nowhere.tsv"]}, "no such file"),
+        ({"model.name": "./nowhere"}, "no such model directory"),
+        ({"training.optim": "adam-w"}, "adam-w"),
+        ({"training.learning_rate": -1}, "training.learning_rate"),
+    ],
+)
+def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path, monkeypatch, changes, error):
+    folder, made, _ = finished
+    (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmuch\n")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    with pytest.raises((ValueError, OSError), match=error):
+        run("train", "raoe-s1", **{**made, **changes, "overwrite": True})
+    assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_never_goes_over_the_model_that_it_starts_from(finished):
+    folder, made, _ = finished
+    for inside in (".", "checkpoints/checkpoint-5"):
+        model = folder / "out" / inside
+        asked = load("train", "raoe-s1", {**made, "model.name": str(model), "overwrite": True})
+        model.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ValueError, match=r"holds model\.name"):
+            claim(asked, {})
+    shutil.rmtree(folder / "out" / "checkpoints")
+
+
+def test_two_processes_do_not_train_into_one_output(finished):
+    folder, made, _ = finished
+    with owned(folder / "out"), pytest.raises(ValueError, match="another process is writing to it"):
+        run("train", "raoe-s1", **made)
+    assert not list(folder.glob("*.lock"))
 
 
 KILLED = """
@@ -174,9 +242,51 @@ def test_every_loss_trains(tmp_path, name):
     assert (tmp_path / "out" / "modules.json").is_file()
 
 
+@pytest.mark.parametrize(("loss", "error"), [("rank_margin", True), ("raoe", False), ("mse", False)])
+def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
+    data = tmp_path / "equal.tsv"
+    data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
+    arguments = load("train", None, {"loss.name": loss, "data.train": [str(data)]})
+    if error:
+        with pytest.raises(ValueError, match="all 40 scores are 1, so that no pair ranks above another: the loss"):
+            training_data(arguments, 1)
+    else:
+        training_data(arguments, 1)
+        assert ("only its labels are learned from" in caplog.text) == (loss == "raoe")
+
+
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
     with pytest.raises(ValueError, match=r"run from 0\.455 to 5\.0; declare data\.score_scale"):
         run("train", "raoe-s1", **settings(tmp_path, **{"loss.name": "mse"}))
+
+
+@pytest.mark.parametrize(
+    ("scale", "wanted"),
+    [
+        ([1, 5], [0, 0.25, 1]),
+        ([-1, 1], [-1, -0.5, 1]),
+        ([0, 1], [0, 0.25, 1]),
+        ([-2, 2], [0, 0.25, 1]),
+        ([], [-1, -0.5, 1]),
+    ],
+)
+def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
+    """Each source's scores, from its own scale: that of cosines stays as it is."""
+    low, high = scale or (-1, 1)
+    rows = [
+        f"{SENTENCES[row]}\t{SENTENCES[row + 1]}\t{low + part * (high - low)}" for row, part in enumerate((0, 0.25, 1))
+    ]
+    (tmp_path / "own.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    changes = {"data.train": [str(tmp_path / "own.tsv"), write_pairs(tmp_path / "train.tsv")]}
+    if scale:
+        changes["data.score_scale"] = [*scale, 0, 5]
+    else:
+        changes["data.train"] = changes["data.train"][:1]
+    arguments = load("train", None, settings(tmp_path, **{"loss.name": "mse", **changes}))
+    datasets, _ = training_data(arguments, 42)
+    assert datasets["own"]["score"][:] == pytest.approx(wanted)
+    if scale:
+        assert max(datasets["train"]["score"]) == 1 and 0 < min(datasets["train"]["score"]) < 0.2
 
 
 def test_a_batch_never_mixes_sources(tmp_path):
@@ -213,9 +323,27 @@ def test_max_rows_draws_with_the_seed(tmp_path):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+def test_the_best_weights_of_the_way_are_saved(tmp_path):
+    encoder = tmp_path / "encoder"
+    tiny_encoder(double=False).save_pretrained(str(encoder))
+    made = settings(tmp_path, **{"model.name": str(encoder), "model.scratch": None})
+    run("train", "raoe-s1", **made)
+    asked = {**made, "training": {**made["training"], "interpolate": [0, 0.3, 1]}, "output": str(tmp_path / "between")}
+    metrics = run("train", "raoe-s1", **asked)
+    found = metrics["interpolation"]
+    by_dev = {row["weight"]: row["dev"] for row in found["curve"]}
+    assert by_dev[0] == pytest.approx(metrics["before"]["spearman"])
+    assert metrics["after"]["spearman"] == pytest.approx(max(by_dev.values())) == by_dev[found["weight"]]
+    start, end, saved = (
+        load_file(folder / "model.safetensors") for folder in (encoder, tmp_path / "out", tmp_path / "between")
+    )
+    for name, value in saved.items():
+        torch.testing.assert_close(value, start[name].lerp(end[name], found["weight"]), rtol=1e-6, atol=1e-7)
+
+
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     made = settings(tmp_path)
-    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 0.0, "patience": 2}
+    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 1e-30, "patience": 2}
     metrics = run("train", "raoe-s1", **made)
     assert metrics["epochs"] == 3
 
@@ -224,6 +352,10 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     ("changes", "message"),
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
+        ({"data.dev": None, "training.interpolate": 0.5}, "training.interpolate needs data.dev"),
+        ({"training.interpolate": [0.5, 2]}, r"training.interpolate are numbers from 0, .*; got \[0.5, 2.0\]"),
+        ({"training.interpolate": "half"}, "training.interpolate"),
+        ({"training.interpolate": 0.5, "model.lora": {"r": 4}}, "leave model.lora out"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
         ({"training.output_dir": "x"}, "set output"),
         ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),

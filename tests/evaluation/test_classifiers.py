@@ -1,0 +1,161 @@
+"""The classifiers of transfer tasks: the regression against scikit-learn's, SentEval's layer against torch's parts."""
+
+import numpy as np
+import pytest
+import torch
+
+from raoe_train.data.files import write_rows
+from raoe_train.evaluation import classifiers
+from raoe_train.evaluation.classifiers import SEED, Classifier, classifier, minimum
+from raoe_train.evaluation.tasks import read_tasks
+from raoe_train.jobs.evaluate import evaluate
+from raoe_train.jobs.train import train
+from raoe_train.recipe import load
+
+
+def examples(count=200, columns=6, classes=2, scale=1.0, noise=1.0):
+    rng = np.random.default_rng(0)
+    features = scale * rng.normal(size=(count, columns))
+    logits = features @ rng.normal(size=(columns, classes)) / scale + noise * rng.normal(size=(count, classes))
+    return features, logits.argmax(1)
+
+
+@pytest.mark.parametrize("case", [{}, {"noise": 0.0}, {"scale": 50.0}, {"scale": 0.01}, {"count": 30, "columns": 40}])
+@pytest.mark.parametrize("chosen", [0.25, 32.0])
+def test_the_minimum_is_that_of_scikit_learn(case, chosen):
+    from sklearn.linear_model import LogisticRegression
+
+    features, labels = examples(**case)
+    x = np.column_stack([features, np.ones(len(features))])
+    theirs = LogisticRegression(C=chosen, tol=1e-10, max_iter=10_000, solver="newton-cholesky").fit(features, labels)
+    expected = [*theirs.coef_[0], *theirs.intercept_]
+    # from nothing, and from the solution and the curvature of another problem
+    for near in (None, minimum(x[20:], labels[20:], 1.0)):
+        found = minimum(x, labels, chosen, near).weights
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-4 * np.abs(expected).max())
+
+
+def by_torch(features, labels, train, dev, penalty, optimizer, its):
+    """SentEval's procedure of torch's own parts, a layer at a time: (best accuracy, rounds, the best layer)."""
+    random = np.random.RandomState(SEED)
+    torch.manual_seed(SEED)
+    layer = torch.nn.Linear(features.shape[1], int(labels.max()) + 1)
+    if dev is None:
+        order = train[random.permutation(len(train))]
+        dev, train = order[: len(train) // 20], order[len(train) // 20 :]
+    step = optimizer(layer.parameters(), weight_decay=penalty)
+    x, y = torch.tensor(features[train], dtype=torch.float32), torch.tensor(labels[train])
+    best, misses, rounds, chosen = -1.0, 0, 0, None
+    while misses <= its["tenacity"] and rounds * its["epoch_size"] <= 200:
+        for _ in range(its["epoch_size"]):
+            for places in torch.tensor(random.permutation(len(x))).split(its["batch_size"]):
+                step.zero_grad()
+                torch.nn.functional.cross_entropy(layer(x[places]), y[places]).backward()
+                step.step()
+        rounds += 1
+        said = layer(torch.tensor(features[dev], dtype=torch.float32)).argmax(1).numpy()
+        accuracy = (said == labels[dev]).mean()
+        if accuracy > best:
+            best, chosen = accuracy, [part.detach().clone() for part in layer.parameters()]
+        else:
+            misses += 1
+    return best, rounds, chosen
+
+
+@pytest.mark.parametrize(("optim", "theirs"), [("adam", torch.optim.Adam), ("rmsprop", torch.optim.RMSprop)])
+@pytest.mark.parametrize(("classes", "tenacity"), [(2, 0), (4, 2)])
+def test_the_layer_is_that_of_torch(optim, theirs, classes, tenacity):
+    features, labels = examples(classes=classes)
+    its = Classifier("senteval", optim=optim, batch_size=16, tenacity=tenacity, epoch_size=2).settings()
+    model = classifier(features, labels, its)
+    train, dev, test = np.split(np.arange(200), [100, 150])
+    penalties = [1e-5, 0.05, 0.5, 5.0]  # which stop after different numbers of rounds
+    accuracies, weights = model._fit(train, penalties, dev)
+    assert (model.validated(train, [(train, dev)], penalties) == accuracies).all()
+    for at, penalty in enumerate(penalties):
+        best, _, (weight, bias) = by_torch(features, labels, train, dev, penalty, theirs, its)
+        assert accuracies[at] == best
+        assert weights[at] == pytest.approx(np.column_stack([weight, bias]), abs=2e-5)
+        # without dev a twentieth of train says when to stop
+        _, _, (weight, bias) = by_torch(features, labels, train, None, penalty, theirs, its)
+        said = (features[test] @ weight.numpy().T + bias.numpy()).argmax(1)
+        assert (model.predicted(train, dev[:0], test, penalty) == said).all()
+
+
+@pytest.mark.parametrize(("tenacity", "rounds"), [(0, 2), (3, 5)])
+def test_it_stops_after_so_many_rounds_without_a_better_one(monkeypatch, tenacity, rounds):
+    taken = []
+    monkeypatch.setitem(classifiers.UPDATES, "adam", lambda weight: lambda gradient: taken.append(1))
+    features, labels = examples(40)  # nothing is learnt, so the first round stays the best
+    its = Classifier("senteval", tenacity=tenacity, batch_size=10, epoch_size=2).settings()
+    classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    assert len(taken) == rounds * 2 * 4
+    # and in any case once more than MAX_EPOCHS were
+    taken.clear()
+    its = Classifier("senteval", tenacity=1000, batch_size=40, epoch_size=8).settings()
+    classifier(features, labels, its).predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    assert len(taken) == 208
+
+
+def test_torchs_own_random_numbers_go_on():
+    features, labels = examples(40)
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    model = classifier(features, labels, Classifier("senteval", tenacity=0).settings())
+    model.predicted(np.arange(40), np.arange(40), np.arange(40), 0.1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_grids_and_settings_of_senteval():
+    """senteval/tools/validation.py and the README: what "comparable to the literature" is, and "prototyping"."""
+    assert Classifier().settings() == {"name": "scikit-learn", "kfold": 10}
+    assert Classifier("senteval").settings() == {
+        "name": "senteval", "kfold": 10, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4
+    }  # fmt: skip
+    assert Classifier("senteval-prototype", kfold=4).settings() == {
+        "name": "senteval-prototype", "kfold": 4, "optim": "rmsprop", "batch_size": 128, "tenacity": 3, "epoch_size": 2
+    }  # fmt: skip
+    features, labels = examples(20)
+    grids = {}
+    for name in classifiers.NAMES:
+        model = classifier(features, labels, Classifier(name).settings())
+        grids[name] = model.grid, model.split_grid
+    assert grids["senteval"] == grids["senteval-prototype"] == ([1e-5, 1e-4, 1e-3, 1e-2],) * 2
+    assert grids["scikit-learn"] == ([0.25, 0.5, 1, 2, 4, 8], [0.5, 1, 2, 4, 8, 16, 32])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "sentevl"}, r"classifier must be of scikit-learn, .* got 'sentevl' \(did you mean senteval\?\)"),
+        ({"tenacity": 3}, "classifier.tenacity is no setting of scikit-learn, which has kfold"),
+        ({"name": "senteval", "optim": "sgd"}, "classifier.optim must be of adam, rmsprop, got 'sgd'"),
+    ],
+)
+def test_settings_that_cannot_be(given, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(**given).settings()
+
+
+def test_a_task_by_it(tmp_path):
+    """Two folds in which one of 40 examples has features of the other class; what a result depends on."""
+    rows = [{"text": f"w{label}{number}", "label": label} for label in "01" for number in range(20)]
+    write_rows(tmp_path / "set.jsonl", ["text", "label"], rows)
+    word = f"transfer:{tmp_path}/set.jsonl"
+    plain, task, others = (
+        read_tasks([word], classifier=its)[word]
+        for its in (Classifier(), Classifier("senteval", kfold=2, epoch_size=201), Classifier("senteval", kfold=5))
+    )
+    at = np.zeros((40, 100), dtype=np.float32)  # the wider, the nearer to 0 the layer starts
+    at[:, 0] = [1.0 if row["label"] == "1" or row["text"] == "w00" else -1.0 for row in rows]
+    found, right = task.score(at)
+    assert (found["accuracy"], found["examples"]) == (pytest.approx(97.5), 40) and right.values.sum() == 3900
+    assert len(plain.content) == 4 and task.content[:4] == plain.content and others.content != task.content
+    with pytest.raises(ValueError, match="20 examples to train on, which is too few for 20 folds"):
+        read_tasks([word], classifier=Classifier("senteval", kfold=20))
+
+
+def test_the_keys_of_jobs():
+    assert load(evaluate, None, {"classifier": "senteval"}).classifier == Classifier("senteval")
+    asked = {"evaluation.classifier": "senteval", "evaluation.classifier.tenacity": "3"}
+    assert load(train, None, asked).evaluation.classifier == Classifier("senteval", tenacity=3)

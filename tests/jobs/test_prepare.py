@@ -1,0 +1,161 @@
+"""Public sets as files: from the publishers' files, SentEval's folders and a hub's layout, all of them tiny."""
+
+import csv
+import json
+
+import pytest
+
+import raoe_train as rt
+from raoe_train.cli import main
+from raoe_train.data.files import read_rows
+from raoe_train.data.pairs import pair_table
+from raoe_train.data.public import PAPERS, find_public, public_sets
+from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.senteval import SETS
+from raoe_train.evaluation.tasks import read_tasks
+
+NLI = [("p1", "h1", "entailment"), ("p2", "h2", "-"), ("p3", "h3", "contradiction"), ("p\t4", "h\n4", "neutral")]
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """A folder of downloads: SNLI as its publishers have it, CR and STS13 as SentEval has them."""
+    folder = tmp_path / "copies"
+    (folder / "CR").mkdir(parents=True)
+    for split in ("train", "dev", "test"):
+        lines = [{"gold_label": label, "sentence1": a, "sentence2": b, "pairID": "x"} for a, b, label in NLI]
+        (folder / f"snli_1.0_{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "CR" / "custrev.pos").write_text("good one\n" * 12)
+    (folder / "CR" / "custrev.neg").write_text("bad one\n" * 13)
+    sts = folder / "STS" / "STS13-en-test"
+    sts.mkdir(parents=True)
+    for subset in ("FNWN", "headlines", "OnWN"):
+        (sts / f"STS.input.{subset}.txt").write_text("a\tb\nc\td\n")
+        (sts / f"STS.gs.{subset}.txt").write_text("1\n2\n")
+    return folder
+
+
+def rows(path):
+    return [fields for _, fields in read_rows(path)]
+
+
+def test_the_publishers_files(copies, tmp_path):
+    made = rt.prepare(["snli"], copies=str(copies), counts=False, output=str(tmp_path / "data"))["sets"]["snli"]
+    assert made["rows"] == {"train": 3, "dev": 3, "test": 3} and made["left_out"] == {"no gold label": 3}
+    assert made["from"] == str(copies) and made["licence"] == "CC BY-SA 4.0"
+    assert made["output"] == str(tmp_path / "data" / "nli" / "snli.jsonl.gz")
+    assert rows(made["output"])[:2] == [
+        {"split": "train", "sentence1": "p1", "sentence2": "h1", "label": "entailment"},
+        {"split": "train", "sentence1": "p3", "sentence2": "h3", "label": "contradiction"},
+    ]
+    dev, counts = pair_table(f"{made['output']}#dev")
+    assert dev["label"][:] == [0, 2, 1] and dev["sentence2"][2] == "h\n4" and counts["dropped"] == {}
+
+
+def test_senteval_folders_become_tasks(copies, tmp_path):
+    out = str(tmp_path / "data")
+    assert main(["prepare", "cr", "sts13", "--copies", str(copies), "--counts", "false", "--output", out]) == 0
+    tasks = read_tasks(["cr", "sts13"], out)
+    assert tasks["cr"].content[2].count("1") == 12 and tasks["cr"].content[2].count("0") == 13
+    assert tasks["sts13"].content["subset"] == ["FNWN", "FNWN", "headlines", "headlines", "OnWN", "OnWN"]
+    assert tasks["sts13"].content["score"] == [1.0, 2.0] * 3
+    assert rows(f"{out}/transfer/cr.jsonl.gz")[0] == {"sentence": "good one", "label": "1"}
+
+
+def test_a_folder_in_the_hubs_layout(copies, tmp_path):
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    classes = ClassLabel(names=["entailment", "neutral", "contradiction"])
+    kinds = Features({"premise": Value("string"), "hypothesis": Value("string"), "label": classes})
+    folder = tmp_path / "clones" / "stanfordnlp" / "snli" / "plain_text"
+    for split, labels in (("train", [2, -1, 0]), ("validation", [1]), ("test", [0])):
+        data = {"premise": ["p"] * len(labels), "hypothesis": ["h"] * len(labels), "label": labels}
+        folder.mkdir(parents=True, exist_ok=True)
+        Dataset.from_dict(data, features=kinds).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    asked = {"copies": str(tmp_path / "clones"), "counts": False, "output": str(tmp_path / "data")}
+    made = rt.prepare(["snli"], **asked)["sets"]["snli"]
+    assert made["rows"] == {"train": 2, "dev": 1, "test": 1} and made["left_out"] == {"no gold label": 1}
+    assert [row["label"] for row in rows(made["output"])] == ["contradiction", "entailment", "neutral", "entailment"]
+
+
+def test_lists_that_are_text(tmp_path):
+    with open(tmp_path / "rankingsentences_n:32.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["list_sent"], [str(["a", 'b "c"', "d's"])], ["['e', 'f', 'g']"]])
+    made = rt.prepare(["ranking-sentences"], copies=str(tmp_path), output=str(tmp_path / "data"))
+    path = made["sets"]["ranking-sentences"]["output"]
+    expected = [["a", 'b "c"', "d's"], ["e", "f", "g"]]
+    # the file that is made, and theirs as it is
+    for source in (path, tmp_path / "rankingsentences_n:32.csv"):
+        assert list_table(source)[0]["sentences"][:] == expected
+    (tmp_path / "rankingsentences_n:32.csv").write_text("list_sent\n\"[oops, 'b', 'c']\"\n")
+    with pytest.raises(ValueError, match=r"csv, line 2: \"\[oops, 'b', 'c'\]\"… is no list of texts"):
+        list_table(tmp_path / "rankingsentences_n:32.csv")
+
+
+def test_a_file_of_objects(tmp_path):
+    lines = [{"is_sarcastic": n % 2, "headline": f"h{n}", "article_link": "x"} for n in range(3)]
+    (tmp_path / "Sarcasm_Headlines_Dataset_v2.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    made = rt.prepare(["headlines"], copies=str(tmp_path), counts=False, output=str(tmp_path / "data"))
+    assert rows(made["sets"]["headlines"]["output"]) == [
+        {"sentence": "h0", "label": "0"}, {"sentence": "h1", "label": "1"}, {"sentence": "h2", "label": "0"}
+    ]  # fmt: skip
+
+
+def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
+    asked = {"copies": str(copies), "output": str(tmp_path / "data")}
+    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, and 549367 were published \(https"):
+        rt.prepare(["snli"], **asked)
+    assert not list((tmp_path / "data" / "nli").iterdir())
+    entry = {**public_sets(["snli"])["snli"], "counts": {"train": 3, "dev": 3, "test": 3}}
+    monkeypatch.setattr("raoe_train.jobs.prepare.public_sets", lambda names: {"snli": entry})
+    assert rt.prepare(["snli"], **asked)["sets"]["snli"]["rows"]["test"] == 3
+
+
+def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
+    asked = {"copies": str(copies), "counts": False, "output": str(tmp_path / "data")}
+    first = rt.prepare(["cr"], **asked)
+    opened = []
+    monkeypatch.setattr(
+        "raoe_train.jobs.prepare.find_public", lambda name, *more: (opened.append(name), find_public(name, *more))[1]
+    )
+    again = rt.prepare(["cr", "sts13"], **asked)
+    assert opened == ["sts13"] and again["sets"]["cr"] == first["sets"]["cr"]
+    with pytest.raises(ValueError, match="is there already, not from these settings"):
+        rt.prepare(["cr"], **{**asked, "counts": True})
+
+
+def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
+    out = str(tmp_path / "data")
+    for names, more, message in [
+        ([], {"output": out}, "names is empty"),
+        (["snli"], {}, "--output is missing"),
+        (["snly"], {"output": out}, r"no public set is called 'snly' \(did you mean snli\?\); there are: raoe, bellm"),
+        (["mr"], {"output": out, "copies": str(copies)}, "mr is on no hub that is known: get a folder of SentEval"),
+        (["headlines"], {"output": out}, "get Sarcasm_Headlines_Dataset_v2.json from https.* and say --copies DIR"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            rt.prepare(names, **more)
+    with pytest.raises(FileNotFoundError, match=r"no such folder: .*none"):
+        rt.prepare(["snli"], output=out, copies=str(tmp_path / "none"))
+
+    def unreachable(*given):
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr("datasets.load_dataset", unreachable)
+    with pytest.raises(OSError, match=r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies DIR"):
+        rt.prepare(["snli"], output=out)
+
+
+def test_the_table():
+    """Every paper's sets; splits that a count is of are read; the papers' numbers."""
+    sets = public_sets(list(PAPERS))
+    assert set(sets) < set(public_sets([*sets, "headlines"]))
+    for name, its in sets.items():
+        senteval = set(SETS[name][1]) if name in SETS else set()
+        places = [set(its["hub"]), set(its.get("files", {})), senteval]
+        assert any(places) and all(set(its["counts"]) <= place for place in places if place and name != "sts12"), name
+        assert its["licence"] and its["page"].startswith("https://")
+    counts = {name: its["counts"] for name, its in public_sets([*sets, "headlines"]).items()}
+    # AllNLI; the RAOE paper says 941,581, 488 fewer, and not which
+    assert counts["snli"]["train"] + counts["mnli"]["train"] == 942_069 == 941_581 + 488
+    assert counts["sick"]["test"] == 4927 and counts["headlines"] == {"": 28_619}
