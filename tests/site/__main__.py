@@ -101,7 +101,8 @@ def search(page: Page, base: str, width: str) -> list[str]:
         if width != "desk":
             page.locator("label[for=__search]").first.click()
         field = page.locator("input.md-search__input")
-        field.fill(word)
+        field.click()
+        field.press_sequentially(word, delay=50)
         results = page.locator("a.md-search-result__link")
         try:
             results.first.wait_for(timeout=30_000)
