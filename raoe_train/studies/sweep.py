@@ -124,7 +124,7 @@ class _Table:
         """What a run is made from; tasks, which most runs share, are read once a sweep."""
         data, model = arguments.data, arguments.model
         polarity = polarity_of(arguments.polarity, model)
-        asked = [arguments.evaluation.tasks, data.dir, model.prompt, asdict(polarity)]
+        asked = [asdict(arguments.evaluation), data.dir, model.prompt, asdict(polarity)]
         reference = polarity.reference.name
         key = digest([asked, fingerprint(reference) if reference else None])
         if key not in self._tasks:
