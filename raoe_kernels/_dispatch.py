@@ -61,7 +61,7 @@ class Op:
 
     def select(self, device: torch.device, backend: str = "auto") -> ModuleType:
         """The module that serves a call on `device`."""
-        name = self._wish(backend)
+        name = self.wish(backend)
         module = self._chosen.get((name, device))  # GPUs of one machine can differ
         if module is None:
             module = self._chosen[name, device] = self._resolve(name, device)
@@ -71,7 +71,8 @@ class Op:
         entry = self.backends.get(name)
         return f"{self.key} has no {name} backend" if entry is None else entry.missing(device)
 
-    def _wish(self, backend: str) -> str:
+    def wish(self, backend: str) -> str:
+        """The name that was asked for, by the call, a block or the environment; "auto" for none."""
         if backend != "auto":
             return _validate.one_of("backend", backend, ("auto", *NAMES))
         wish = _block.get() or _environment()

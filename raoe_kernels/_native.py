@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from ._build import why_missing
 
@@ -46,6 +47,16 @@ def _unusable(index: int) -> str | None:
         why = module("cuda").unusable()
     name = torch.cuda.get_device_name(index)
     return f"the compiled CUDA kernels do not run on {name}: {why}" if why else None
+
+
+def address(x: Tensor | None) -> int:
+    """Where a kernel finds the tensor, 0 for None."""
+    if x is None:
+        return 0
+    found = x.data_ptr()
+    if not found and x.numel():
+        raise RuntimeError(f"a tensor of shape {tuple(x.shape)} is without memory: its storage was freed")
+    return found
 
 
 def module(kind: str) -> ModuleType:

@@ -1,15 +1,19 @@
-"""Ops as opaque operators of torch.library, for torch.compile: it traces one call, and the backend is looked up when
-that runs. Eager calls go past them, because their dispatch costs more than a kernel.
+"""Ops as opaque operators of torch.library, for torch.compile and whatever else is no call on plain memory: what traces
+finds one call, and the backend is looked up when that runs. Eager calls go past them, because their dispatch costs more
+than a kernel.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._dispatch import Op
 
@@ -17,6 +21,59 @@ from ._dispatch import Op
 PACKAGE = str(__package__)
 NAMESPACE = PACKAGE if PACKAGE == "raoe_kernels" else "raoe_kernels_" + re.sub(r"\W", "_", PACKAGE)
 Results = Tensor | Iterable[Tensor | None]
+
+
+def eager(op: Op, backend: str, *tensors: Tensor | None) -> ModuleType | None:
+    """The module that takes an eager call of `tensors`, the first of which says where; None where the op's operator has
+    to: under torch.compile, and where kernels would be given what is no plain memory, or be missed by torch.jit.trace
+    and make_fx, which see torch's own steps alone.
+
+    Kernels know nothing of forward-mode derivatives: tensors that have one are scan's.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    device = tensors[0].device  # type: ignore[union-attr]
+    module, forward_mode = op.select(device, backend), forward_ad._current_level >= 0
+    if (not forward_mode and _plain(tensors)) or module.__name__.endswith((".scan", ".reference")):  # torch's own steps
+        return module
+    if forward_mode and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors if x is not None):
+        if op.wish(backend) == "auto":
+            return op.select(device, "scan")
+        raise RuntimeError(
+            f"backend {op.wish(backend)!r} has no forward-mode derivative of {op.key}; "
+            'backend="scan" has one, for tensors that do not require grad'
+        )
+    return module if _plain(tensors) else None
+
+
+def _plain(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether nothing is between a kernel and the tensors' memory: no transform, trace or mode around the call, none of
+    the tensors that such make, and no zeros or signs that torch has yet to write."""
+    around = torch._C._dispatch_tls_local_include_set().raw_repr()
+    if around not in _threads(False) and (around not in _threads(True) or _traced()):
+        return False
+    for x in tensors:
+        if x is not None and (type(x) not in _MEMORY or x.is_neg() or x._is_zerotensor()):
+            return False
+    return True
+
+
+_MEMORY = (Tensor, torch.nn.Parameter)
+
+
+@cache
+def _threads(modes: bool) -> tuple[int, int]:
+    """The dispatcher's keys, as bits, of a thread and of one in inference_mode, when nothing else or only modes of
+    torch_dispatch are on."""
+    names = ["BackendSelect", "ADInplaceOrView", *["Python", "PythonTLSSnapshot"] * modes]
+    bits = [torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr() for name in names]
+    return sum(bits), sum(bits) - bits[1]
+
+
+def _traced() -> bool:
+    """Whether one of the modes traces, or makes tensors of its own; others watch what is done."""
+    kinds = torch._C._TorchDispatchModeKey
+    return any(torch._C._get_dispatch_mode(kind) for kind in (kinds.PROXY, kinds.FAKE, kinds.FUNCTIONAL))
 
 
 def operator(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import with_backward
+from .._operator import eager, with_backward
 from .padding import Padding, nothing
 
 OP = Op(
@@ -36,10 +36,11 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, backend: str
 ) -> tuple[Tensor, ...]:
     """(bidirectional,) or (causal, bidirectional)."""
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, q, k, v, *padding[:3])
+    if module is None:
         results = _operator(q, k, v, *padding[:4], scale, dual, backend)[:2]
         return results if dual else results[1:]
-    return _attention(q, k, v, padding, scale, dual, OP.select(q.device, backend))
+    return _attention(q, k, v, padding, scale, dual, module)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _widths
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
 from .._native import missing as native_missing
-from .._operator import with_backward
+from .._operator import eager, with_backward
 
 OP = Op(
     "cosine",
@@ -30,31 +31,25 @@ OP = Op(
 )
 
 
-def _widths_missing(device: torch.device) -> str | None:
-    return native_missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
-
-
 WIDTHS = Op(
     "pairwise_cosine of several widths",
     (),
     {
         "reference": OP.backends["reference"],
         "scan": OP.backends["scan"],
-        "native": Backend(f"{__package__}.native", _widths_missing),
+        "native": Backend(f"{__package__}.native", _widths.native_missing),
     },
 )
 
 
 def cosine(a: Tensor, b: Tensor, eps: float, backend: str) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _operator(a, b, eps, backend)[0]
-    return _eager(a, b, eps, (), OP.select(a.device, backend))
+    module = eager(OP, backend, a, b)
+    return _operator(a, b, eps, backend)[0] if module is None else _eager(a, b, eps, (), module)
 
 
 def cosine_widths(a: Tensor, b: Tensor, eps: float, dims: tuple[int, ...], backend: str) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _widths_operator(a, b, eps, dims, backend)[0]
-    return _eager(a, b, eps, (dims,), WIDTHS.select(a.device, backend))
+    module = eager(WIDTHS, backend, a, b)
+    return _widths_operator(a, b, eps, dims, backend)[0] if module is None else _eager(a, b, eps, (dims,), module)
 
 
 def _eager(a: Tensor, b: Tensor, eps: float, dims: tuple, module: Any) -> Tensor:

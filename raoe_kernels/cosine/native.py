@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._native import FLOATS, module
+from .._native import FLOATS, address, module
 
 Dims = tuple[int, ...] | None
 
@@ -17,8 +17,8 @@ def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor
     shape = (3, rows) if dims is None else (3, len(dims), rows)
     c, inverse_a, inverse_b = torch.empty(shape, dtype=wide(a.dtype), device=a.device).unbind()
     _call("cosine", a.device, dims)(
-        a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
-        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
+        address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
+        address(c), address(inverse_a), address(inverse_b),
     )  # fmt: skip
     return c, inverse_a, inverse_b
 
@@ -38,9 +38,8 @@ def backward(
     a, b = _rows(a), _rows(b)
     grad_a, grad_b = (torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs)
     _call("cosine_grad", a.device, dims)(
-        grad.data_ptr(), a.data_ptr(), b.data_ptr(), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
-        c.data_ptr(), inverse_a.data_ptr(), inverse_b.data_ptr(),
-        0 if grad_a is None else grad_a.data_ptr(), 0 if grad_b is None else grad_b.data_ptr(),
+        address(grad), address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
+        address(c), address(inverse_a), address(inverse_b), address(grad_a), address(grad_b),
     )  # fmt: skip
     return None if grad_a is None else grad_a.to(dtype), None if grad_b is None else grad_b.to(dtype)
 

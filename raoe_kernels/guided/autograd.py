@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
-from .._operator import operator, with_backward
+from .._operator import eager, operator, with_backward
 
 OP = Op(
     "guided",
@@ -31,9 +31,9 @@ OP = Op(
 
 
 def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, current, previous)
+    if module is None:
         return _operator(current, previous, guidance, backend)[0]
-    module = OP.select(current.device, backend)
     if torch.is_grad_enabled() and (current.requires_grad or previous.requires_grad):
         return _Guided.apply(current, previous, guidance, module)
     return _forward(current, _other(current, previous, guidance), guidance, module)[0]
@@ -41,9 +41,10 @@ def log_probs(current: Tensor, previous: Tensor, guidance: float, backend: str) 
 
 def argmax(current: Tensor, previous: Tensor, guidance: float, backend: str) -> Tensor:
     current, previous = current.detach(), previous.detach()
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, current, previous)
+    if module is None:
         return _argmax_operator(current, previous, guidance, backend)
-    return _argmax(current, previous, guidance, OP.select(current.device, backend))
+    return _argmax(current, previous, guidance, module)
 
 
 def _other(current: Tensor, previous: Tensor, guidance: float) -> Tensor:

@@ -7,8 +7,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .._problems import Gradients
 from . import scan, triton_kernels
-from .problem import Gradients, Problem
+from .problem import Problem
 
 
 def serving(problem: Problem) -> ModuleType:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import Gradients
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
-# Of anchors, positives, negatives, all_anchors and learnt tau; shorter where a backend differentiates no others.
-Gradients = tuple[Tensor | None, ...]
 
 
 class Problem(NamedTuple):
@@ -62,11 +61,6 @@ class Problem(NamedTuple):
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.anchors, self.positives, self.negatives
-
-    @property
-    def differentiated(self) -> tuple[Tensor | None, ...]:
-        """What gradients are of, in their order."""
-        return self[:5]
 
     @property
     def column_count(self) -> int:

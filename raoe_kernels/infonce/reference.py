@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._problems import Gradients
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
-    Gradients,
     Problem,
     own_anchors,
     own_columns,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._problems import Gradients
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
-    Gradients,
     Problem,
     add_rows,
     losses,

@@ -10,9 +10,10 @@ import torch
 import triton
 from torch import Tensor
 
+from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
 from .chunks import sweep
-from .problem import Gradients, Problem, add_rows, own_columns
+from .problem import Problem, add_rows, own_columns
 from .triton_passes import (
     IDS,
     MASK,

@@ -11,8 +11,9 @@ import triton
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import Gradients
 from ..triton_rows import unit_of
-from .problem import Gradients, add_rows
+from .problem import add_rows
 from .triton_passes import UNIT, info_nce_gradients, info_nce_rows
 
 # Of what is done to each row: eight elements a thread, a load of 16 bytes in half precision.

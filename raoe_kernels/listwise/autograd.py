@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._dispatch import Backend, Op, refuse_second_derivative
 from .._dtypes import wide
-from .._operator import operator, with_gradients
+from .._operator import eager, operator, with_gradients
 
 OP = Op(
     "listwise",
@@ -43,16 +43,15 @@ def list_net(
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tensor:
-    if torch.compiler.is_compiling():
-        return _refine_operator(phi, mask, omega, backend)
-    return _refine(phi, mask, omega, OP.select(phi.device, backend))
+    module = eager(OP, backend, phi, mask)
+    return _refine_operator(phi, mask, omega, backend) if module is None else _refine(phi, mask, omega, module)
 
 
 def _called(name: str, run: Callable[..., Any], operator: Any, backend: str, student: Tensor, *others: Any) -> Tensor:
     need_grad = student.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, student)
+    if module is None:
         return operator(student, *others, need_grad, backend)[0]
-    module = OP.select(student.device, backend)
     if need_grad:
         return _Listwise.apply(student, name, run, *others, True, module)
     return run(student, *others, False, module)[0]

@@ -18,7 +18,7 @@ from torch import Tensor
 from .._dispatch import Backend, Op, triton_missing
 from .._dtypes import wide
 from .._native import missing as native_missing
-from .._operator import with_gradients
+from .._operator import eager, with_gradients
 from .gradient import backward
 from .params import PairwiseParams
 
@@ -39,10 +39,10 @@ def pairwise_loss(
 ) -> tuple[Tensor, ...]:
     """The loss, or its two parts, each a scalar or (K,)."""
     need_grad = similarity.requires_grad and torch.is_grad_enabled()
-    if torch.compiler.is_compiling():
+    module = eager(OP, backend, similarity, scores, labels)
+    if module is None:
         losses, _ = _operator(similarity, scores, labels, *params, need_grad, backend)
         return losses.unbind() if params.parts or similarity.ndim == 2 else (losses,)
-    module = OP.select(similarity.device, backend)
     if need_grad:
         result = _PairwiseLoss.apply(similarity, scores, labels, params, module)
         return result if params.parts else (result,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._native import FLOATS, module
+from .._native import FLOATS, address, module
 from .gradient import backward as scale
 from .gradient import by_row
 from .params import TIES, PairwiseParams
@@ -39,9 +39,9 @@ def _forward(
     losses = torch.empty(shape, dtype=result, device=device)
     grads = torch.empty((*shape, size), dtype=result, device=device) if need_grad else None
     arguments = (
-        similarity.data_ptr(),
-        scores.data_ptr(),
-        0 if labels is None else labels.data_ptr(),
+        address(similarity),
+        address(scores),
+        address(labels),
         size,
         FLOATS[dtype],
         _KEYS[scores.dtype],
@@ -54,7 +54,7 @@ def _forward(
         rank_weight,
         angle_weight,
         losses.data_ptr(),
-        0 if grads is None else grads.data_ptr(),
+        address(grads),
     )
     compiled = module(kind)
     if kind == "cpu":
@@ -64,7 +64,7 @@ def _forward(
         room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
         workspace = torch.empty(room, dtype=torch.uint8, device=device) if room else None
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        compiled.pairwise(*arguments, 0 if workspace is None else workspace.data_ptr(), stream)
+        compiled.pairwise(*arguments, address(workspace), stream)
     return losses, grads
 
 
@@ -88,8 +88,8 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
         size,
         FLOATS[dtype],
         len(upstream),
-        first.data_ptr(),
-        last.data_ptr(),
+        address(first),
+        address(last),
         grad.data_ptr(),
     )
     return grad

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Gradients = tuple[Tensor | None, ...]  # of a Problem's first five
-
 
 class Problem(NamedTuple):
     """One call. C = P + M columns: the positives, then the negatives.
@@ -36,10 +34,6 @@ class Problem(NamedTuple):
     @property
     def rows(self) -> tuple[Tensor, Tensor, Tensor | None]:
         return self.anchors, self.positives, self.negatives
-
-    @property
-    def differentiated(self) -> tuple[Tensor | None, ...]:
-        return self[:5]
 
     @property
     def column_count(self) -> int:

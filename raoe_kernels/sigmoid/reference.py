@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import Gradients
 from ..infonce.problem import inverse_norms, scaled, through_normalisation
-from .problem import Gradients, Problem, is_grouped, is_ignored, own_columns, scale
+from .problem import Problem, is_grouped, is_ignored, own_columns, scale
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._problems import Gradients
 from ..infonce.chunks import sweep
 from ..infonce.problem import through_normalisation, units_of
-from .problem import Gradients, Problem, is_grouped, is_ignored, own_columns, scale
+from .problem import Problem, is_grouped, is_ignored, own_columns, scale
 from .reference import backward
 
 __all__ = ["backward", "forward"]

@@ -10,10 +10,11 @@ import torch
 import triton
 from torch import Tensor
 
+from .._problems import Gradients
 from ..infonce.chunks import sweep
 from ..infonce.triton_units import HALF, INTERPRETED, Units, add_to_columns, half, through_norms, units_of
 from ..triton_compile import Variant, signature_of
-from .problem import Gradients, Problem
+from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
 
 # One sweep over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight.

@@ -42,13 +42,15 @@ def expand(
     *,
     base: str,
     settings: Mapping[str, Any],
+    over: Mapping[str, Any],
     seeds: Sequence[int],
     tasks: Sequence[str],
     overwrite: bool,
 ) -> list[Run]:
     """Every run of the table, a run after those it builds on.
 
-    `words` are the sweep's data_dir, model and output, which any text may speak of; for the others see sweep.
+    `words` are the sweep's data_dir, model and output, which any text may speak of; `over` is on top of every variant;
+    for the others see sweep.
     """
     if not variants:
         raise ValueError("variants is empty: name at least one, {} if it changes nothing")
@@ -57,13 +59,13 @@ def expand(
     for word, section, key in (("data_dir", "data", "dir"), ("model", "model", "name")):
         if words[word]:
             shared[section] = {key: words[word]}
-    shared = merge(shared, _filled(settings, words))
+    shared, over = merge(shared, _filled(settings, words)), _filled(nest(over), words)
     runs: dict[str, Run] = {}
     directories: dict[str, str] = {}
     for family, wish in variants.items():
         changes = nest(wish or {})
         special = {key: changes.pop(key, None) for key in SPECIAL}
-        changes = merge(shared, _filled(changes, words))
+        changes = merge(merge(shared, _filled(changes, words)), over)
         grid = dict(_leaves(special["grid"] or {}))
         for values, seed in itertools.product(itertools.product(*grid.values()), special["seeds"] or seeds):
             point = dict(zip(grid, values, strict=True))
@@ -83,6 +85,22 @@ def expand(
             arguments.output = directories.setdefault(settled, output)
             runs[name] = Run(name, variant, family, seed, arguments, point, before)
     return list(runs.values())
+
+
+def at_scale(
+    scale: str | None, scales: Mapping[str, Any], prepare: Mapping[str, Any], tasks: list[str], only: list[str]
+) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
+    """(what comes on top of every variant, prepare, tasks, only) of a sweep at one of its scales, or as it is."""
+    if scale is None:
+        return {}, dict(prepare), tasks, only
+    if scale not in scales:
+        raise ValueError(f"scale must be of {', '.join(scales) or 'none, as this sweep has no scales'}, got {scale!r}")
+    its = dict(scales[scale])
+    own = [its.pop(key, default) for key, default in (("settings", {}), ("prepare", {}), ("tasks", tasks))]
+    wanted = its.pop("only", [])
+    if its:
+        raise ValueError(f"scales.{scale} has settings, prepare, tasks and only, got {', '.join(its)}")
+    return own[0], merge(nest(prepare), nest(own[1])), own[2], only or wanted
 
 
 def _before(family: str, after: str, seed: int, runs: Mapping[str, Run]) -> Run:

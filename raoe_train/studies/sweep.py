@@ -18,7 +18,7 @@ from raoe_train.cli import run as run_job
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import to_dict
-from raoe_train.studies.runs import Run, chosen, expand, preparations
+from raoe_train.studies.runs import Run, at_scale, chosen, expand, preparations
 from raoe_train.training.measures import polarity_of, tasks_of
 from raoe_train.training.run_directory import CONTENTS, changes, clear_unfinished, finished_metrics, made_from
 
@@ -35,6 +35,8 @@ def sweep(
     tasks: Annotated[list[str], "tasks of any kind, before and after, looked up in data_dir"] = [],
     data_dir: Annotated[str | None, "settings.data.dir; any setting may say {data_dir}"] = None,
     model: Annotated[str | None, "settings.model.name; any setting may say {model}"] = None,
+    scales: Annotated[dict[str, Any], "name: what another size of the same cells changes"] = {},
+    scale: Annotated[str | None, "one of scales, such as paper"] = None,
     compare: Annotated[list[Any], "pairs of variants: their difference, with a paired t-test over seeds"] = [],
     only: Annotated[list[str], "run these variants (shell patterns)"] = [],
     measure: Annotated[bool, "report peak memory and time of training; each run has a process of its own"] = False,
@@ -48,7 +50,8 @@ def sweep(
     (another recipe to start from), ``seeds``, ``grid`` ({key: list of values}: one row for each combination), ``after``
     (a variant above it, whose encoder of the same seed, or only one, it goes on from). In any text ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings. What `prepare` names is done before, in its order, as far as
-    a run (or another of them) speaks of its output.
+    a run (or another of them) speaks of its output. A scale has `prepare` and `settings`, which come on top of those of
+    the sweep and of every variant, and `tasks` and `only` in place of the sweep's.
 
     Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
     the others. Run again, finished runs are not redone. After each run results.jsonl and the tables of report.md are
@@ -66,7 +69,10 @@ def sweep(
     if not output:
         raise ValueError("--output is missing: the directory to write to")
     words = {key: asked[key] for key in ("data_dir", "model", "output")}
-    runs = expand(variants, words, base=base, settings=settings, seeds=seeds, tasks=tasks, overwrite=overwrite)
+    over, prepare, tasks, only = at_scale(scale, scales, prepare, tasks, only)
+    runs = expand(
+        variants, words, base=base, settings=settings, over=over, seeds=seeds, tasks=tasks, overwrite=overwrite
+    )
     for pair in compare:
         if not (isinstance(pair, list) and len(pair) == 2 and all(name in variants for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")
@@ -213,6 +219,8 @@ def _starts(folder: Path, tasks: list[str], runs: Sequence[Run]) -> dict[str, An
                 data={"dir": run.arguments.data.dir},
                 polarity=polarity_of(run.arguments.polarity, model),
                 batch_size=run.arguments.evaluation.batch_size,
+                classifier=run.arguments.evaluation.classifier,
+                batcher=run.arguments.evaluation.batcher,
                 output=str(folder / f"{key[:16]}.json"),
                 overwrite=True,  # one of other tasks
             )

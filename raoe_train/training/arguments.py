@@ -119,7 +119,7 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     given = {
         longer.get(key, key): convert(types[key], value, f"training.{key}") if types.get(key) in PLAIN else value
         for key, value in training.items()
-        if key not in (*OWN, "bf16")
+        if key not in (*OWN, "bf16") and value is not None  # null takes back what another layer said
     }
     given |= {"bf16": training["bf16"]} if "bf16" in training else {}
     if given.get("batch_sampler") == BY_PREMISE:

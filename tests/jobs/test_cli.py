@@ -101,6 +101,20 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
+BLOCKS = re.sub(r" *\\\n +", " ", PAGE.read_text(encoding="utf-8"))
+COMMANDS = [line.partition(" #")[0].split() for line in BLOCKS.splitlines() if line.startswith("    raoe-train ")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: "-".join(words[1:3]))
+def test_the_commands_of_a_page_are_understood(command):
+    """The job, its recipe and every key; nothing is run."""
+    _, job, *rest = command
+    recipe = rest.pop(0) if not rest[0].startswith("--") and job not in cli.WORDS else None
+    named = [f"--{cli.WORDS[job]}"] if job in cli.WORDS else []
+    cli.load(job, recipe, cli.parse_options([*named, *rest]))
+
+
 def test_help_lists_jobs_and_keys(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out

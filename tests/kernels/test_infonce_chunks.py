@@ -12,7 +12,7 @@ from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import chunks
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import HAS_GPU
-from tests.kernels.test_infonce import rows, run
+from tests.kernels.contrast_cases import INFONCE, rows
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -78,9 +78,9 @@ def move(given):
 
 def compared(inputs, upstream=-1.5, **given):
     """Of the Triton form, plain torch, and float64, by the one rule."""
-    ours = run([x.to(DEVICE) for x in inputs], "triton", upstream, **move(given))
-    plain = run(inputs, "reference", upstream, **given)
-    truth = run([x.double() for x in inputs], "reference", upstream, **given)
+    ours = INFONCE.run([x.to(DEVICE) for x in inputs], "triton", upstream, **move(given))
+    plain = INFONCE.run(inputs, "reference", upstream, **given)
+    truth = INFONCE.run([x.double() for x in inputs], "reference", upstream, **given)
     assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("tau", 20.0))
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
         assert_gradient_accurate(x, p, t, 2 * given.get("tau", 20.0))

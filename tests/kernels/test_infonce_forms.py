@@ -11,11 +11,11 @@ import torch
 
 import raoe_kernels
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce import scan
+from raoe_kernels.infonce import api, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
+from tests.kernels.contrast_cases import DTYPES, Recorder, rows
 from tests.kernels.infonce_forms import cases, formula
-from tests.kernels.test_infonce import DTYPES, Recorder, rows
 
 PLACES = [(device, backend) for device in DEVICES for backend in ("reference", "scan")]
 CASES = list(cases())
@@ -390,12 +390,10 @@ def test_fullgraph_gives_the_same(which, backend):
 
 @pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-four"])
 def test_opcheck(which, place, monkeypatch):
-    from raoe_kernels.infonce import autograd
-
     device, backend = place
     given = cases(device=device)[which]
     leaves, seen = leaves_of(torch.float32, given, device), []
-    monkeypatch.setattr(autograd._InfoNCE, "apply", lambda module, *fields: seen.append(fields) or leaves[0].sum())
+    monkeypatch.setattr(api, "info_nce", lambda problem, backend: seen.append(problem))
     loss_of(info_nce_loss, leaves, given, backend=backend)
     needs = [x is not None for x in seen[0][:5]]
     torch.library.opcheck(torch.ops.raoe_kernels.infonce.default, (*seen[0], needs, backend))
@@ -404,18 +402,18 @@ def test_opcheck(which, place, monkeypatch):
 @pytest.mark.parametrize("which", CASES)
 def test_triton_says_what_it_cannot(which, monkeypatch):
     triton_kernels = pytest.importorskip("raoe_kernels.infonce.triton_kernels")
-    from raoe_kernels.infonce import autograd, by_case
+    from raoe_kernels.infonce import by_case
 
     given, seen = cases()[which], []
     leaves = leaves_of(torch.float32, given, learnt=False)
     if raoe_kernels.backends("cpu")["info_nce_loss"]["triton"] is True:
         with pytest.raises(RuntimeError, match=r"backend 'triton' cannot run info_nce_loss with .*; use scan"):
             loss_of(info_nce_loss, leaves, given, learnt=False, backend="triton")
-    monkeypatch.setattr(autograd._InfoNCE, "apply", lambda module, *fields: seen.append(fields) or leaves[0].sum())
+    monkeypatch.setattr(api, "info_nce", lambda problem, backend: seen.append(problem))
     loss_of(info_nce_loss, leaves, given, learnt=False)
-    assert by_case.serving(autograd.Problem(*seen[0])) is scan
+    assert by_case.serving(seen[0]) is scan
     info_nce_loss(*leaves[:3], symmetric=True, ignore=torch.zeros(6, 21) > 0)
-    assert by_case.serving(autograd.Problem(*seen[1])) is triton_kernels
+    assert by_case.serving(seen[1]) is triton_kernels
 
 
 def same_as(theirs, leaves, *inputs, **given):

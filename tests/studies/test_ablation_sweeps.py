@@ -11,11 +11,12 @@ from raoe_train import run
 from raoe_train.artifacts.memory import CLEAR, peak_mb, reset_peak
 from raoe_train.cli import load
 from raoe_train.data.files import write_rows
-from raoe_train.data.sources import open_source
+from raoe_train.data.sources import open_source, pool
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 from raoe_train.studies.sweep import own_process
 from raoe_train.studies.sweep_report import COSTS
+from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.cost_meter import CostMeter
 from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES
@@ -37,6 +38,27 @@ HEADLINE = {
 
 
 WORDS = {"model": "M", "data_dir": "D", "output": "O"}
+
+
+def test_the_cells_of_the_ablation_at_the_papers_size(tmp_path):
+    """Appendix B: all of NLI by the paper's teachers, 5 epochs, batches of 512, 5e-5, tau 20; the same cells."""
+    asked = {**WORDS, "scale": "paper"}
+    prepared = prepared_for("raoe-ablation", asked)
+    assert set(prepared) == {"snli"}  # neither a second start nor its teacher
+    job, _, scoring = prepared["snli"]
+    assert (job, scoring["teachers"], scoring["output"]) == ("score", [], "O/nli.jsonl.gz")
+    assert pool(scoring["data"]["input"]) == ["D/nli/snli.jsonl.gz#train", "D/nli/mnli.jsonl.gz#train"]
+    runs = [made for made in runs_of("raoe-ablation", asked) if made.family.startswith("minilm")]
+    small = [made for made in runs_of("raoe-ablation", WORDS) if made.family.startswith("minilm")]
+    assert [made.name for made in runs] == [made.name for made in small]
+    for made, little in zip(runs, small, strict=True):
+        its = made.arguments
+        training = {key: its.training.get(key) for key in ("epochs", "batch_size", "max_steps", "learning_rate")}
+        assert training == {"epochs": 5, "batch_size": 512, "max_steps": None, "learning_rate": 5e-5}
+        assert "max_steps" not in trainer_settings(its.training, tmp_path, device="cpu", has_dev=True)
+        assert its.data.train == ["O/nli.jsonl.gz"] and its.data.max_rows is None and its.model.name == "M"
+        assert its.loss == {**little.arguments.loss, "scale": 20, "mini_batch_size": 64}
+        assert (its.data.neutral, its.data.labels) == (little.arguments.data.neutral, little.arguments.data.labels)
 
 
 def test_the_cells_of_the_ablation():

@@ -72,10 +72,27 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
     }
 
 
+def test_a_scale_is_on_top_of_every_variant(tmp_path):
+    asked = table(tmp_path, seeds=[1], variants={
+        "short": {"data.max_rows": 7, "loss.margin": 3},
+        "curve": {"grid": {"training.epochs": [4]}},
+    }, scales={"paper": {"settings": {"data.max_rows": None, "training": {"epochs": 2}, "loss.scale": 9}, "tasks": []}},
+    scale="paper")  # fmt: skip
+    short, curve = runs_of(None, asked)
+    assert short.arguments.data.max_rows is None
+    assert (short.arguments.loss["margin"], short.arguments.loss["scale"]) == (3, 9)
+    assert (short.arguments.training["epochs"], curve.arguments.training["epochs"]) == (2, 4)  # a grid stays a grid
+    assert short.arguments.evaluation.tasks == []
+    (short, _) = runs_of(None, {**asked, "scale": None})
+    assert short.arguments.data.max_rows == 7 and short.arguments.evaluation.tasks == asked["tasks"]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"variants": {}}, "variants is empty"),
+        ({"scale": "paper"}, "scale must be of none, as this sweep has no scales, got 'paper'"),
+        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "scales.x has settings, prepare, tasks and only, got seeds"),
         ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
         ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
         ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),
@@ -157,6 +174,31 @@ def trained(monkeypatch):
 def rates(folder, count):
     grid = {"training.learning_rate": [n * 1e-5 for n in range(1, count + 1)]}
     return table(folder, seeds=[1], tasks=[], variants={"rate": {"grid": grid}})
+
+
+def test_tasks_are_told_apart_by_how_they_are_scored(tmp_path, trained, monkeypatch):
+    """The state before training is scored as the runs are, and no run by what another one's tasks are."""
+    asked, pretend = [], sweep.run_job
+
+    def run_job(job, recipe=None, **values):
+        if job == "evaluate":
+            asked.append(load(job, recipe, values))
+            return {"tasks": {}, "average": None}
+        return pretend(job, recipe, **values)
+
+    monkeypatch.setattr(sweep, "run_job", run_job)
+    lines = [f"{label} {n}\t{label}\n" for label in "ab" for n in range(12)]
+    (tmp_path / "set.tsv").write_text("text\tlabel\n" + "".join(lines))
+    made = table(tmp_path, seeds=[1], model="a/model", tasks=[f"transfer:{tmp_path}/set.tsv"], variants={
+        "plain": {"evaluation.classifier": "senteval", "evaluation.batcher": "bellm"},
+        "other": {"evaluation.classifier": "senteval", "evaluation.classifier.kfold": 5},
+    })  # fmt: skip
+    made["settings"]["training"]["learning_rate"] = 1e-5
+    run("sweep", **made)
+    assert [(its.classifier.name, its.batcher) for its in asked] == [("senteval", "bellm")]
+    trained.clear()
+    run("sweep", **made)
+    assert not trained["train"]  # both are as they were recorded
 
 
 def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):

@@ -1,4 +1,4 @@
-// Labels of any values numbered 0, 1, ... in their order.
+// Labels of any values numbered 0, 1, ... in their order; below count() even where labels change while they are read.
 #pragma once
 
 #include <algorithm>
@@ -35,17 +35,17 @@ class LabelIds {
   }
 
   std::uint32_t count() const { return count_; }
-  std::uint32_t operator[](std::int64_t i) const {
-    if (ids_) return ids_[i];
-    return labels_ ? static_cast<std::uint32_t>(labels_[i] - low_) : 0;
-  }
-  // use(id) with id(i) = (*this)[i], of a type for each case: loops over all pairs then do not ask at each.
+  // Where count() is more than `few`.
+  std::uint32_t operator[](std::int64_t i) const { return ids_[i]; }
+  // use(id), id(i) being the number of i's label, of a type for each case: loops over all pairs then do not ask at each.
   template <class Use>
   void visit(const Use& use) const {
     if (ids_) {
       use([ids = ids_](std::int64_t i) { return ids[i]; });
     } else if (labels_) {
-      use([labels = labels_, low = low_](std::int64_t i) { return static_cast<std::uint32_t>(labels[i] - low); });
+      use([labels = labels_, low = static_cast<std::uint64_t>(low_), last = std::uint64_t{count_ - 1}](std::int64_t i) {
+        return static_cast<std::uint32_t>(std::min(static_cast<std::uint64_t>(labels[i]) - low, last));
+      });
     } else {
       use([](std::int64_t) { return std::uint32_t{0}; });
     }
@@ -74,7 +74,7 @@ class LabelIds {
     }
     std::sort(table, table + size);
     for (std::int64_t i = 0; i < n; ++i) {
-      ids_[i] = static_cast<std::uint32_t>(std::lower_bound(table, table + size, labels_[i]) - table);
+      ids_[i] = static_cast<std::uint32_t>(std::lower_bound(table, table + size - 1, labels_[i]) - table);
     }
     count_ = static_cast<std::uint32_t>(size);
     return true;

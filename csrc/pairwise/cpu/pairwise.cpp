@@ -166,6 +166,10 @@ class Call {
     for (std::int64_t p = begin; p < end; ++p) c[p] = similarity[order[p]];
   }
 
+  std::uint32_t label_at(std::int64_t p) const {
+    return ids_.count() <= max_classes ? tags_[p] & label_bits : ids_[order_[p]];
+  }
+
   // Chunks of whole runs.
   void cut() {
     for (std::int64_t begin = 0; begin < n_;) {
@@ -203,7 +207,7 @@ class Call {
     const std::uint32_t classes = ids_.count();
     if (classes > max_classes) {
       const Buffer tree((std::size_t{classes} + 1) * sizeof(PlainSum));
-      const auto id = [&](std::int64_t p) { return ids_[order_[p]]; };
+      const auto id = [&](std::int64_t p) { return label_at(p); };
       angle_sums_by_tree(angle_x_, tags_, n_, id, classes, true, tree.as<PlainSum>(), below_, grad_ ? above_ : nullptr);
     } else if (classes == 1) {
       angle_sums_by_lanes<1>();
@@ -261,7 +265,7 @@ class Call {
     if (args_.angle) {
       const std::uint32_t classes = ids_.count();
       const Buffer tree((std::size_t{classes} + 1) * sizeof(LogSum));
-      const auto id = [&](std::int64_t p) { return ids_[order_[p]]; };
+      const auto id = [&](std::int64_t p) { return label_at(p); };
       angle_sums_by_tree(angle_x_, tags_, n_, id, classes, args_.labels != nullptr, tree.as<LogSum>(), below_,
                          grad_ ? above_ : nullptr);
       results.angle_loss = log_combine(

@@ -71,7 +71,7 @@ RAOE_NOINLINE void place(const Items item, std::int64_t begin, std::int64_t end,
 }
 
 // Sorts (key(i), payload(i)), i = 0, ..., n - 1, by the digits of key >> low, and returns `a` or `b`, wherever the
-// result is. Both are called more than once for an i.
+// result is. key(i) has to be the same at every call, or places would lie outside; it may lie in `b`.
 template <class K, class Keys, class Payloads>
 Item<K>* sort_digits(const Keys& key, const Payloads& payload, std::int64_t n, int low, Digits digits, Item<K>* a,
                      Item<K>* b, Team& team) {
@@ -157,23 +157,29 @@ bool insertion_sort(Item<K>* items, std::int64_t n) {
   return true;
 }
 
-// As above, by all of the key, which has at most `bits` significant bits.
+// As above, by all of the key, which has at most `bits` significant bits. What the caller gave may change under our
+// hands: keys are read once, into the half that the first pass does not write to, and so are payloads.
 template <class K, class Keys, class Payloads>
 Item<K>* radix_sort(const Keys& key, const Payloads& payload, std::int64_t n, int bits, Item<K>* a, Item<K>* b,
                     Team& team) {
+  K* const keys = reinterpret_cast<K*>(b);
+  const auto kept = [keys](std::int64_t i) { return keys[i]; };
+  const auto sort = [&](int low, Digits digits) {
+    const std::int64_t parts = team.size();
+    team.each(parts, [&](std::int64_t part) {
+      vectorised([&]() RAOE_INLINE_LAMBDA {
+        for (std::int64_t i = n * part / parts; i < n * (part + 1) / parts; ++i) keys[i] = key(i);
+      });
+    });
+    return sort_digits<K>(kept, payload, n, low, digits, a, b, team);
+  };
   // A few pairs seldom need all their digits to be told apart: two digits, and a look at the rest.
   const int width = n <= 512 ? 8 : n <= 2048 ? 9 : n <= 4096 ? 10 : 11;
   if (n <= (1 << 16) && bits > 2 * width) {
-    // The keys once for all, in the half that the first pass does not write to.
-    K* const keys = reinterpret_cast<K*>(b);
-    vectorised([&]() RAOE_INLINE_LAMBDA {
-      for (std::int64_t i = 0; i < n; ++i) keys[i] = key(i);
-    });
-    const auto kept = [keys](std::int64_t i) { return keys[i]; };
-    Item<K>* const sorted = sort_digits<K>(kept, payload, n, bits - 2 * width, {2, width}, a, b, team);
+    Item<K>* const sorted = sort(bits - 2 * width, {2, width});
     if (insertion_sort(sorted, n)) return sorted;
   }
-  return sort_digits<K>(key, payload, n, 0, digits_for(bits, n), a, b, team);
+  return sort(0, digits_for(bits, n));
 }
 
 }  // namespace raoe

@@ -17,16 +17,12 @@ from torch import Tensor
 
 from ..._dispatch import Backend, Op, refuse_second_derivative
 from ..._dtypes import wide
-from ..._native import missing as native_missing
-from ..._operator import with_backward
+from ..._operator import eager, with_backward
+from ..._widths import native_missing
 from ..problem import Problem
 
 Needs = tuple[bool, ...]
 _NONE = (False, False, False)
-
-
-def _native_missing(device: torch.device) -> str | None:
-    return native_missing(device) if device.type == "cpu" else "its kernels for a GPU take one width"
 
 
 WIDTHS = Op(
@@ -35,7 +31,7 @@ WIDTHS = Op(
     {
         "reference": Backend(f"{__package__}.reference"),
         "scan": Backend(f"{__package__}.scan"),
-        "native": Backend(f"{__package__}.native", _native_missing),
+        "native": Backend(f"{__package__}.native", native_missing),
     },
 )
 
@@ -44,9 +40,9 @@ def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Te
     """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`."""
     given = problem.anchors, problem.positives, problem.negatives, *_others(problem)
     needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in given[:3])
-    if torch.compiler.is_compiling():
+    module = eager(WIDTHS, backend, *given)
+    if module is None:
         return _operator(*given, dims, problem.tau, problem.symmetric, backend)
-    module = WIDTHS.select(problem.anchors.device, backend)
     if any(needs):
         return _Widths.apply(module, dims, problem.tau, problem.symmetric, *given)
     return _run(problem, dims, None, _NONE, module)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._native import FLOATS, module
+from ..._native import FLOATS, address, module
 from ..problem import Problem
 from .scan import sweep
 
@@ -30,9 +30,8 @@ def weigh(
     losses = torch.empty_like(of_rows)
     along_rows = None if weights is None else torch.empty_like(of_rows)
     module("cpu").info_nce_widths(
-        products.data_ptr(), of_rows.data_ptr(), of_columns.data_ptr(), own.data_ptr(),
-        0 if left_out is None else left_out.data_ptr(), 0 if weights is None else weights.data_ptr(),
-        losses.data_ptr(), 0 if along_rows is None else along_rows.data_ptr(), along_columns.data_ptr(),
+        address(products), address(of_rows), address(of_columns), address(own), address(left_out), address(weights),
+        address(losses), address(along_rows), address(along_columns),
         *products.shape, FLOATS[products.dtype], torch.get_num_threads(),
     )  # fmt: skip
     return losses, along_rows

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._dtypes import wide
+from ..._widths import from_here_on, segments
 from ..problem import EPS, Problem, add_rows, losses, own_columns, scale, split
 
 # Bytes of all widths' logits: enough rows for products at full speed, and little enough for a CPU's last cache.
@@ -90,12 +91,11 @@ def _direction(
     step = -(-len(side.rows) // -(-len(side.rows) // step))  # chunks of one size
     buffer = found.rows.new_empty(widths * step * count)
     of_rows, total = side.inverse * tau, found.rows.new_zeros(widths)
-    segments = [slice(start, end) for start, end in pairwise((0, *dims))]
     for start in range(0, len(side.rows), step):
         chunk = slice(start, min(start + step, len(side.rows)))
         here = side.rows[chunk]
         products = buffer[: widths * len(here) * count].view(widths, len(here), count)
-        for k, segment in enumerate(segments):
+        for k, segment in enumerate(segments(dims)):
             torch.mm(here[:, segment], found.rows[:, segment].T, out=products[k])
         left_out = None if ignored is None else ignored(chunk).contiguous()
         made, along = weigh(
@@ -105,7 +105,7 @@ def _direction(
         if along is None:
             continue
         side.along[:, chunk] = along
-        for k, segment in enumerate(segments):
+        for k, segment in enumerate(segments(dims)):
             if side.by is not None:
                 torch.mm(products[k], found.rows[:, segment], out=side.by[chunk, segment])
             if found.by is not None:
@@ -157,7 +157,7 @@ def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -
     given = [x[:, : dims[-1]] for x in parts if x is not None]
     rows = torch.cat(given) if len(given) > 1 else given[0]
     rows = rows.to(wide(rows.dtype))
-    pieces = rows.split([end - start for start, end in pairwise((0, *dims))], 1)
+    pieces = [rows[:, segment] for segment in segments(dims)]
     norms = torch.stack([torch.linalg.vecdot(piece, piece) for piece in pieces]).cumsum(0).sqrt_()
     inverse = (1 / norms).masked_fill(norms <= EPS, 0)
     return _Side(rows, inverse, torch.zeros_like(rows) if need else None, torch.zeros_like(norms)), (norms * 0).sum(1)
@@ -167,9 +167,9 @@ def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | Non
     """The gradient by the rows as given: less what goes through their norms, 0 beyond the widest prefix."""
     if side.by is None:
         return None
-    through = (side.along * side.inverse.square()).flip(0).cumsum(0).flip(0)
-    for k, (start, end) in enumerate(pairwise((0, *dims))):
-        side.by[:, start:end].addcmul_(side.rows[:, start:end], through[k, :, None], value=-1)
+    through = from_here_on(side.along * side.inverse.square())
+    for k, segment in enumerate(segments(dims)):
+        side.by[:, segment].addcmul_(side.rows[:, segment], through[k, :, None], value=-1)
     missing = given.shape[1] - dims[-1]
     return torch.nn.functional.pad(side.by, (0, missing)) if missing else side.by
 

@@ -1,0 +1,106 @@
+"""Losses of a problem, a NamedTuple of all that one call is given, as differentiable functions, eager and under
+torch.compile.
+
+A backend is two functions: `forward(problem, needs) -> (loss, saved)`, needs saying which of the problem's first fields
+will be differentiated and saved being tensors or None; and `backward(problem, saved, upstream, needs, dtype) ->
+gradients` of them, None where not needed: of rows in `dtype`, of () tensors in the loss's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._dispatch import Op, refuse_second_derivative
+from ._dtypes import wide
+from ._operator import eager, with_gradients
+
+Needs = tuple[bool, ...]
+Gradients = tuple[Tensor | None, ...]
+
+
+def differentiable(
+    op: Op, make: Callable[..., Any], arguments: str, gradients: int, is_empty: Callable[[Any], bool]
+) -> Callable[[Any, str], Tensor]:
+    """The loss of (problem, backend), which registers its operator under the op's key.
+
+    make            the NamedTuple, the first field of which says where and in which dtype
+    arguments       its fields in a schema's words, tensors first
+    gradients       how many fields, from the first on, are differentiated
+    is_empty        whether the loss of a problem is 0 and no backend is asked
+    """
+    (function,) = op.functions
+    count, tensors = arguments.count(",") + 1, arguments.count("Tensor")
+
+    def loss(problem: Any, backend: str) -> Tensor:
+        first = problem[:gradients]
+        needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in first)
+        module = eager(op, backend, *problem[:tensors])
+        if module is None:
+            return operator(*problem, needs, backend)[0]
+        if any(needs):
+            return Loss.apply(module, *problem)
+        return forward(problem, needs, module)[0]
+
+    def forward(problem: Any, needs: Needs, module: ModuleType) -> tuple[Tensor, tuple]:
+        if is_empty(problem):
+            return _loss_like(problem[0]), ()
+        # Autocast would make matrix products of the float32 rows in half precision.
+        with torch.autocast(problem[0].device.type, enabled=False):
+            return module.forward(problem, needs)
+
+    def backward(
+        problem: Any, saved: tuple, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: ModuleType
+    ) -> Gradients:
+        if is_empty(problem):
+            return tuple(
+                x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
+                for x, need in zip(problem[:gradients], needs, strict=True)
+            )
+        with torch.autocast(problem[0].device.type, enabled=False):
+            return module.backward(problem, saved, upstream, needs, dtype)
+
+    class Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, module: ModuleType, *fields: Any) -> Tensor:
+            problem = make(*fields)
+            found, saved = forward(problem, ctx.needs_input_grad[1 : 1 + gradients], module)
+            ctx.save_for_backward(*fields[:tensors], *saved)
+            ctx.options, ctx.module = fields[tensors:], module
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, upstream: Tensor):
+            refuse_second_derivative(function)
+            # asked for once: torch's checkpointing allows no more
+            given, saved = (kept := ctx.saved_tensors)[:tensors], kept[tensors:]
+            problem, needs = make(*given, *ctx.options), ctx.needs_input_grad[1 : 1 + gradients]
+            grads = backward(problem, saved, upstream, needs, given[0].dtype, ctx.module)
+            own = (g if g is None or g.ndim else g.to(x.dtype) for g, x in zip(grads, given, strict=False))
+            return None, *own, *[None] * (count - len(grads))
+
+    def operator_forward(*inputs):
+        """The gradient is made in forward, whatever the backend."""
+        *fields, needs, module = inputs
+        problem, needs = make(*fields), tuple(needs)
+        found, saved = forward(problem, needs, module)
+        if not any(needs):
+            return found, *[None] * gradients
+        return found, *backward(problem, saved, torch.ones_like(found), needs, found.dtype, module)
+
+    def shapes(*inputs):
+        *fields, needs = inputs
+        found = _loss_like(fields[0])
+        given = zip(fields[:gradients], needs, strict=True)
+        return found, *(found.new_empty(x.shape) if need and x is not None else None for x, need in given)
+
+    operator = with_gradients(op, op.key, f"{arguments}, bool[{gradients}] needs", gradients, operator_forward, shapes)
+    return loss
+
+
+def _loss_like(rows: Tensor) -> Tensor:
+    return rows.new_zeros((), dtype=wide(rows.dtype))

@@ -1,0 +1,149 @@
+"""The losses of all pairs of anchors and columns, InfoNCE and the sigmoid loss, as tests of both call them: rows,
+options by name, small buffers, and who watches what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import raoe_kernels
+from raoe_kernels.infonce import chunks
+from tests.kernels.conftest import HAS_GPU, PLACES
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+HERE = [place for place in PLACES if place[1] != "native"]  # neither has a native backend
+IDS = [f"{device}-{backend}" for device, backend in HERE]
+
+
+def rows(sizes, columns, dtype, device="cpu", seed=0):
+    """Matrices of some numbers of rows, of norms from a tenth to ten; None for a size of None."""
+    seeded = torch.Generator().manual_seed(seed)
+
+    def one(size):
+        x = torch.randn(size, columns, generator=seeded, dtype=torch.float64)
+        return x * 10 ** (torch.rand(size, 1, generator=seeded, dtype=torch.float64) * 2 - 1) / columns**0.5
+
+    return [None if size is None else one(size).to(dtype).to(device) for size in sizes]
+
+
+def numbers(values, like):
+    """() tensors in the dtype of the arithmetic."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return [torch.tensor(x, dtype=dtype, device=like.device) for x in values]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """key: the op's; loss: the public function; learnt: numbers that are differentiated beside the rows; lowest: the
+    smallest target; mixed: the names of its fullest options; also: an option more, for tests that ask for few."""
+
+    key: str
+    loss: Callable
+    lowest: int
+    mixed: tuple[str, str]
+    learnt: dict[str, float] = field(default_factory=dict)
+    also: dict = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.key
+
+    def __call__(self, leaves, **options):
+        """The loss of rows, and of numbers behind them."""
+        rows = leaves[: len(leaves) - len(self.learnt)] if self.learnt else leaves
+        return self.loss(*rows, **dict(zip(self.learnt, leaves[len(rows) :], strict=True)), **options)
+
+    def leaves(self, inputs, **given):
+        """The rows and the learnt numbers, those `given` in place of the default ones."""
+        return [*inputs, *numbers((self.learnt | given).values(), inputs[0])]
+
+    def run(self, inputs, backend, upstream=-1.5, **options):
+        """The loss, and the gradients of all there is, under an upstream gradient that is not 1."""
+        given = {name: options.pop(name) for name in self.learnt if name in options}
+        leaves = [None if x is None else x.detach().clone().requires_grad_() for x in self.leaves(inputs, **given)]
+        loss = self(leaves, backend=backend, **options)
+        return loss.detach(), *torch.autograd.grad(loss * upstream, [x for x in leaves if x is not None])
+
+    def options(self, which, n, columns, device="cpu"):
+        """Optional arguments by name; some anchors share a positive (some have none, where that may be), and ids and
+        mask hit positives too."""
+        seeded = torch.Generator().manual_seed(1)
+        targets = torch.randint(self.lowest, columns, (n,), generator=seeded)
+        targets[: n // 2] = targets[0]
+        if self.lowest < 0:
+            targets[-1] = -1
+        mask = torch.rand(n, columns, generator=seeded) < 0.3
+        mask[torch.arange(n), targets.clamp(min=0)] = True
+        ids, more = ([torch.randint(4, (size,), generator=seeded) for size in (n, columns)] for _ in "ab")
+        both = {"targets": targets, "symmetric": True}
+        table = {
+            "infonce": {
+                "symmetric": {"symmetric": True},
+                "targets": {"targets": targets, "tau": 5.0},
+                "mask-targets-symmetric": {"ignore": mask, **both},
+                "ids-targets-symmetric": {"ignore": tuple(ids), **both, "tau": 60.0},
+            },
+            "sigmoid": {
+                "soft": {"tau": 2.0, "bias": 0.5},
+                "targets": {"targets": targets, "tau": 5.0, "bias": -1.0},
+                "groups": {"positive_ids": tuple(ids), "bias": -3.0},
+                "mask-targets-groups": {"ignore": mask, "targets": targets, "positive_ids": tuple(ids), "bias": 1.0},
+                "ids-targets-groups": {"ignore": tuple(ids), "targets": targets, "positive_ids": tuple(more), "tau": 60}
+            },
+        }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": tuple(ids)}}  # fmt: skip
+
+        def move(value):
+            if isinstance(value, tuple):
+                return tuple(map(move, value))
+            return value.to(device) if isinstance(value, torch.Tensor) else value
+
+        return {name: move(value) for name, value in table[which].items()}
+
+
+INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symmetric", "ids-targets-symmetric"),
+                   also={"symmetric": True})  # fmt: skip
+SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("mask-targets-groups", "ids-targets-groups"),
+                   {"tau": 10.0, "bias": -10.0})  # fmt: skip
+
+
+def small_buffers(monkeypatch):
+    """Buffers of a few rows, so that small batches have whole chunks and a ragged one; and, where nothing is compiled
+    for it, blocks of a few columns."""
+    for key in ("infonce", "sigmoid"):
+        monkeypatch.setattr(import_module(f"raoe_kernels.{key}.scan"), "BUFFER", 2400)
+    monkeypatch.setattr("raoe_kernels.sigmoid.scan.BLOCK", 900)
+    monkeypatch.setattr(chunks, "BUFFER", 2400)
+    monkeypatch.setattr(chunks, "ROWS", 1)
+    if not HAS_GPU and find_spec("triton"):
+        from raoe_kernels.infonce import triton_kernels, triton_units
+        from raoe_kernels.sigmoid import triton_kernels as of_sigmoid
+
+        for table, block in ((triton_kernels.WEIGHTS, 32), (triton_kernels.SHORT, 32), (triton_units.ROWS, 64)):
+            monkeypatch.setitem(table, "BLOCK", block)
+        monkeypatch.setitem(of_sigmoid.WEIGHTS, "BLOCK", 32)
+
+
+def by_hand(device, *matrices):
+    return [torch.tensor(x, dtype=torch.float64, device=device) for x in matrices]
+
+
+class Recorder(TorchDispatchMode):
+    """Operators that run, and the largest result of any of them that is not a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.largest = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.calls.append(str(function.overloadpacket))
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.untyped_storage().nbytes())
+        return result
+
+    def products(self) -> int:
+        return sum(call in ("aten.mm", "aten.addmm", "aten.addmm_") for call in self.calls)
