@@ -234,5 +234,5 @@ def cell(value: Any, kind: str) -> str:
         raise ValueError(f"a {kind} file cannot hold {value!r:.200}; write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl, .csv or .parquet instead")
+        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
     return text

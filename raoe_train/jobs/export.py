@@ -35,9 +35,9 @@ def export(
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     source = Path(model.name).expanduser()
-    folder = folder_to_write(output, overwrite, model.name)
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
+    folder = folder_to_write(output, overwrite, model.name)
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()
