@@ -23,7 +23,7 @@ from raoe_train.training.measures import tasks_of
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 CONTENTS = "contents of "
-NO_MATTER = ("output", "overwrite", "device", "cache", "cache_dir")  # keys that change no result, in any section
+NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir")  # keys of no result
 
 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
