@@ -7,7 +7,7 @@ JOBS ?= 2
 test slow: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test slow lint bench build gpu sdist clean
+.PHONY: demo test slow lint docs docs-walk bench build gpu sdist clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -23,6 +23,12 @@ slow: $(INSTALLED)  ## the tests that build, train or compile for longer
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .
 	$(RUN) -m mypy
+
+docs: $(INSTALLED)  ## the documentation as a site, in build/site; a dead link or a docstring that cannot be read fails
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+docs-walk: docs  ## every page of it in a browser; needs `pip install playwright` and a Chromium
+	$(RUN) -m tests.site
 
 bench: $(INSTALLED)  ## ratios against the peers, side by side
 	$(RUN) -m benchmarks

@@ -51,8 +51,9 @@ def bidirectional_attention(
         first cast to autocast's dtype, as torch's scaled_dot_product_attention does.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here, or a second
-        derivative was asked of a backend without one ("triton").
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked of a backend
+            without one ("triton").
     """
     return _call(q, k, v, lengths, padding_mask, cu_seqlens, max_seqlen, scale, False, backend)[0]
 

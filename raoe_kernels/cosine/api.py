@@ -30,8 +30,9 @@ def pairwise_cosine(
         it need digits that half precision does not have. Gradients have the rows' dtype.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
-        derivative was asked for, which there is none of.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
+            is none of.
     """
     _validate.float_tensor("a", a, 2)
     _validate.float_tensor("b", b, 2)

@@ -31,8 +31,9 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
         is infinite is constant: the gradient that comes from above is ignored there, and current's is 0.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
-        derivative was asked for, which there is none of.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
+            is none of.
     """
     _check(current, previous)
     rows = log_probs(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
@@ -53,7 +54,8 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
         (...) int64. Not differentiable.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here.
     """
     _check(current, previous)
     if current.shape[-1] == 0:

@@ -93,8 +93,9 @@ def info_nce_loss(
         an infinity, an ignored one too, or has no finite norm.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
-        derivative was asked for, which there is none of.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
+            is none of.
     """
     _validate.float_tensor("anchors", anchors, 2)
     like_anchors("positives", positives, anchors)

@@ -43,8 +43,9 @@ def list_mle_loss(
         teacher that is not masked makes the loss NaN, and the gradient of every item.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
-        derivative was asked for, which there is none of.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
+            is none of.
     """
     _lists("student", student, teacher, mask)
     tau = _validate.number("tau", tau, low=0, strict=True)
@@ -88,7 +89,7 @@ def list_net_loss(
         similarity or teacher that is not masked makes the loss NaN, and the gradient of every item.
 
     Raises:
-        As list_mle_loss.
+        TypeError, ValueError, RuntimeError: as list_mle_loss.
     """
     _lists("similarity", similarity, teacher, mask)
     tau = _validate.number("tau", tau, low=0, strict=True)
@@ -119,7 +120,8 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
         (..., n, n) float32, float64 for float64 similarity. A NaN in row j's list makes that list NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here.
     """
     _validate.float_tensor("phi", phi, max(2, getattr(phi, "ndim", 2)))
     if phi.shape[-1] != phi.shape[-2]:

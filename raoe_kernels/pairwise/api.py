@@ -45,8 +45,9 @@ def rank_margin_loss(
         loss and all of its gradient NaN.
 
     Raises:
-        TypeError, ValueError: naming the argument. RuntimeError: `backend` was named and cannot run here; or a second
-        derivative was asked for, which there is none of.
+        TypeError, ValueError: naming the argument.
+        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
+            is none of.
     """
     params = _params.make(True, False, tau, margin, ties)
     _check_similarity(similarity)

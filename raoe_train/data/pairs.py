@@ -34,7 +34,7 @@ def read_pairs(
     Args:
         source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train",
             "builtin#dev" or "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
-            hub:OWNER/NAME[:CONFIG][#split]; or a Source, which is used up. Several sources are read one after the
+            `hub:OWNER/NAME[:CONFIG][#split]`; or a Source, which is used up. Several sources are read one after the
             other; they must have the same columns.
         columns: {our name: the source's column} where it is not found by its own name; None in place of a
             column says to leave it unread.

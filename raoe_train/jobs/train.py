@@ -55,6 +55,7 @@ def train(
     polarity: Annotated[Polarity, Option()] = Polarity(),
     output: Annotated[str | None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png"] = None,
     overwrite: Annotated[bool, "replace what another recipe left in output"] = False,
+    dry_run: Annotated[bool, "say what it would take, steps, tokens and memory, without weights and output"] = False,
 ) -> dict[str, Any]:
     """Train an encoder on scored pairs.
 
@@ -72,7 +73,7 @@ def train(
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
     asked = SimpleNamespace(**locals())
-    if not output:
+    if not output and not dry_run:
         raise ValueError("--output is missing: the directory to write to")
 
     import torch
@@ -81,15 +82,19 @@ def train(
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.cost_meter import CostMeter
+    from raoe_train.training.dry_run import would_take
     from raoe_train.training.training_data import read_training_data
 
     blank = checked_loss(data, teacher, loss, training)
     if training.get("interpolate") is not None and model.lora:
         raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
-    folder, seed = Path(output), int(training.get("seed", 42))
+    folder, seed = Path(output or ""), int(training.get("seed", 42))
     has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
+    if dry_run:
+        datasets, _ = read_training_data(data, blank, seed, prompt=model.prompt)
+        return would_take(model, datasets, settings, loss)
     made: dict[str, Any] = {}
 
     def claimed() -> dict[str, Any] | None:

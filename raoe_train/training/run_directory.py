@@ -14,7 +14,7 @@ import yaml
 from raoe_train.artifacts.processes import in_first
 from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
-from raoe_train.data.sources import contents
+from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
 from raoe_train.recipe import to_dict
@@ -23,7 +23,7 @@ from raoe_train.training.measures import tasks_of
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 CONTENTS = "contents of "
-NO_MATTER = ("output", "overwrite", "device", "cache", "cache_dir")  # keys that change no result, in any section
+NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir")  # keys of no result
 
 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
@@ -32,8 +32,10 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     data, model, teacher = arguments.data, arguments.model, arguments.teacher
     if tasks is None:
         tasks = tasks_of(arguments.evaluation, data, model, arguments.polarity)
-    found: dict[str, Any] = {f"data.train {number}": contents(source) for number, source in enumerate(data.train, 1)}
-    found["data.dev"] = contents(data.dev) if data.dev else None
+    found: dict[str, Any] = {
+        f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
+    }
+    found["data.dev"] = [contents(part) for part in pool(data.dev)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}

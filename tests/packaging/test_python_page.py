@@ -1,4 +1,4 @@
-"""docs/python.md and docs/by-length.md: every example runs, as it stands; and the front door has what it says."""
+"""docs/python.md, by-length.md and the README: every example runs as it stands; the front door has what it says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blocks_of(page: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["python.md", "by-length.md"])
+@pytest.mark.parametrize("page", ["python.md", "by-length.md", "../README.md"])
 def test_the_page_runs_as_it_stands(tmp_path, page):
     from tests.decoders import saved_decoder
 

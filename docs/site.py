@@ -1,0 +1,108 @@
+"""A hook of mkdocs: the repository's own pages as a site, where they also read well without one.
+
+Pages outside docs/ get a place in the site; links between pages of the repository become links of the site, and those
+to what has no page, such as a test, become words; formulas (fences of `math`, which forges render, too) become MathML;
+an op's page ends with its functions.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+# page in the repository: page of the site; those in docs/ keep their places
+PLACES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "csrc/README.md": "project/csrc.md",
+    "tests/third_party/README.md": "project/third-party.md",
+    "benchmarks/results/README.md": "measured/results.md",
+    **{
+        f"raoe_kernels/{path.parent.name}/README.md": f"ops/{path.parent.name}.md"
+        for path in ROOT.glob("raoe_kernels/*/README.md")
+    },
+}
+TRAIN = "ops/train.md"  # of no page in the repository: what it says is in the code
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+MATH = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(^```[\s\S]*?^```$|^(?: {4}.*\n)+)", re.MULTILINE)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    for source, place in PLACES.items():
+        if (ROOT / source).is_file():
+            files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(File.generated(config, TRAIN, content=_train_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    place = page.file.src_uri
+    source = next((of for of, at in PLACES.items() if at == place), f"docs/{place}")
+    # what is code is no link and no formula
+    parts = CODE.split(MATH.sub(lambda found: _formula(found[1]), markdown))
+    parts[::2] = [LINK.sub(lambda found: _link(found, source, place), part) for part in parts[::2]]
+    markdown = "".join(parts)
+    if place.startswith("ops/") and place != TRAIN:
+        markdown += "\n\n## Functions\n" + "".join(f"\n::: raoe_kernels.{name}\n" for name in _functions(source))
+    return markdown
+
+
+def _formula(latex: str) -> str:
+    lines = [convert(line.strip(), display="block") for line in latex.strip().split("\\\\\n")]
+    return "\n".join(['<div class="math">', *lines, "</div>"])
+
+
+def _link(found: re.Match[str], source: str, place: str) -> str:
+    picture, text, target = found.groups()
+    path, mark, anchor = target.partition("#")
+    if not path or re.match(r"[a-z]+:", target):
+        return found[0]
+    named = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    if (ROOT / named).is_dir():
+        named += "/README.md"
+    goal = PLACES.get(named) or (named.removeprefix("docs/") if named.startswith("docs/") else None)
+    if goal is None or goal.endswith((".py", ".jsonl")):
+        # one that is nowhere stays a link, which the strict build does not let pass
+        return (
+            text
+            if (ROOT / named).exists() or ((ROOT / named).parent.is_dir() and named.endswith("/README.md"))
+            else found[0]
+        )
+    return f"{picture}[{text}]({posixpath.relpath(goal, posixpath.dirname(place) or '.')}{mark}{anchor})"
+
+
+def _functions(source: str) -> list[str]:
+    """The public functions of an op, in the order of its `__init__`."""
+    own, public = _exported((ROOT / source).with_name("__init__.py")), _exported(ROOT / "raoe_kernels" / "__init__.py")
+    return [name for name in own if name in public]
+
+
+def _exported(path: Path) -> list[str]:
+    return re.findall(r'"(\w+)"', path.read_text(encoding="utf-8").partition("__all__ = [")[2].partition("]")[0])
+
+
+def _train_page() -> str:
+    """Everything of raoe_train that a script imports."""
+    front = (ROOT / "raoe_train" / "__init__.py").read_text(encoding="utf-8").partition("HOMES")[2]
+    homes = re.findall(r'"([\w.]+)": \(([^)]*)\)', front)
+    names = [f"raoe_train.{home}.{name}" for home, words in homes for name in re.findall(r'"(\w+)"', words)]
+    losses = [f"raoe_train.losses.{name}" for name in _exported(ROOT / "raoe_train" / "losses" / "__init__.py")]
+    return "\n\n".join(
+        [
+            "# Losses and trainer",
+            "`import raoe_train as rt`; [From Python](../python.md) shows each.",
+            "## Front door",
+            *(f"::: {name}" for name in names),
+            "## Losses",
+            "`rt.losses`, or by name in a recipe's section `loss`.",
+            *(f"::: {name}" for name in losses),
+        ]
+    )

@@ -1,0 +1,67 @@
+"""What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
+
+import pytest
+from transformers import BertConfig, BertModel
+
+from raoe_train import run
+from tests.tiny import SENTENCES, tiny_encoder
+
+SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=120)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    BertConfig(**SIZES, max_position_embeddings=64).save_pretrained(folder / "model")
+    tiny_encoder().tokenizer.save_pretrained(folder / "model")
+    for name, rows in (("a", 10), ("b", 3)):
+        lines = [f"{SENTENCES[n % 11]}\t{SENTENCES[(n + 1) % 11]}\t{n}\t{n % 3}\n" for n in range(rows)]
+        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\tlabel\n" + "".join(lines))
+    return {
+        "recipe": "raoe-s1",
+        "dry_run": True,
+        "model": {"name": str(folder / "model"), "max_seq_length": 8, "device": "cpu"},
+        "data": {"train": [str(folder / "a.tsv"), str(folder / "b.tsv")]},
+        "training": {"batch_size": 4, "epochs": 3},
+    }
+
+
+def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = run("train", **asked)
+    assert found["rows"] == {"a": 10, "b": 3} and found["steps"] == 3 * (3 + 1)  # incomplete batches, and none mixed
+    tokenizer = tiny_encoder().tokenizer
+    tokens = {text: min(len(ids), 8) for text, ids in zip(SENTENCES, tokenizer(SENTENCES)["input_ids"], strict=True)}
+    rows = {name: [tokens[SENTENCES[n % 11]] + tokens[SENTENCES[(n + 1) % 11]] for n in range(count)]
+            for name, count in found["rows"].items()}  # fmt: skip
+    assert found["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
+    size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
+    assert found["parameters"] == found["trained"] == size
+    memory = found["memory_gb"]
+    assert memory["weights"] == pytest.approx(4 * size / 1e9)
+    assert memory["gradients and optimizer"] == pytest.approx(12 * size / 1e9)
+    row = max(sum(its) / len(its) for its in rows.values())  # of the longer source
+    layer = 2 * (34 * 16 + 5 * 2 * row / 2)
+    assert memory["activations"] == pytest.approx(4 * row * 3 * layer / 1e9)
+    assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
+    assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_what_takes_less(asked):
+    plain = run("train", **asked)["memory_gb"]
+    smaller = run("train", **{**asked, "loss": {"mini_batch_size": 1}})["memory_gb"]
+    assert smaller["activations"] == pytest.approx(plain["activations"] / 4) and smaller["weights"] == plain["weights"]
+    few, more = (run("train", **{**asked, "loss": {"mini_batch_num_tokens": size}})["memory_gb"] for size in (10, 30))
+    assert more["activations"] == pytest.approx(3 * few["activations"]) and more["activations"] < plain["activations"]
+    short = run("train", **{**asked, "training": {"batch_size": 4, "max_steps": 6, "bf16": True}})
+    assert short["steps"] == 6 and short["memory_gb"]["activations"] == pytest.approx(plain["activations"] / 2)
+    lora = {"r": 2, "target_modules": ["query", "value"]}
+    adapted = run("train", **{**asked, "model": {**asked["model"], "lora": lora}})
+    assert adapted["trained"] == 3 * 2 * 2 * (16 + 16)
+
+
+def test_what_has_no_config(asked):
+    with pytest.raises(ValueError, match=r"dry_run is for a model with a config"):
+        run("train", **{**asked, "model": "scratch"})
+    with pytest.raises(ValueError, match=r"--output is missing"):
+        run("train", **{**asked, "dry_run": False})
