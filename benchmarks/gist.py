@@ -17,7 +17,7 @@ from raoe_kernels import info_nce_loss
 
 SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384]}
 COLUMNS = {"cpu": 384, "cuda": 768}
-TESTS = ["tests/kernels/test_infonce_forms.py"]
+TESTS = ["tests/kernels/test_infonce_forms.py", "tests/kernels/test_infonce_options.py"]
 TAU, MARGIN, MINI_BATCH = 20.0, 0.05, 32
 ONCE_FROM = 4096  # a call of theirs takes minutes on a CPU
 THEIRS_UP_TO = {"cpu": 4096, "cuda": 4096}

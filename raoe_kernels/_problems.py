@@ -80,8 +80,7 @@ def differentiable(
             given, saved = (kept := ctx.saved_tensors)[:tensors], kept[tensors:]
             problem, needs = make(*given, *ctx.options), ctx.needs_input_grad[1 : 1 + gradients]
             grads = backward(problem, saved, upstream, needs, given[0].dtype, ctx.module)
-            own = (g if g is None or g.ndim else g.to(x.dtype) for g, x in zip(grads, given, strict=False))
-            return None, *own, *[None] * (count - len(grads))
+            return None, *grads, *[None] * (count - len(grads))  # autograd brings those of () tensors to their dtypes
 
     def operator_forward(*inputs):
         """The gradient is made in forward, whatever the backend."""

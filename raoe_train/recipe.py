@@ -22,6 +22,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -291,7 +292,7 @@ def argument(parameter: Parameter, value: Any, key: str) -> Any:
             for name, each in parameters(type(value)).items():
                 _bounded(each.option, getattr(value, name), f"{key}.{name}")
             return value
-        if option.live and not isinstance(value, (Mapping, str, Path, type(None))):
+        if option.live and not isinstance(value, (Mapping, str, bytes, Path, int, float, list, date, type(None))):
             return value
         word = option.word and isinstance(value, (str, Path))
         value = {option.word: value} if word else {} if value is None else value

@@ -25,7 +25,7 @@ from raoe_kernels.infonce.problem import Problem
 SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
-TESTS = ["tests/kernels/test_infonce.py", "tests/kernels/test_contrast.py", "tests/kernels/test_infonce_forms.py"]
+TESTS = [f"tests/kernels/test_{name}.py" for name in ("infonce", "contrast", "infonce_forms", "infonce_options")]
 TAU = 20.0
 LOGITS_UP_TO = 16384  # eager holds three matrices of them, 6.4 GB in float32
 ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # beyond, a call takes most of a minute on two cores: ours and eager only

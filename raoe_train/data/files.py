@@ -212,7 +212,7 @@ def _in_json(value: Any) -> Any:
         return float(value)
     if hasattr(value, "isoformat"):
         return value.isoformat()
-    raise ValueError(f"a jsonl file cannot hold {value!r}; write .parquet instead")
+    raise ValueError(f"a jsonl file cannot hold {value!r:.200}; write .parquet instead")
 
 
 @contextmanager
@@ -231,8 +231,8 @@ def cell(value: Any, kind: str) -> str:
     if value is None:
         return ""
     if isinstance(value, (list, dict)):
-        raise ValueError(f"a {kind} file cannot hold {value!r}; write .jsonl instead")
+        raise ValueError(f"a {kind} file cannot hold {value!r:.200}; write .jsonl instead")
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
-        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r}; write .jsonl, .csv or .parquet instead")
+        raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
     return text

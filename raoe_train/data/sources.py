@@ -46,6 +46,8 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     """The sources of one pool, SOURCE+SOURCE, or the one that a name stands for alone. In a pool no file has a + in its
     own name."""
     text, parts = os.fspath(name), os.fspath(name).split("+")
+    if not text:
+        raise ValueError("a source of data has no name: FILE, FILE#split, or a name on a hub")
     bases = [part.partition("#")[0] for part in parts]
     sources = all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases)
     its_own = any("+" in whole and os.path.exists(whole) for whole in (text, text.partition("#")[0]))

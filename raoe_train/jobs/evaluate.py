@@ -91,6 +91,8 @@ def evaluate(
         "analyses": analyses,
     }
     result = None
+    if path and path.is_dir():
+        raise ValueError(f"output {path} is a folder: name a file")
     if path and not named and path.exists() and not overwrite:
         raise ValueError(f"output {path} is there already, and the model is one in memory; overwrite replaces it")
     if path and named and rows is None:
@@ -99,6 +101,8 @@ def evaluate(
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(model) if named else model
+        if "words" in analyses and not pkgutil.resolve_name("raoe_train.studies.analyses:is_decoder")(encoder):
+            raise ValueError(f"analyses words: {model.name if named else 'the model'} is no decoder: it writes none")
         outcomes: dict[str, Outcomes] = {}
         result = evaluate_tasks(encoder, read, batch_size, outcomes)
         if analyses:

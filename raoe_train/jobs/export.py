@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from raoe_train.artifacts.writing import replacing_folder
 from raoe_train.encoders.load import check_whole
 from raoe_train.encoders.named import Model
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import folder_to_write, job
 from raoe_train.recipe import Option
 
 
@@ -34,18 +34,10 @@ def export(
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
-    if not output:
-        raise ValueError("--output is missing: the directory to write to")
-    folder, source = Path(output).expanduser(), Path(model.name).expanduser()
-    full, model_there = folder.is_dir() and any(folder.iterdir()), (folder / "modules.json").is_file()
-    if full and not (overwrite and model_there):
-        can = "or --overwrite it" if model_there else "as it holds no model that could be overwritten"
-        raise ValueError(f"{folder} is not empty; choose another output, {can}")
+    source = Path(model.name).expanduser()
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
-    both = (source.resolve(), folder.resolve())
-    if both[0] in (both[1], *both[1].parents) or both[1] in both[0].parents:
-        raise ValueError(f"output {folder} and model.name {source} are one folder, or one holds the other")
+    folder = folder_to_write(output, overwrite, model.name)
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from raoe_train.artifacts.provenance import commit, versions
-from raoe_train.artifacts.writing import write_json
+from raoe_train.artifacts.writing import replacing_folder, write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.interpolation import best_between, check_weights, weights_of
 from raoe_train.encoders.named import Model
 from raoe_train.evaluation.tasks import evaluate_encoder, main_score
-from raoe_train.jobs.shared import job
+from raoe_train.jobs.shared import folder_to_write, job
 from raoe_train.recipe import Option
 from raoe_train.training.measures import dev_evaluator, dev_metrics
 
@@ -49,9 +48,7 @@ def merge(
     check_weights(weights, "weights")
     if len(weights) > 1 and output and not data.dev:
         raise ValueError(f"--data.dev is missing: the pairs to choose one of {len(weights)} weights by")
-    folder = Path(output).expanduser() if output else None
-    if folder and folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise ValueError(f"{folder} is not empty; choose another output, or --overwrite it")
+    folder = folder_to_write(output, overwrite, model.name, start) if output else None
     encoder, first = load_encoder(model), load_encoder(replace(model, name=start))
     ends = weights_of(first), weights_of(encoder)
     evaluator = dev_evaluator(data, model.prompt, batch_size)
@@ -68,8 +65,9 @@ def merge(
     result = {"weight": weight, "curve": curve, **made}
     print("\n".join(map(_line, curve)))
     if folder:
-        encoder.save_pretrained(str(folder))
-        write_json(folder / "merge.json", result)
+        with replacing_folder(folder) as whole:
+            encoder.save_pretrained(str(whole))
+            write_json(whole / "merge.json", result)
         print(f"weight {weight:g} saved to {folder}")
     return result
 

@@ -51,3 +51,20 @@ def file_to_write(output: str | None, source: str | None, what: str) -> Path:
     if path.resolve() in [Path(part.partition("#")[0]).expanduser().resolve() for part in pool(source)]:
         raise ValueError(f"output {path} is the input itself")
     return path
+
+
+def folder_to_write(output: str | None, overwrite: bool, *models: str) -> Path:
+    """The path of the folder `output` for a model: it is not there, or empty, or holds a model that is to be
+    overwritten. None of `models`, which the new one is made from, lies in it, nor it in one of them."""
+    if not output:
+        raise ValueError("--output is missing: the directory to write to")
+    folder = Path(output).expanduser()
+    theirs = (folder / "modules.json").is_file()
+    if folder.is_dir() and any(folder.iterdir()) and not (overwrite and theirs):
+        can = "or --overwrite it" if theirs else "as it holds no model that could be overwritten"
+        raise ValueError(f"{folder} is not empty; choose another output, {can}")
+    for name in models:
+        its, ours = Path(name).expanduser().resolve(), folder.resolve()
+        if its.is_dir() and (ours in (its, *its.parents) or its in ours.parents):
+            raise ValueError(f"output {folder} and {name}, its source, are one folder, or one holds the other")
+    return folder

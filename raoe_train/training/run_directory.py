@@ -14,7 +14,7 @@ import yaml
 from raoe_train.artifacts.processes import in_first
 from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
-from raoe_train.data.sources import contents
+from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
 from raoe_train.recipe import to_dict
@@ -32,8 +32,10 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     data, model, teacher = arguments.data, arguments.model, arguments.teacher
     if tasks is None:
         tasks = tasks_of(arguments.evaluation, data, model, arguments.polarity)
-    found: dict[str, Any] = {f"data.train {number}": contents(source) for number, source in enumerate(data.train, 1)}
-    found["data.dev"] = contents(data.dev) if data.dev else None
+    found: dict[str, Any] = {
+        f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
+    }
+    found["data.dev"] = [contents(part) for part in pool(data.dev)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}

@@ -240,6 +240,15 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     notes.unlink()
 
 
+def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
+    made = {"model": saved, "tasks": ["stsx"], "data": str(tasks)}
+    with pytest.raises(ValueError, match="is a folder: name a file"):
+        run("evaluate", **made, output=str(tmp_path))
+    with pytest.raises(ValueError, match="is no decoder"):
+        run("evaluate", **made, analyses=["words"])
+
+
 def test_a_model_in_memory(saved, model, tasks, tmp_path):
     """Scored as the same one by its name, whatever mode it is in; and what it gave is never taken for another's."""
     output = tmp_path / "out.json"

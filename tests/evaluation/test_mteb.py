@@ -19,6 +19,8 @@ def test_without_mteb(monkeypatch, capsys, tmp_path):
     assert "mteb is not installed; pip install 'raoe[eval]'" in capsys.readouterr().err
     assert main(["evaluate", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
     assert "raoe[eval]" in capsys.readouterr().err
+    assert main(["evaluate", "--suite", "mteb-english-v1"]) == 2
+    assert "raoe[eval]" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,9 +16,23 @@ import raoe_kernels
 from raoe_kernels.infonce import chunks
 from tests.kernels.conftest import HAS_GPU, PLACES
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = F16, BF16, F32, F64 = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 HERE = [place for place in PLACES if place[1] != "native"]  # neither has a native backend
-IDS = [f"{device}-{backend}" for device, backend in HERE]
+IDS = ["-".join(here) for here in HERE]
+# What is not the specification itself.
+JUDGED = pytest.mark.parametrize(
+    "place", [here for here in HERE if here != ("cpu", "reference")], indirect=True, ids="-".join
+)
+
+
+def by_shape(shapes):
+    """Of (sizes, columns, options, dtypes): an argument each of `sizes, width, which, dtype`. Dtypes meet every way to
+    leave columns out, rows of one tile and of several, aligned and odd: a pair of them each, not all of all."""
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
+    for sizes, width, which, *marks, dtypes in shapes:
+        for dtype in dtypes:
+            label = f"{sizes}-{width}-{which}-{names[dtype]}".replace(" ", "")
+            yield pytest.param(sizes, width, which, dtype, id=label, marks=marks)
 
 
 def rows(sizes, columns, dtype, device="cpu", seed=0):

@@ -70,6 +70,7 @@ def test_zero_rows_have_similarity_and_gradient_zero(dtype, contrast, place, poi
     loss, *grads = contrast.run(inputs, backend, **given)
     assert loss.isfinite()
     for grad in grads[:3]:
+        assert grad.dtype == dtype
         assert grad[[1, 3]].eq(0).all() and grad[[0, 2]].ne(0).any(1).all()
     # two zero rows: log of how many columns there are, or what logits of only the bias cost
     bias = {name: math.log(3) for name in contrast.learnt if name == "bias"}

@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 702,
-    "data": 2101,
+    "data": 2103,
     "encoders": 1895,
     "evaluation": 1309,
     "generation": 1083,
-    "jobs": 1443,
+    "jobs": 1454,
     "losses": 2816,
     "studies": 1624,
-    "training": 1314,
-    "the root": 589,
+    "training": 1316,
+    "the root": 590,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
