@@ -25,6 +25,7 @@ class CoSENTLoss(OneSweep, PairLoss):
     """
 
     name = "cosent"
+    by_order = True
     cites = ("huang2024cosent",)
 
     def __init__(
@@ -54,6 +55,7 @@ class AnglELoss(PairLoss):
     """
 
     name = "angle"
+    by_order = True
     cites = ("li2024angle",)
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:

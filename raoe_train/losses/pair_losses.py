@@ -60,6 +60,7 @@ class PairLoss(CachedLoss):
     """
 
     reads = SCORED_PAIRS
+    by_order = False  # whether scores count by their order alone; others get them in similarity's dtype
     dims: tuple[int, ...] | None = None  # see OneSweep
 
     def __init__(
@@ -118,7 +119,7 @@ class PairLoss(CachedLoss):
             similarity = similarity.movedim(0, -1)
         if self.memory is not None and self._trains(embeddings[0].shape[1]):
             similarity, score, label = self.memory(similarity, score, label)
-        loss = self.of_pairs(similarity, score, label)
+        loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
         return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()

@@ -27,6 +27,7 @@ class RankMarginLoss(OneSweep, PairLoss):
     """
 
     name = "rank_margin"
+    by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
@@ -59,6 +60,7 @@ class GatedAngularLoss(OneSweep, PairLoss):
     """
 
     name = "gated_angular"
+    by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
@@ -91,6 +93,7 @@ class RAOELoss(OneSweep, PairLoss):
     """
 
     name = "raoe"
+    by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(

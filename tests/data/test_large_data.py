@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from raoe_train.artifacts.once import made_once
+from raoe_train.artifacts.once import SUMS, made_once
 from raoe_train.cli import load
 from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
@@ -104,7 +104,7 @@ def test_kept_rows_are_the_rows(tmp_path, monkeypatch, capsys, loss):
     texts = [text for name, values in columns.items() if name not in ("score", "label") for text in values]
     assert found[0][0][1] == texts and len(texts) > 8
     (entry,) = (tmp_path / "cache").iterdir()  # nothing else is left there, not even of max_rows
-    assert {path.name for path in entry.iterdir()} == {tables.ROWS, tables.COUNTS}
+    assert {path.name for path in entry.iterdir()} == {tables.ROWS, tables.COUNTS, SUMS}
 
 
 def test_what_was_read_otherwise_is_read_anew(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ BUDGETS = {
     "evaluation": 1309,
     "generation": 1083,
     "jobs": 1454,
-    "losses": 2816,
+    "losses": 2822,
     "studies": 1624,
     "training": 1316,
     "the root": 590,

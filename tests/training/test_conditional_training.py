@@ -39,7 +39,7 @@ def trained(tmp_path_factory):
             "model.name": saved_decoder(folder),
             "model.device": "cpu",
             "model.bidirectional_layers": 1,
-            "model.max_seq_length": 40,
+            "model.max_seq_length": 100,
             "model.prompt": PROMPT,
             "data.train": [write_rows(folder / "train.csv")],
             "data.dev": write_rows(folder / "dev.csv", rows=12),
