@@ -147,6 +147,7 @@ class _Table:
             if self.metrics[run.directory] is not None and run.directory not in needed:
                 # no model any more, and it must not look like one, after a kill neither
                 if (run.directory / "modules.json").is_file():
+                    clear_unfinished(run.directory)  # what a kill left is no part of the model
                     write_text(run.directory / DROPPED, str(fingerprint(str(run.directory))))
                     (run.directory / "modules.json").unlink()
                 for path in [*run.directory.rglob("*.safetensors"), *run.directory.rglob("pytorch_model*.bin")]:
