@@ -36,6 +36,15 @@ def place(request, monkeypatch):
     return request.param
 
 
+def available(place: tuple[str, str], function: str) -> tuple[str, str]:
+    """The (device, backend name), where the backend has the function; elsewhere the test is skipped."""
+    device, backend = place
+    reason = raoe_kernels.backends(device)[function][backend]
+    if reason is not True:
+        pytest.skip(f"{backend} on {device}: {reason}")
+    return place
+
+
 def must_run(item: pytest.Item) -> bool:
     """Whether a test is of compiled kernels on the GPU: with RAOE_KERNELS_BUILD=cuda, which asks for them, none of
     these may be skipped."""

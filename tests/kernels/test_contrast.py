@@ -8,8 +8,8 @@ from importlib import import_module
 import pytest
 import torch
 
-import raoe_kernels
 from raoe_kernels.infonce import chunks
+from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import DTYPES, HERE, IDS, INFONCE, SIGMOID, Recorder, rows, small_buffers
 
 
@@ -20,11 +20,7 @@ def contrast(request):
 
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request, contrast):
-    device, backend = request.param
-    reason = raoe_kernels.backends(device)[contrast.loss.__name__][backend]
-    if reason is not True:
-        pytest.skip(f"{backend} on {device}: {reason}")
-    return request.param
+    return available(request.param, contrast.loss.__name__)
 
 
 @pytest.fixture(autouse=True)

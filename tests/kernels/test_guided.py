@@ -12,7 +12,7 @@ import torch
 import raoe_kernels
 from raoe_kernels import guided_argmax, guided_log_probs, use_backend
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
-from tests.kernels.conftest import PLACES
+from tests.kernels.conftest import PLACES, available
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -22,11 +22,7 @@ SHAPES = [(1, 1), (3, 7), (2, 96), (1, 8192), (2, 8224), (2, 5000), (2, 3, 33), 
 
 @pytest.fixture(params=[p for p in PLACES if p[1] != "native"], ids=lambda p: "-".join(p))
 def place(request):
-    device, backend = request.param
-    reason = raoe_kernels.backends(device)["guided_log_probs"][backend]
-    if reason is not True:
-        pytest.skip(reason)
-    return request.param
+    return available(request.param, "guided_log_probs")
 
 
 def named(dtype):

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import raoe_kernels
 from raoe_kernels import info_nce_loss
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import (
     BF16,
     DTYPES,
@@ -35,11 +35,7 @@ LOG3 = math.log(3)
 
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request):
-    device, backend = request.param
-    reason = raoe_kernels.backends(device)["info_nce_loss"][backend]
-    if reason is not True:
-        pytest.skip(f"{backend} on {device}: {reason}")
-    return request.param
+    return available(request.param, "info_nce_loss")
 
 
 @pytest.fixture(autouse=True)

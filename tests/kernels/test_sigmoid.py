@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import raoe_kernels
 from raoe_kernels import sigmoid_loss
 from raoe_kernels.testing import (
     GRADIENT_FACTOR,
@@ -18,6 +17,7 @@ from raoe_kernels.testing import (
     assert_gradient_accurate,
     assert_loss_accurate,
 )
+from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import (
     BF16,
     DTYPES,
@@ -41,11 +41,7 @@ LOG2, LOG3 = math.log(2), math.log(3)
 
 @pytest.fixture(params=HERE, ids=IDS)
 def place(request):
-    device, backend = request.param
-    reason = raoe_kernels.backends(device)["sigmoid_loss"][backend]
-    if reason is not True:
-        pytest.skip(f"{backend} on {device}: {reason}")
-    return request.param
+    return available(request.param, "sigmoid_loss")
 
 
 @pytest.fixture(autouse=True)
