@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import RowProblem, parse_score, parse_sentence
-from raoe_train.data.pairs import TEXTS, read_pairs
+from raoe_train.data.columns import LabelMap, RowProblem, parse_score, parse_sentence
+from raoe_train.data.pairs import TEXTS, pair_table
 from raoe_train.data.rows import Counts, by_column, read_table
 from raoe_train.data.sources import Source
 
@@ -85,13 +85,14 @@ def read_scored(
     prompt: str | None,
     *,
     columns: Mapping[str, str | None] | None = None,
+    labels: LabelMap | None = None,
     on_error: str = "raise",
 ) -> Dataset:
-    """Scored pairs for development and test, as read_pairs reads them without labels, which a set may have of any kind;
-    but where `prompt` has a {condition}, a C-STS file, as conditional_table reads it."""
+    """Scored pairs for development and test, as read_pairs reads them; labels beside scores, which a set may have of
+    any kind, are left unread. But where `prompt` has a {condition}, a C-STS file, as conditional_table reads it."""
     if not is_conditional(prompt):
-        columns = {**(columns or {}), "label": None}
-        return read_pairs(source, columns=columns, on_error=on_error, require=("score",))
+        asked = {"columns": columns, "labels": labels, "on_error": on_error}
+        return pair_table(source, require=("score",), any_labels=True, **asked)[0]  # type: ignore[arg-type]
     if not isinstance(source, (str, os.PathLike)):
         raise ValueError("the prompt has a {condition}, and SentEval's sets have none")
     return conditional_table(source, str(prompt), columns=columns, on_error=on_error)[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import LabelMap, parse_label, parse_score, parse_sentence, resolve_label_map
+from raoe_train.data.columns import LabelMap, RowProblem, parse_label, parse_score, parse_sentence, resolve_label_map
 from raoe_train.data.rows import Counts, Reader, by_column, read_table
 from raoe_train.data.sources import Source
 
@@ -42,7 +42,9 @@ def read_pairs(
             themselves. A class of None leaves rows with such a label out, and counts them.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        require: columns that must be there, of "score", "label", "subset".
+        require: columns that must be there, of "score", "label", "subset". Where there are labels and no scores, the
+            scores asked for are the labels', evenly from 1 of class 0 down to 0 of the largest; what numbers mean as
+            such, `labels` has to say.
 
     Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted,
     always.
@@ -70,10 +72,11 @@ def pair_table(
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
+    any_labels: bool = False,
     path: Path | None = None,
 ) -> tuple[Dataset, Counts]:
     """(read_pairs, counts), of a source of any size; `path` as for to_table. `names` are the columns to keep, which
-    must be there; None keeps all."""
+    must be there; None keeps all. With `any_labels` those beside scores are not looked at, and not kept."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -84,5 +87,23 @@ def pair_table(
         "label": partial(parse_label, label_map=resolve_label_map(labels)),
         "subset": lambda column, value: str(value),
     }
-    parse = by_column(readers, (*TEXTS, *require, *(names or ())))
+    must = (*TEXTS, *require, *(names or ()))
+    plain, labelled = by_column(readers, must), by_column(readers, [name for name in must if name != "score"])
+    scored = by_column({name: read for name, read in readers.items() if name != "label"}, must)
+    classes = [label for label in resolve_label_map(labels).values() if label is not None]
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        there = source.columns.find(fields, TEXTS, readers)
+        if "score" in there or "score" not in must or "label" not in there:
+            return (scored if any_labels else plain)(fields, source)
+        if labels is None and str(fields[there["label"]]).strip().removesuffix(".0").isdigit():
+            raise RowProblem(
+                f"{there['label']} is {fields[there['label']]}, and there is no score: say what labels mean, larger = "
+                'less related, with labels {"1": 0, "0": 1}; or that they are scores, with columns '
+                f"score={there['label']}"
+            )
+        row = labelled(fields, source)
+        row["score"] = 1 - row["label"] / max(max(classes), 1)
+        return row
+
     return read_table(source, parse, "pair", columns=columns, on_error=on_error, path=path, names=names)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from raoe_train.data.sources import pool
 from raoe_train.recipe import Option
 
 
@@ -17,6 +19,12 @@ class Data:
         "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
     ] = field(default_factory=list)
     dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
+    dev_share: Annotated[
+        float,
+        Option(
+            "share of the pairs of data.train's first source to hold out for dev, where there is none", least=0, below=1
+        ),
+    ] = 0
     input: Annotated[str | None, "source to score, to encode or to begin chains with"] = None
     dir: Annotated[
         str | None, "directory where tasks are looked up as NAME.*, KIND/NAME.* or */NAME.*, or in SentEval's folders"
@@ -42,3 +50,12 @@ class Data:
     cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
         None
     )
+
+    def labels_of(self, source: str) -> dict[str, int | None] | None:
+        """The label map of a source: `labels`, or its entry for the file's name ("sick" of sick.tsv.gz)."""
+        if self.labels and all(isinstance(entry, dict) for entry in self.labels.values()):
+            maps = [self.labels.get(Path(part).name.split(".")[0]) for part in pool(source)]
+            if any(each != maps[0] for each in maps):
+                raise ValueError(f"{source} is one pool, and data.labels says different things of its files")
+            return maps[0]
+        return self.labels

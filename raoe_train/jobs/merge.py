@@ -13,7 +13,7 @@ from raoe_train.encoders.named import Model
 from raoe_train.evaluation.tasks import evaluate_encoder, main_score
 from raoe_train.jobs.shared import folder_to_write, job
 from raoe_train.recipe import Option
-from raoe_train.training.measures import dev_evaluator, dev_metrics
+from raoe_train.training.measures import dev_evaluator, dev_metrics, dev_pairs
 
 
 @job
@@ -51,7 +51,7 @@ def merge(
     folder = folder_to_write(output, overwrite, model.name, start) if output else None
     encoder, first = load_encoder(model), load_encoder(replace(model, name=start))
     ends = weights_of(first), weights_of(encoder)
-    evaluator = dev_evaluator(data, model.prompt, batch_size)
+    evaluator = dev_evaluator(dev_pairs(data, model.prompt), batch_size)
 
     def measure() -> dict[str, Any]:
         found = {"dev": dev_metrics(evaluator, encoder)["spearman"]} if evaluator else {}

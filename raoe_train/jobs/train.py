@@ -20,7 +20,7 @@ from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.list_targets import Teacher
-from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
+from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, dev_pairs, summary, tasks_of
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     INITIAL,
@@ -83,13 +83,14 @@ def train(
     from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.cost_meter import CostMeter
     from raoe_train.training.dry_run import would_take
-    from raoe_train.training.training_data import read_training_data
+    from raoe_train.training.training_data import held_out, read_training_data, say_shared
 
     blank = checked_loss(data, teacher, loss, training)
     if training.get("interpolate") is not None and model.lora:
         raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
     folder, seed = Path(output or ""), int(training.get("seed", 42))
-    has_dev = bool(data.dev) and blank.reads is not SENTENCES_ALONE  # a language model is not chosen by it
+    # a language model is not chosen by it
+    has_dev = bool(data.dev or data.dev_share) and blank.reads is not SENTENCES_ALONE
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
     if dry_run:
@@ -109,7 +110,12 @@ def train(
     datasets, texts = read_training_data(
         data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
     )
-    evaluator = dev_evaluator(data, model.prompt, evaluation.batch_size)
+    dev = dev_pairs(data, model.prompt)
+    if dev is not None:
+        say_shared(datasets, dev, str(data.dev))
+    elif data.dev_share:
+        datasets, dev = held_out(datasets, data.dev_share, seed)
+    evaluator = dev_evaluator(dev, evaluation.batch_size)
     start = functools.partial(starting_encoder, model, folder / INITIAL, texts, seed)
     loaded = None if model.name == SCRATCH else start()
     in_first(lambda: begin(asked, made))  # here, and not before, a run that is to be overwritten goes
@@ -130,6 +136,7 @@ def train(
         evaluator=evaluator,
         patience=training.get("patience"),
         by_length=training.get("by_length", True),
+        keep=training.get("keep", 0.0),
         cache_dir=data.cache_dir,
     )
     backends = _backends(encoder.device)

@@ -24,6 +24,7 @@ from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
+from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
 from raoe_train.losses.sigmoid import SigmoidLoss
@@ -38,6 +39,7 @@ __all__ = [
     "InfoNCELoss",
     "ListMLELoss",
     "ListNetLoss",
+    "PearsonLoss",
     "RAOELoss",
     "RankDistillationLoss",
     "RankMarginLoss",

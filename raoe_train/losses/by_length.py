@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
 from raoe_train.losses.base import carrying, losses_in, with_own_gradients
+from raoe_train.losses.keep import Keep
+from raoe_train.losses.pair_losses import LossParts
 
 ROW = "row"  # of features: where a text's embedding is
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
@@ -41,14 +43,16 @@ class ByLength(CachedLossMixin, nn.Module):
     Args:
         loss: a loss of sentence embeddings, ours or sentence-transformers', a MatryoshkaLoss, too.
         packed: on CUDA a run's texts stand side by side without any padding, where raoe_train.encoders.packed can.
+        keep: a term that holds embeddings of the batch's texts where they were; the loss is LossParts then, of which
+            it is "keep", and the loss of the batch, where that has no parts, "target".
 
     Raises:
-        ValueError: a loss that reads tokens or layers, too, see `fits`.
+        ValueError: a loss that reads tokens or layers, too, see `fits`; batches that are no tokens, with a `keep`.
     """
 
     mini_batch_size = 1  # of what forward_cached takes for rows: runs
 
-    def __init__(self, loss: nn.Module, *, packed: bool = False) -> None:
+    def __init__(self, loss: nn.Module, *, packed: bool = False, keep: Keep | None = None) -> None:
         super().__init__()
         if not fits(loss):
             raise ValueError(
@@ -56,6 +60,7 @@ class ByLength(CachedLossMixin, nn.Module):
             )
         self.loss = loss
         self.packed = packed
+        self.keep = keep
         self.model: Any = getattr(*_readers(loss)[0])
 
     @property
@@ -67,8 +72,11 @@ class ByLength(CachedLossMixin, nn.Module):
         """The loss of tokenised columns, and labels as the loss takes them."""
         features = list(sentence_features)
         runs = self._runs(features)
+        if runs is None and self.keep is not None:
+            raise ValueError("keep is for batches of texts, as a tokenizer makes them")
         if runs is None:
             return self.loss(features, labels)
+        self._before = self._start(runs)
         columns = [{**column, ROW: rows} for column, rows in zip(features, runs.rows, strict=True)]
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
@@ -78,8 +86,23 @@ class ByLength(CachedLossMixin, nn.Module):
             return loss if self._parts is None else carrying(self._parts, loss)
         with self._words(runs):
             table = torch.cat([self._embedded(run) for run in runs.features])
-        with self._looking_up(_Table(self.model, table)):
-            return self.loss(columns, labels)
+        looked_up = _Table(self.model, table)
+        with self._looking_up(looked_up):
+            return self._held(self.loss(columns, labels), looked_up)
+
+    def _start(self, runs: Runs) -> Tensor | None:
+        """Embeddings of the runs' texts before training, where they are to be held."""
+        if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
+            return None
+        return self.keep.before(lambda start: torch.cat([self._embedded(run, start) for run in runs.features]))
+
+    def _held(self, loss: Any, table: _Table) -> Any:
+        """The loss with the term of `keep`."""
+        if self.keep is None or self._before is None:
+            return loss
+        rows = torch.arange(len(table.embeddings), device=table.embeddings.device)
+        parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
+        return parts + {"keep": self.keep(table({ROW: rows})["sentence_embedding"], self._before)}
 
     def embed_minibatch(
         self,
@@ -96,19 +119,20 @@ class ByLength(CachedLossMixin, nn.Module):
             before = RandContext(*run.values()) if copy_random_state else None
             return self._embedded(run), before
 
-    def _embedded(self, run: dict[str, Any]) -> Tensor:
+    def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
+        model = self.model if model is None else model
         if self.packed:
             from raoe_train.encoders.packed import pack
 
-            run = pack(_layers(self.model)[-1], run)
-        return self.model(dict(run))["sentence_embedding"]  # modules write into it
+            run = pack(_layers(model)[-1], run)
+        return model(dict(run))["sentence_embedding"]  # modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """CachedLossMixin's: the loss of the embeddings of all runs; labels are (columns, the loss's own labels)."""
         (runs,) = reps
         table = _Table(self.model, torch.cat(runs).detach(), leaves=with_backward)
         with self._looking_up(table):
-            loss = self.loss(*labels)
+            loss = self._held(self.loss(*labels), table)
             if isinstance(loss, dict):
                 self._parts, loss = loss, torch.stack([*loss.values()]).sum()
             if with_backward:

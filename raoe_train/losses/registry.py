@@ -18,6 +18,7 @@ from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.listnet import ListNetLoss
+from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
 from raoe_train.losses.sigmoid import SigmoidLoss
@@ -29,6 +30,7 @@ OURS: tuple[Any, ...] = (
     GatedAngularLoss,
     CoSENTLoss,
     AnglELoss,
+    PearsonLoss,
     InfoNCELoss,
     GISTLoss,
     SigmoidLoss,

@@ -19,7 +19,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience", "by_length", "interpolate")  # keys that are ours
+OWN = ("patience", "by_length", "keep", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 PLAIN = (bool, int, float, bool | None, int | None, float | None)
 AUTO = "auto"  # of bf16: where the machine is made for it
@@ -61,6 +61,7 @@ class Training:
     dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
     patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
     by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
+    keep: Annotated[float, Option("weight of holding the embeddings of a batch's texts where they were", least=0)] = 0
     interpolate: Annotated[list[float] | None, "weights between before and after, to keep those best on data.dev"] = (
         None
     )

@@ -36,7 +36,7 @@ def checked_loss(data: Data, teacher: Teacher, loss: dict[str, Any], training: d
         raise ValueError(f"loss {loss['name']} asks no teacher: leave --teacher.name out")
     if data.shuffle_lists and not lists:
         raise ValueError(f"loss {loss['name']} reads no lists: leave --data.shuffle_lists out")
-    check_training(training, bool(data.dev))
+    check_training(training, bool(data.dev or data.dev_share))
     scale = data.score_scale
     if scale and len(scale) not in (2, 2 * len(data.train)):
         raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
@@ -53,6 +53,7 @@ def build_trainer(
     evaluator: Any,
     patience: int | None,
     by_length: bool,
+    keep: float,
     cache_dir: str | None,
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """(the trainer of the encoder, or of the decoder inside it for single sentences; what metrics.json says of it)."""
@@ -69,7 +70,8 @@ def build_trainer(
             embed = embedder(teacher, "teacher")
             embed(["."])  # loads it: that is to be no part of the first step's time
     made = make_loss(loss, encoder, embed)
-    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, cache_dir=cache_dir, by_length=by_length)
+    own: dict[str, Any] = {"cache_dir": cache_dir, "by_length": by_length, "keep": keep}
+    trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, **own)
     if patience is not None:
         trainer.add_callback(EarlyStoppingCallback(int(patience)))
     return trainer, lambda: {"scale": trainer.scales}

@@ -45,13 +45,20 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
 
 
-def dev_evaluator(data: Data, prompt: str | None, batch_size: int) -> Any:
-    """The evaluator on data.dev; None without one."""
+def dev_pairs(data: Data, prompt: str | None) -> Any:
+    """The pairs of data.dev; None without it."""
     if not data.dev:
+        return None
+    asked = {"columns": data.columns or None, "labels": data.labels_of(data.dev), "on_error": data.on_error}
+    return read_scored(data.dev, prompt, **asked)  # type: ignore[arg-type]
+
+
+def dev_evaluator(pairs: Any, batch_size: int) -> Any:
+    """The evaluator on development pairs; None where there are none."""
+    if pairs is None:
         return None
     from raoe_train.evaluation.sts import StsEvaluator
 
-    pairs = read_scored(data.dev, prompt, columns=data.columns or None, on_error=data.on_error)
     return StsEvaluator(pairs, batch_size, "dev")
 
 

@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from raoe_train.data.tokens import with_tokens
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, fits
+from raoe_train.losses.keep import Keep
 from raoe_train.losses.scale import innermost, scaled
 from raoe_train.training.loss_state import load_loss_state, save_loss_state
 from raoe_train.training.stop_at_nan import StopsAtNaN
@@ -46,12 +47,15 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             place of the loss's, and adds prompts as it does.
         cache_dir: directory that keeps the tokens of the training sentences for other runs; None keeps none.
         by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
+        keep: weight of a term beside every loss that holds the embeddings of a batch's texts where they were before
+            training (raoe_train.losses.keep); 0 for none. It is part of what is done by length.
 
     Attributes:
         scales: {name of a training dataset, "train" of one without: tau} of our losses, as it is now.
 
     Raises:
-        ValueError: losses whose batches are made differently; or scale="auto" and no scores.
+        ValueError: losses whose batches are made differently; scale="auto" and no scores; or a keep below 0, or where
+            it cannot be.
         FloatingPointError (of `train`): a loss that is not finite, or weights that a step left so.
     """
 
@@ -67,6 +71,7 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
         *,
         cache_dir: str | None = None,
         by_length: bool | Literal["packed"] = True,
+        keep: float = 0.0,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
@@ -116,8 +121,11 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
             made = {**(made if by_dataset else {}), **found}
         elif not several:
             made = found.get("train", made)
+        if keep and not by_length:
+            raise ValueError("keep is for batches read by length: leave by_length as it is")
         if by_length:
-            wrap = functools.partial(_by_length, packed=by_length == "packed")
+            kept = Keep(model, keep) if keep else None
+            wrap = functools.partial(_by_length, packed=by_length == "packed", keep=kept)
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
         self.add_callback(_TellsProgress(self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]))
@@ -158,9 +166,11 @@ def _on(model: Any, loss: Any) -> Any:
     return loss if loss is None or isinstance(loss, nn.Module) or model is None else loss(model)
 
 
-def _by_length(loss: Any, packed: bool) -> Any:
+def _by_length(loss: Any, packed: bool, keep: Keep | None) -> Any:
     if loss is None or fits(loss):
-        return loss and ByLength(loss, packed=packed)
+        return loss and ByLength(loss, packed=packed, keep=keep)
+    if keep is not None:
+        raise ValueError(f"keep is for losses of embeddings, and {type(loss).__name__} reads more of its model")
     logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(loss).__name__)
     return loss
 

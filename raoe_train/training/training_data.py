@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import pool
-from raoe_train.data.tables import Texts
+from raoe_train.data.tables import BATCH, Texts
 from raoe_train.losses.reads import LISTS
 from raoe_train.training.list_targets import Teacher, with_targets
+
+FEWEST = 16  # pairs that some can be held out of
 
 
 def read_training_data(
@@ -30,7 +34,7 @@ def read_training_data(
     for number, source in enumerate(data.train):
         its = replace(
             data,
-            labels=_labels_of(source, data.labels),
+            labels=data.labels_of(source),
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
         dataset, counts = loss.reads.read(source, its, prompt, loss)
@@ -45,6 +49,43 @@ def read_training_data(
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         print(f"{source}: {len(dataset)} {loss.reads.name}{_dropped(counts)}")
     return DatasetDict(datasets), Texts(datasets)
+
+
+def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
+    """(datasets, without them; pairs held out of the first for development): all of so many first sentences, drawn,
+    that they are a `share` of its pairs. ValueError where there are fewer than FEWEST, or no scores."""
+    from datasets import DatasetDict
+
+    name, whole = next(iter(datasets.items()))
+    if "score" not in whole.column_names:
+        raise ValueError("data.dev_share is for scored pairs: name development pairs, --data.dev, or leave it out")
+    if len(whole) < FEWEST:
+        raise ValueError(
+            f"{name} has {len(whole)} pairs: {FEWEST} at least, of which some are held out (data.dev_share)"
+        )
+    firsts = whole["sentence1"][:]
+    places: dict[str, list[int]] = {}
+    for place, text in enumerate(firsts):
+        places.setdefault(text, []).append(place)
+    drawn, order = set[int](), np.random.default_rng(seed).permutation(list(places)).tolist()
+    while len(drawn) < max(2, share * len(whole)) and len(order) > 1:
+        drawn.update(places[order.pop()])
+    rest = [place for place in range(len(whole)) if place not in drawn]
+    print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
+    kept = whole.select(rest).flatten_indices(keep_in_memory=True)
+    return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
+
+
+def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
+    """A line printed where development pairs are trained on, too."""
+    pairs, seen = [*zip(dev["sentence1"][:], dev["sentence2"][:], strict=True)], set[tuple[str, str]]()
+    wanted = {*pairs}
+    for dataset in datasets.values():
+        if {"sentence1", "sentence2"} <= {*dataset.column_names}:
+            for rows in dataset.select_columns(["sentence1", "sentence2"]).iter(BATCH):
+                seen |= wanted.intersection(zip(rows["sentence1"], rows["sentence2"], strict=True))
+    if shared := sum(pair in seen for pair in pairs):
+        print(f"{name}: {shared} of {len(pairs)} pairs are trained on, too: of these it tells what was learnt by heart")
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
@@ -62,16 +103,6 @@ def _name_of(source: str) -> str:
     """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
     parts = (Path(part).name.partition("#") for part in pool(source))
     return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
-
-
-def _labels_of(source: str, labels: dict[str, Any] | None) -> dict[str, int | None] | None:
-    """The label map of a source: data.labels, or its entry for the file's name ("sick" of sick.tsv.gz)."""
-    if labels and all(isinstance(entry, dict) for entry in labels.values()):
-        maps = [labels.get(Path(part).name.split(".")[0]) for part in pool(source)]
-        if any(each != maps[0] for each in maps):
-            raise ValueError(f"{source} is one pool, and data.labels says different things of its files")
-        return maps[0]
-    return labels
 
 
 def _dropped(counts: dict[str, Any]) -> str:

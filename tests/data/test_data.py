@@ -11,6 +11,7 @@ import pytest
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
+from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.pairs_to_score import PairsToScore
@@ -152,6 +153,32 @@ def test_labels_are_never_guessed(tmp_path):
         write_rows(tmp_path / "b.jsonl", list(rows[0]), rows)
         data, counts = pair_table(tmp_path / "b.jsonl")
         assert (data["label"], counts["dropped"]) == ([1], {"no gold label": 1})
+
+
+def test_labels_stand_for_scores_that_are_not_there(tmp_path):
+    def labelled(*words):
+        rows = [{"sentence1": "a", "sentence2": f"b {word}", "label": word} for word in words]
+        write_rows(tmp_path / "a.jsonl", list(rows[0]), rows)
+        return tmp_path / "a.jsonl"
+
+    path = labelled("entailment", "contradiction", "-", "neutral")
+    assert read_pairs(path, require=("score",))["score"] == [1, 0, 0.5]
+    assert read_scored(path, None)["score"] == [1, 0, 0.5]
+    assert read_pairs(path).column_names == ["sentence1", "sentence2", "label"]
+    asked = {"require": ("score",), "labels": {"same": 0, "near": 1, "far": 3}}
+    assert read_pairs(labelled("far", "near", "same"), **asked)["score"] == pytest.approx([0, 2 / 3, 1])
+    assert read_pairs(labelled("1", "0"), labels={"1": 0, "0": 1}, require=("score",))["score"] == [1, 0]
+    for number in ("1", 1, 1.0, "1.0"):  # of a paraphrase, or of a neutral pair
+        with pytest.raises(ValueError, match=r"line 1: label is 1.*, and there is no score: say what labels mean"):
+            read_pairs(labelled(number), require=("score",))
+    assert read_pairs(labelled("1", "0"), columns={"score": "label"}, require=("score",))["score"] == [1, 0]
+    with pytest.raises(ValueError, match="no column for score"):
+        read_pairs(path, columns={"label": None}, require=("score",))
+
+
+def test_labels_beside_scores_are_left_alone(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tsome word\tx\nc\td\t0\tanother\tx\n")
+    assert read_scored(path, None).column_names == ["sentence1", "sentence2", "score"]
 
 
 def test_scores(tmp_path):

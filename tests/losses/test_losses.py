@@ -12,12 +12,12 @@ import pytest
 import sentence_transformers
 import torch
 from packaging.version import Version
-from scipy.stats import rankdata
+from scipy.stats import pearsonr, rankdata
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss, Matryoshka2dLoss, MatryoshkaLoss
 
-from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, RankMarginLoss, RAOELoss
+from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
@@ -27,7 +27,7 @@ CACHED = (
     if Version(sentence_transformers.__version__) >= Version("6.2")
     else {"rtol": 1e-3, "atol": 1e-4}
 )
-OURS = [RAOELoss, RankMarginLoss, GatedAngularLoss, CoSENTLoss, AnglELoss]
+OURS = [RAOELoss, RankMarginLoss, GatedAngularLoss, CoSENTLoss, AnglELoss, PearsonLoss]
 
 
 def embeddings(rows=11, width=6, seed=0):
@@ -50,6 +50,26 @@ def by_definition(pair, score, label, *, tau, margin, gate):
     gates = {"label": label[i] > label[j], "score": score[i] < score[j]}
     gates["label+score"] = gates["label"] & gates["score"]
     return rank_part, one_plus_sum(tau * (angle[j] - angle[i]), gates[gate])
+
+
+def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
+    pair, score = embeddings(), batch(tiny_encoder(), 11)[1]["score"]
+    cosine = torch.nn.functional.cosine_similarity(*pair)
+    loss = PearsonLoss(None).compute_loss_from_embeddings(pair, score)
+    assert loss.item() == pytest.approx(1 - pearsonr(cosine.detach(), score).statistic, abs=1e-12)
+    by_hand = 1 - torch.corrcoef(torch.stack([cosine, score]))[0, 1]
+    for value in (loss, PearsonLoss(None).compute_loss_from_embeddings(pair, 7 * score - 3)):
+        found = (torch.autograd.grad(of, pair, retain_graph=True) for of in (value, by_hand))
+        for own, its in zip(*found, strict=True):
+            torch.testing.assert_close(own, its, rtol=1e-9, atol=1e-12)
+    widths = PearsonLoss(None, matryoshka_dims=[2, 6]).compute_loss_from_embeddings(pair, score)
+    narrow = PearsonLoss(None).compute_loss_from_embeddings([each[:, :2] for each in pair], score)
+    assert widths.item() == pytest.approx(narrow.item() + loss.item(), abs=1e-12)
+    same = torch.ones(11, 6, requires_grad=True)
+    flat = PearsonLoss(None).compute_loss_from_embeddings([same, same], score)
+    assert flat.item() == 1 and torch.autograd.grad(flat, same)[0].abs().max() < 1e-6
+    equal = PearsonLoss(None).compute_loss_from_embeddings(pair, torch.ones(11))
+    assert all(not grad.any() for grad in torch.autograd.grad(equal, pair))
 
 
 @pytest.mark.parametrize("gate", ["label+score", "score", "label"])
@@ -120,7 +140,7 @@ def test_every_form_of_labels(loss):
     expected = total(loss(None).compute_loss_from_embeddings(pair, labels))
     assert expected > 0.1
     torch.testing.assert_close(total(loss(None).compute_loss_from_embeddings(pair, listed)), expected)
-    if loss in (RankMarginLoss, CoSENTLoss, AnglELoss):
+    if loss in (RankMarginLoss, CoSENTLoss, AnglELoss, PearsonLoss):
         for scores in (labels["score"], labels["score"][:, None], {"score": labels["score"]}):
             torch.testing.assert_close(loss(None).compute_loss_from_embeddings(pair, scores), expected)
     else:

@@ -34,14 +34,14 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 702,
-    "data": 2103,
+    "data": 2145,
     "encoders": 1895,
     "evaluation": 1309,
     "generation": 1083,
-    "jobs": 1454,
-    "losses": 2822,
+    "jobs": 1465,
+    "losses": 2930,
     "studies": 1625,
-    "training": 1316,
+    "training": 1370,
     "the root": 590,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -23,6 +23,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.training.run_directory import claim, finished_metrics, made_from
+from raoe_train.training.training_data import held_out
 from tests.tiny import SENTENCES, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -339,6 +340,33 @@ def test_the_best_weights_of_the_way_are_saved(tmp_path):
     )
     for name, value in saved.items():
         torch.testing.assert_close(value, start[name].lerp(end[name], found["weight"]), rtol=1e-6, atol=1e-7)
+
+
+def test_pairs_held_out_are_what_the_best_is_chosen_by(tmp_path, capsys):
+    made = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
+    metrics = run("train", "raoe-s1", **made)
+    held = int(re.search(r"train: (\d+) of 40 pairs are held out", capsys.readouterr().out)[1])
+    assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
+    assert metrics["before"]["spearman"] is not None and metrics["best_step"]
+    datasets, _ = training_data(load("train", "raoe-s1", made), 42)
+    rest, dev = held_out(datasets, 0.2, 42)
+    assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
+    assert len(dev) + len(rest["train"]) == 40
+    assert held_out(datasets, 0.2, 43)[1]["sentence2"] != dev["sentence2"]
+
+
+def test_where_nothing_can_be_held_out(tmp_path):
+    made = settings(tmp_path, **{"data.dev": None, "data.dev_share": 0.2})
+    few = {"data.train": write_pairs(tmp_path / "few.tsv", rows=15)}
+    with pytest.raises(ValueError, match=r"few has 15 pairs: 16 at least"):
+        run("train", "raoe-s1", **{**made, **few})
+    with pytest.raises(ValueError, match=r"data\.dev_share must be .*below 1"):
+        run("train", "raoe-s1", **{**made, "data.dev_share": 1})
+
+
+def test_development_pairs_that_are_trained_on_are_said(tmp_path, capsys):
+    run("train", "raoe-s1", **settings(tmp_path))
+    assert re.search(r"dev\.tsv: 24 of 24 pairs are trained on, too", capsys.readouterr().out)
 
 
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):

@@ -1,0 +1,46 @@
+"""What holds an encoder to what it knew: the embeddings that it gave before training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raoe_train.losses.base import from_zero
+
+
+class Keep:
+    """A term beside any loss: the mean over a batch's texts of 1 - cos(embedding, the same text's before training).
+
+    The less-forget constraint of Hou et al. (2019, equation 6), with the encoder's own start for the old model. It
+    needs no data but the batch, and works whatever the loss; docs/adapt.md has what it brings.
+
+    Args:
+        model: the encoder as it is now, of which a frozen copy is made. It reads every batch without dropout: a third
+            of a step more, and the weights twice in memory.
+        weight: of the term, from 0.
+
+    Raises:
+        ValueError: a weight below 0.
+    """
+
+    def __init__(self, model: Any, weight: float) -> None:
+        from_zero(keep=weight)
+        self.weight = weight
+        self.start = copy.deepcopy(model).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def before(self, embed: Callable[[Any], Tensor]) -> Tensor:
+        """(texts, D) embeddings of the start, by what embeds a batch's texts with an encoder."""
+        return embed(self.start)
+
+    def __call__(self, now: Tensor, before: Tensor) -> Tensor:
+        """The term, (), of the (texts, D) embeddings of the same texts now and before."""
+        # bfloat16 rounds a cosine near 1 by as much as training moves it
+        with torch.autocast(now.device.type, enabled=False):
+            wide = torch.promote_types(now.dtype, torch.float32)
+            return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()

@@ -1,0 +1,135 @@
+"""The term that holds an encoder's embeddings where they were: its value, its gradient, and what it keeps."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer import losses as theirs
+
+from raoe_train import Trainer
+from raoe_train import losses as ours
+from raoe_train.encoders.lengths import FORWARD
+from raoe_train.losses.by_length import ByLength
+from raoe_train.losses.keep import Keep
+from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
+from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
+
+
+def moved(model: Any) -> Any:
+    """The encoder with other weights than its start had."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def by_hand(now: torch.Tensor, before: torch.Tensor) -> float:
+    """Half the squared distance of unit vectors, text by text."""
+    units = [each.detach() / each.detach().square().sum(dim=1, keepdim=True).sqrt() for each in (now, before)]
+    return float((units[0] - units[1]).square().sum() / 2 / len(now))
+
+
+def test_the_term_is_the_mean_over_texts():
+    model = tiny_encoder()
+    start = copy.deepcopy(model).eval()
+    loss = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 3.0))
+    features, labels = batch(moved(model), 5)  # no row has a text twice, which would be two views of it
+    parts = loss(features, labels)
+    texts = {text: None for row in range(5) for text in (SENTENCES[row % 11], SENTENCES[(3 * row + 1) % 11])}
+    tokens = model.preprocess([*texts])
+    now, before = (each(dict(tokens))["sentence_embedding"] for each in (model, start))
+    assert parts["keep"].item() == pytest.approx(3.0 * by_hand(now, before), rel=1e-12)
+    assert parts["target"].item() == pytest.approx(ours.CoSENTLoss(model)(features, labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("cached", [{"mini_batch_size": 2}, {"mini_batch_num_tokens": 12}])
+@pytest.mark.parametrize("kind", [ours.RAOELoss, ours.CoSENTLoss])
+def test_cached_gradients_are_those_of_the_whole_batch(kind, cached, monkeypatch):
+    monkeypatch.setitem(FORWARD, "cpu", 1)
+    model = tiny_encoder()
+    term = Keep(model, 30.0)
+    features, labels = batch(moved(model))
+    found = []
+    for settings in ({}, cached):
+        model.zero_grad()
+        value = total(ByLength(kind(model, **settings), keep=term)([dict(each) for each in features], labels))
+        value.backward()
+        found.append((value.detach(), gradients(model)))
+    (whole, its), (value, own) = found
+    tolerance = 1e-12 if REPLAYS_IN_DOUBLE else 1e-5
+    assert abs(value - whole) <= tolerance * abs(whole)
+    assert (own - its).abs().max() <= tolerance * its.abs().max()
+    plain = tiny_encoder()
+    moved(plain)
+    total(kind(plain)(features, labels)).backward()
+    assert (gradients(plain) - its).abs().max() > 1e-3 * its.abs().max()  # the term has a gradient of its own
+
+
+def test_nothing_at_the_start_and_nothing_where_no_gradient_is_wanted():
+    model = tiny_encoder()
+    loss = ByLength(ours.CoSENTLoss(model), keep=Keep(model, 3.0))
+    features, labels = batch(model)
+    parts = loss(features, labels)
+    assert parts["keep"].item() < 1e-15
+    with torch.no_grad():
+        assert not isinstance(loss(features, labels), dict)
+    assert not isinstance(loss.train(False)(features, labels), dict) or model.training
+
+
+def test_the_start_is_frozen_and_no_part_of_the_loss():
+    model = tiny_encoder(dropout=0.1)
+    term = Keep(model, 1.0)
+    loss = ByLength(ours.CoSENTLoss(model), keep=term)
+    assert not any(parameter.requires_grad for parameter in term.start.parameters()) and not term.start.training
+    assert len([*loss.parameters()]) == len([*model.parameters()])
+    before = copy.deepcopy(term.start.state_dict())
+    moved(model)
+    assert all(torch.equal(value, before[name]) for name, value in term.start.state_dict().items())
+
+
+def trained(folder: Any, keep: float, loss: Any = theirs.CoSENTLoss) -> tuple[Any, Any]:
+    model = tiny_encoder(double=False)
+    model.model_card_data.generate_widget_examples = False
+    pairs = Dataset.from_dict(
+        {"sentence1": SENTENCES * 3, "sentence2": [*SENTENCES[5:], *SENTENCES[:5]] * 3, "score": [0.1, 0.9, 0.5] * 11}
+    )
+    arguments = SentenceTransformerTrainingArguments(
+        str(folder), max_steps=20, per_device_train_batch_size=11, learning_rate=1e-2, report_to="none", logging_steps=1
+    )
+    start = copy.deepcopy(model)
+    trainer = Trainer(model, arguments, pairs, loss=loss(model), keep=keep)
+    trainer.train()
+    return trainer, [torch.tensor(each.eval().encode(SENTENCES, normalize_embeddings=True)) for each in (start, model)]
+
+
+def test_training_with_it_moves_embeddings_less_and_logs_both_parts(tmp_path):
+    drift = {}
+    for keep in (0.0, 100.0):
+        trainer, (before, after) = trained(tmp_path, keep)
+        drift[keep] = by_hand(after, before)
+        logged = trainer.state.log_history[5]
+        assert ("keep" in logged, "target" in logged) == (keep > 0, keep > 0)
+    assert 0 < drift[100.0] < 0.3 * drift[0.0]
+
+
+def test_where_it_cannot_be(tmp_path):
+    model = tiny_encoder()
+    with pytest.raises(ValueError, match="keep must be a number from 0, got -1"):
+        Keep(model, -1)
+    with pytest.raises(ValueError, match="keep is for batches read by length"):
+        Trainer(
+            model,
+            SentenceTransformerTrainingArguments(str(tmp_path)),
+            loss=theirs.CoSENTLoss(model),
+            keep=1,
+            by_length=False,
+        )
+    with pytest.raises(ValueError, match="keep is for losses of embeddings, and AdaptiveLayerLoss reads more"):
+        layers = theirs.AdaptiveLayerLoss(model, theirs.CoSENTLoss(model))
+        Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=layers, keep=1)
