@@ -73,6 +73,14 @@ def summary(metrics: dict[str, Any]) -> str:
             found[f"{task} (S)"] = [side.get("similarity") for side in sides]
     rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
     for name, values in found.items():
-        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
+        rows.append((name, *map(_shown, values)))
     width = max(24, *(len(name) for name, *_ in rows))
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
+    lines = [f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows]
+    if between := metrics.get("interpolation"):
+        tried = ", ".join(f"{row['weight']:g}: {_shown(row['dev'])}" for row in between["curve"])
+        lines.append(f"interpolation weight {between['weight']:g}, of 0 before to 1 after training; dev at {tried}")
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
