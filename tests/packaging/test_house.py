@@ -41,7 +41,7 @@ BUDGETS = {
     "jobs": 1454,
     "losses": 2826,
     "studies": 1625,
-    "training": 1520,
+    "training": 1521,
     "the root": 590,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
