@@ -84,6 +84,7 @@ def train(
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.dry_run import would_take
+    from raoe_train.training.model_card import save_with_card
     from raoe_train.training.training_data import read_training_data
 
     blank = checked_loss(data, teacher, loss, training)
@@ -167,8 +168,8 @@ def train(
     }
 
     def save() -> dict[str, Any]:
-        encoder.save_pretrained(str(folder))
-        pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
+        plots = pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
+        save_with_card(encoder, folder, metrics, plots)
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
         print(f"{summary(metrics)}\nsaved to {folder}")

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from raoe_train.artifacts.markdown import made_with
 from raoe_train.artifacts.once import found
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.encoders.named import Model, identity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
-from raoe_train.studies.markdown import made_with
 
 RESULTS = "JSON files of evaluate and directories of train, which are compared with the first; or files of chains"
 
