@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging import hub_kernel
 from tests.packaging.wheels import ROOT, build, environment, pip, pythons, sdist, sh, try_out
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -80,6 +81,34 @@ def test_none_is_a_wheel_for_any_platform_and_says_so(checkout, python, tmp_path
     assert "compiled none" in (done := try_out(wheel, borrowing(python), "--no-deps")) and "trained an encoder" in done
     out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
     assert "raoe_kernels._native_cpu was not built: it was built with RAOE_KERNELS_BUILD=none" in out
+
+
+HUB = """
+import importlib.util, sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+ours = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+assert importlib.util.find_spec("raoe_kernels") is None and not [m for m in sys.modules if m.startswith("raoe")]
+found = []
+for backend in ("auto", "reference"):
+    torch.manual_seed(0)
+    x = torch.rand(48, requires_grad=True)
+    loss = ours.raoe_loss(x, torch.rand(48), torch.arange(48) % 3, backend=backend)
+    loss.backward()
+    a, b = torch.randn(2, 24, 8, requires_grad=True)
+    contrast = ours.info_nce_loss(a, b, backend=backend)
+    found.append((loss.detach(), x.grad, contrast.detach(), *torch.autograd.grad(contrast, (a, b))))
+torch.testing.assert_close(*found)
+assert "was not built: it was built with RAOE_KERNELS_BUILD=none" in ours.backends("cpu")["raoe_loss"]["native"]
+"""
+
+
+def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
+    hub_kernel.write(build(checkout, tmp_path, "none"), tmp_path / "hub")
+    assert sorted(path.name for path in (tmp_path / "hub" / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
+    if pip(borrowing(python), "install", "kernels>=0.17", check=False).returncode:
+        pytest.skip("the library `kernels` cannot be installed here")
+    sh([python, "-I", "-c", HUB, tmp_path / "hub"], cwd=tmp_path, HF_HUB_OFFLINE="1")
 
 
 @pytest.mark.parametrize(
