@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png")  # beside a model
+EVENTS = "events.out.tfevents."  # of TensorBoard, the same
 DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
 
 
@@ -34,7 +35,8 @@ def fingerprint(model: str) -> str | None:
         return None
     if (folder / DROPPED).is_file():
         return (folder / DROPPED).read_text(encoding="utf-8")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SAID_OF_IT)
+    said = {path for path in folder.rglob("*") if path.name in SAID_OF_IT or path.name.startswith(EVENTS)}
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in said)
     return digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
 
 

@@ -23,11 +23,13 @@ from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, dev_pairs, summary, tasks_of
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
+    EVENTS,
     INITIAL,
     TEACHER,
     begin,
     claim,
     clear_unfinished,
+    keep_events,
     log_writer,
     made_from,
     newest_checkpoint,
@@ -81,8 +83,8 @@ def train(
 
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
-    from raoe_train.training.cost_meter import CostMeter
     from raoe_train.training.dry_run import would_take
+    from raoe_train.training.model_card import save_with_card
     from raoe_train.training.training_data import held_out, read_training_data, say_shared
 
     blank = checked_loss(data, teacher, loss, training)
@@ -142,8 +144,7 @@ def train(
     backends = _backends(encoder.device)
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(log_writer(folder / "log.jsonl"))
-    meter = CostMeter(encoder.device)
-    trainer.add_callback(meter)
+    keep_events(trainer, folder / EVENTS)
     checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS))
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
@@ -164,7 +165,7 @@ def train(
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
         "seconds": round(time.time() - started, 1),
-        **meter.costs(),
+        **trainer.meter.costs(),
         "pairs": {name: len(dataset) for name, dataset in datasets.items()},
         "backends": backends,
         "versions": versions(),
@@ -174,8 +175,8 @@ def train(
     }
 
     def save() -> dict[str, Any]:
-        encoder.save_pretrained(str(folder))
-        pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
+        plots = pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
+        save_with_card(encoder, folder, metrics, plots)
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
         print(f"{summary(metrics)}\nsaved to {folder}")

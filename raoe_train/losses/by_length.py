@@ -62,6 +62,7 @@ class ByLength(CachedLossMixin, nn.Module):
         self.packed = packed
         self.keep = keep
         self.model: Any = getattr(*_readers(loss)[0])
+        self.saved = 0  # tokens of training batches that were not computed: padding, and texts that are there twice
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
@@ -151,6 +152,9 @@ class ByLength(CachedLossMixin, nn.Module):
         aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
         runs = by_length(features, **room, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
+            if torch.is_grad_enabled():
+                read, padded = (sum(each["input_ids"].numel() for each in of) for of in (runs.features, features))
+                self.saved += padded - read
             # nobody looks up what is beyond a process's own
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
             runs.features.extend([runs.features[0]] * missing)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts.markdown import cell, number, table
 from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.writing import read_json
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders.named import Model
 from raoe_train.studies.bootstrap import interval, resampled
-from raoe_train.studies.markdown import cell, number, table
 from raoe_train.studies.plots import plot_drift
 
 RESAMPLES = 10_000

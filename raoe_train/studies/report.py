@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from raoe_train.artifacts.markdown import made_with
 from raoe_train.artifacts.once import found
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
 from raoe_train.encoders.named import Model, identity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
-from raoe_train.studies.markdown import made_with
+from raoe_train.studies.html_page import html_page
 
 RESULTS = "JSON files of evaluate and directories of train, which are compared with the first; or files of chains"
 
@@ -33,7 +34,7 @@ def report(
     output: Annotated[str | None, "directory to write"] = None,
     overwrite: Annotated[bool, "replace the report of other settings"] = False,
 ) -> dict[str, Any]:
-    """Results of evaluate side by side, or how chains drift from their source: a page with tables and plots.
+    """Results of evaluate side by side, or how chains drift from their source: report.md and report.html.
 
     Returns:
         What OUTPUT/report.json holds: what report_results or report_drift found, "settings" and "versions".
@@ -88,8 +89,10 @@ def report(
     result, lines = make()
     result |= {"settings": settings, "versions": versions()}
     result = json.loads(json.dumps(result), parse_constant=lambda _: None)  # NaN: a place that no list has
+    lines += ["", f"Made with {made_with(result['versions'])}."]
     write_json(summary, result)
-    write_text(page, "\n".join([*lines, "", f"Made with {made_with(result['versions'])}."]) + "\n")
-    print("\n".join(lines))
-    print(f"-> {page}")
+    write_text(folder / "report.html", html_page(lines, folder))
+    write_text(page, "\n".join(lines) + "\n")
+    print("\n".join(lines[:-2]))
+    print(f"-> {page}, and report.html to sort and filter")
     return result

@@ -12,12 +12,12 @@ import numpy as np
 import yaml
 
 from raoe_train.artifacts.figures import pictures
+from raoe_train.artifacts.markdown import cell, made_with, number, table
 from raoe_train.artifacts.writing import read_json
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
 from raoe_train.evaluation.tasks import DEFAULT, main_score, mean_of_all, split_word
 from raoe_train.studies.bootstrap import LEVEL, differences, interval
-from raoe_train.studies.markdown import cell, made_with, number, table
 from raoe_train.studies.plots import plot_rows
 
 PUBLISHED = Path(__file__).with_name("published.yaml")

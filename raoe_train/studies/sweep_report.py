@@ -16,10 +16,10 @@ import pandas as pd
 import yaml
 
 from raoe_train.artifacts.figures import pictures
+from raoe_train.artifacts.markdown import cell, made_with, number, table
 from raoe_train.artifacts.writing import write_text
 from raoe_train.evaluation.tasks import main_score
 from raoe_train.studies import plots
-from raoe_train.studies.markdown import cell, made_with, number, table
 
 PREFIX = "polarity:"  # of tasks that have two main metrics
 LETTERS = {"P": "polarity", "S": "similarity"}

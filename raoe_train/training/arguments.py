@@ -57,7 +57,7 @@ class Training:
     save_steps: Annotated[float, Option("steps between checkpoints [eval_steps]", above=0)] = 500
     save_total_limit: Annotated[int | None, Option("checkpoints that are kept", least=1)] = 2
     logging_steps: Annotated[float, Option("steps between lines of log.jsonl", above=0)] = 10
-    report_to: Annotated[str | list[str], "where else the log goes, such as wandb"] = "none"
+    report_to: Annotated[str | list[str], "where else the log goes: tensorboard, trackio, wandb ..."] = "none"
     dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
     patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
     by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
@@ -111,6 +111,7 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     """Fields of transformers.TrainingArguments: the recipe's, over our defaults; ValueError for what it refuses."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
+    from transformers.integrations import get_reporting_integration_callbacks
 
     from raoe_train.training.premises import PremiseBatchSampler
 
@@ -135,6 +136,7 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
         "logging_steps": 10,
         "logging_nan_inf_filter": False,  # a run stops there; see raoe_train.training.stop_at_nan
         "report_to": "none",
+        "run_name": output.name or None,  # what trackers call it
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
         # A checkpoint for each evaluation, so that the best model is one that was kept.
@@ -153,7 +155,10 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     }
     try:
         # starts the group of torchrun's processes, too: they agree on things before there is a trainer
-        _ = SentenceTransformerTrainingArguments(**made).device
+        arguments = SentenceTransformerTrainingArguments(**made)
+        _ = arguments.device
+        for tracker in get_reporting_integration_callbacks(arguments.report_to):
+            tracker()  # which says what is not installed
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return made

@@ -10,13 +10,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
+from raoe_train.training.log_table import Reports
 from raoe_train.training.stop_at_nan import StopsAtNaN
 
 HELD_OUT = 50  # one sentence of so many is not trained on, and gives the perplexity
 
 
-class LanguageModelTrainer(StopsAtNaN, Trainer):
-    """transformers' own, which stops where a loss is not finite."""
+class LanguageModelTrainer(StopsAtNaN, Reports, Trainer):
+    """transformers' own, which stops where a loss is not finite, and prints a table."""
 
 
 def language_model_trainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -69,8 +70,8 @@ def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def summary(metrics: dict[str, Any]) -> str:
-    """Scores x 100 before and after, a line for dev and each task's main metric, and for S of a polarity task."""
+def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """(name, before, after), scores x 100: of dev and each task's main metric, and of S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
     found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
     for task, scores in after.get("tasks", {}).items():
@@ -78,8 +79,19 @@ def summary(metrics: dict[str, Any]) -> str:
         found[task] = [main_score(side) for side in sides]
         if "similarity" in scores:
             found[f"{task} (S)"] = [side.get("similarity") for side in sides]
-    rows: list[tuple[str, ...]] = [("main metric x 100", "before", "after")]
-    for name, values in found.items():
-        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in values)))
+    return [(name, *map(_shown, values)) for name, values in found.items()]
+
+
+def summary(metrics: dict[str, Any]) -> str:
+    """The scores before and after, a line each, and the weight of interpolation where it was chosen."""
+    rows = [("main metric x 100", "before", "after"), *score_rows(metrics)]
     width = max(24, *(len(name) for name, *_ in rows))
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
+    lines = [f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows]
+    if between := metrics.get("interpolation"):
+        tried = ", ".join(f"{row['weight']:g}: {_shown(row['dev'])}" for row in between["curve"])
+        lines.append(f"interpolation weight {between['weight']:g}, of 0 before to 1 after training; dev at {tried}")
+    return "\n".join(lines)
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -22,8 +22,9 @@ from raoe_train.training.measures import tasks_of
 
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
+EVENTS = "tensorboard"
 CONTENTS = "contents of "
-NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir")  # keys of no result
+NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir", "report_to")  # keys of no result
 
 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def begin(arguments: Any, made: Mapping[str, Any]) -> None:
     output = Path(arguments.output)
     if changes(arguments, lambda: made) == []:
         return
-    for name in (CHECKPOINTS, INITIAL):
+    for name in (CHECKPOINTS, INITIAL, EVENTS):
         shutil.rmtree(output / name, ignore_errors=True)
     for name in ("metrics.json", "log.jsonl", "run.png", RECIPE, DROPPED):
         (output / name).unlink(missing_ok=True)
@@ -158,6 +159,15 @@ def log_writer(path: Path) -> Any:
                     file.write(line(state.log_history[-1]))
 
     return LogWriter()
+
+
+def keep_events(trainer: Any, folder: Path) -> None:
+    """Let TensorBoard's files be in `folder`, unless its variable says where; checkpoints take theirs along."""
+    from transformers.integrations import TensorBoardCallback
+
+    for each in trainer.callback_handler.callbacks:
+        if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
+            each.logging_dir = str(folder)
 
 
 def _metrics(output: Path) -> dict[str, Any] | None:

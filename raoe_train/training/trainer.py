@@ -20,13 +20,14 @@ from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, fits
 from raoe_train.losses.keep import Keep
 from raoe_train.losses.scale import innermost, scaled
+from raoe_train.training.log_table import Reports
 from raoe_train.training.loss_state import load_loss_state, save_loss_state
 from raoe_train.training.stop_at_nan import StopsAtNaN
 
 logger = logging.getLogger(__name__)
 
 
-class Trainer(StopsAtNaN, SentenceTransformerTrainer):
+class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
     """SentenceTransformerTrainer for any loss, ours and sentence-transformers' own, alone or by dataset.
 
     What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
@@ -133,6 +134,14 @@ class Trainer(StopsAtNaN, SentenceTransformerTrainer):
     @property
     def scales(self) -> dict[str, float]:
         return {name: each.current_scale for name, each in self._with_scale.items()}
+
+    def padding_saved(self) -> int:
+        losses = {id(each): each for each in (self.loss.values() if isinstance(self.loss, Mapping) else [self.loss])}
+        by_length = [each for each in losses.values() if isinstance(each, ByLength)]
+        saved = sum(each.saved for each in by_length)
+        for each in by_length:
+            each.saved = 0
+        return saved
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}

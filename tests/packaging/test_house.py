@@ -33,15 +33,15 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 702,
+    "artifacts": 733,
     "data": 2145,
     "encoders": 1895,
     "evaluation": 1309,
     "generation": 1083,
-    "jobs": 1465,
-    "losses": 2930,
-    "studies": 1625,
-    "training": 1370,
+    "jobs": 1466,
+    "losses": 2934,
+    "studies": 1730,
+    "training": 1668,
     "the root": 590,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

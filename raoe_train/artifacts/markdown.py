@@ -1,4 +1,4 @@
-"""The Markdown of reports: tables, and what stands in their cells."""
+"""The Markdown of pages: tables, and what stands in their cells."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""The card of a run's model: sentence-transformers' own, with recipe, data, scores before and after, and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from raoe_train.artifacts.markdown import cell, made_with, table
+from raoe_train.artifacts.writing import read_json, write_text
+from raoe_train.training.measures import score_rows
+from raoe_train.training.run_directory import MADE_FROM, RECIPE
+
+BEFORE = "\n## Training Details\n"  # of their card; where it has none our section comes last
+
+
+def save_with_card(encoder: Any, folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
+    """Save an encoder into its run's folder; its card says what `metrics` (metrics.json's), recipe.yaml and
+    made_from.json do, and shows `plots`, lines of Markdown."""
+    card = encoder.model_card_data
+    for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
+        if dataset.get("name"):
+            dataset["name"] = cell(dataset["name"])
+        shown = dataset.get("examples") or {}
+        dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
+    encoder.save_pretrained(str(folder))
+    path = folder / "README.md"
+    theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
+    first, place, rest = theirs.partition(BEFORE)
+    write_text(path, "\n".join([first, *_section(folder, metrics, plots), ""]) + place + rest)
+
+
+def _text(value: Any) -> Any:
+    """What a table of theirs shows of a row as text: it writes <code> around it, and a backslash before each pipe."""
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
+
+
+def _section(folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
+    recipe = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
+    made = read_json(folder / MADE_FROM)
+    rows = [f"{count:,}" for count in metrics["pairs"].values()]
+    data = [
+        [cell(source), count, _sum(made.get(f"data.train {number}"))]
+        for number, (source, count) in enumerate(zip(recipe["data"]["train"], rows, strict=False), 1)
+    ]
+    if dev := recipe["data"].get("dev"):
+        data.append([f"{cell(dev)} (dev)", "", _sum(made.get("data.dev"))])
+    made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
+    between = metrics.get("interpolation")
+    return [
+        "## What it was trained on, and what came of it",
+        "",
+        f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
+        "",
+        *(f"    {line}" for line in yaml.safe_dump(_said(recipe), sort_keys=False, allow_unicode=True).splitlines()),
+        *table(["data", "rows", "SHA-256"], data),
+        "",
+        f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
+        *table(["", "before", "after"], [[cell(name), *both] for name, *both in score_rows(metrics)]),
+        *(
+            ["", f"Its weights are {between['weight']:g} of the way through training, the best on dev."]
+            if between
+            else []
+        ),
+        *plots,
+        "",
+        f"Made with {made_with(made_by)}.",
+    ]
+
+
+def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets: nothing that is null, false or empty, and no section that has no part in the run."""
+    found = {key: _said(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+    tasks = (settings.get("evaluation") or {}).get("tasks") or []
+    apart = {"output", "overwrite"} | ({"polarity"} if not any("polarity" in task for task in tasks) else set())
+    apart |= {"teacher"} if "name" not in found.get("teacher", {}) else set()
+    empty: tuple[Any, ...] = (None, [], {}, "")
+    return {
+        key: value for key, value in found.items() if value not in empty and value is not False and key not in apart
+    }
+
+
+def _sum(of: Any) -> str:
+    """The sums of a source's files; of what comes with us, or is on a hub, its name has to do."""
+    return " + ".join(f"`{each['sha256'][:12]}`" if isinstance(each, Mapping) else "" for each in of or [])

@@ -1,0 +1,63 @@
+"""The card beside a trained encoder: recipe, data, scores, picture; what comes from files is text in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from raoe_train import run
+from raoe_train.artifacts.provenance import file_digest
+from tests.training.test_training import settings
+
+EVIL = "</code><script>alert(1)</script> a | b **bold** [x](http://y.z) `c`"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
+    made["training"]["interpolate"] = [0.5, 1]
+    source = Path(made["data.train"][0]).rename(folder / "tr*ain* <b>.tsv")
+    head, *lines = source.read_text().splitlines()
+    source.write_text("\n".join([head, *(EVIL + line for line in lines)]) + "\n")
+    made["data.train"] = [str(source)]
+    return folder, source, run("train", "raoe-s1", **made)
+
+
+def test_the_card_says_what_the_run_was(trained):
+    folder, source, metrics = trained
+    card = (folder / "out" / "README.md").read_text()
+    ours = card.partition("## What it was trained on")[2].partition("## Training Details")[0]
+    assert ours and "## Usage" in card and "### Training Logs" in card  # theirs is around it
+    assert "      batch_size: 8\n" in ours and "      name: raoe\n" in ours and "teacher:" not in ours
+    assert f"| 40 | `{file_digest(source)[:12]}` |" in ours
+    assert f"| dev | {metrics['before']['spearman']:.2f} | {metrics['after']['spearman']:.2f} |" in ours
+    task = str(folder / "dev.tsv")
+    scores = [metrics[when]["tasks"][task]["spearman"] for when in ("before", "after")]
+    assert f"dev.tsv | {scores[0]:.2f} | {scores[1]:.2f} |" in ours
+    assert "![run](run.png)" in ours and (folder / "out" / "run.png").is_file()
+    assert f"Its weights are {metrics['interpolation']['weight']:g} of the way" in ours
+    assert f"torch {metrics['versions']['torch']}" in ours
+
+
+def test_what_comes_from_files_is_text(trained):
+    folder, _, _ = trained
+    card = (folder / "out" / "README.md").read_text()
+    details = card.partition("## Training Details")[2]
+    assert "alert(1)" in details and "\\*\\*bold\\*\\*" in details
+    for page in (details, card.partition("## What it was trained on")[2]):
+        text = "\n".join(line for line in page.splitlines() if not line.startswith("    "))  # the recipe is code
+        assert not [mark for mark in ("<script", "**bold**", "](http://y.z", "tr*ain", " <b>") if mark in text]
+    rows = [line for line in details.splitlines() if "alert(1)" in line]
+    assert rows and all(line.count("|") == 5 for line in rows)  # three columns and none more
+
+
+def test_the_card_stays_with_the_model(trained, tmp_path):
+    folder, _, _ = trained
+    card = (folder / "out" / "README.md").read_text()
+    model = SentenceTransformer(str(folder / "out"), device="cpu")
+    model.save_pretrained(str(tmp_path / "again"))
+    assert "## What it was trained on" in (tmp_path / "again" / "README.md").read_text()
+    assert card.count("## What it was trained on") == 1
