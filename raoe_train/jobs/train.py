@@ -85,19 +85,19 @@ def train(
     from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.dry_run import would_take
     from raoe_train.training.model_card import save_with_card
-    from raoe_train.training.training_data import held_out, read_training_data, say_shared
+    from raoe_train.training.training_data import enough_steps, held_out, read_training_data, say_shared
 
     blank = checked_loss(data, teacher, loss, training)
     if training.get("interpolate") is not None and model.lora:
         raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
-    folder, seed = Path(output or ""), int(training.get("seed", 42))
+    folder, seed, least = Path(output or ""), int(training.get("seed", 42)), training.get("min_steps", 0)
     # a language model is not chosen by it
     has_dev = bool(data.dev or data.dev_share) and blank.reads is not SENTENCES_ALONE
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
     if dry_run:
         datasets, _ = read_training_data(data, blank, seed, prompt=model.prompt)
-        return would_take(model, datasets, settings, loss)
+        return would_take(model, datasets, enough_steps(settings, datasets, least), loss)
     made: dict[str, Any] = {}
 
     def claimed() -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ def train(
         datasets,
         loss,
         teacher,
-        settings,
+        enough_steps(settings, datasets, least),
         evaluator=evaluator,
         patience=training.get("patience"),
         by_length=training.get("by_length", True),

@@ -19,7 +19,7 @@ NAMES = {
     "per_device_eval_batch_size": "eval_batch_size",
     "num_train_epochs": "epochs",
 }
-OWN = ("patience", "by_length", "keep", "interpolate")  # keys that are ours
+OWN = ("patience", "min_steps", "by_length", "keep", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 PLAIN = (bool, int, float, bool | None, int | None, float | None)
 AUTO = "auto"  # of bf16: where the machine is made for it
@@ -38,6 +38,7 @@ class Training:
     eval_batch_size: Annotated[int, Option("sentences at a time", least=1)] = 8
     epochs: Annotated[float, Option("passes over the data", above=0)] = 3
     max_steps: Annotated[int | None, Option("steps, in place of epochs", least=1)] = None
+    min_steps: Annotated[int, Option("steps at least: more epochs where one has few", least=0)] = 0
     learning_rate: Annotated[float, Option("the highest", above=0)] = 5e-5
     warmup_steps: Annotated[float, Option("steps in which it rises, or, below 1, their share", least=0)] = 0
     warmup_ratio: Annotated[float | None, Option("their share", least=0, below=1)] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import pool
 from raoe_train.data.tables import BATCH, Texts
@@ -74,6 +76,14 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)
     return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
+
+
+def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], least: int) -> dict[str, Any]:
+    """The trainer's settings with as many epochs as make at least so many steps."""
+    together = settings.get("per_device_train_batch_size", 8) * rank_and_world()[1]
+    batches = sum(math.ceil(len(dataset) / together) for dataset in datasets.values())
+    steps = math.ceil(batches / settings.get("gradient_accumulation_steps", 1))
+    return {**settings, "num_train_epochs": max(settings.get("num_train_epochs", 3), least / steps)}
 
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
