@@ -18,6 +18,7 @@ from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
+from raoe_train.training.account import in_words, plot_changes
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, dev_pairs, summary, tasks_of
@@ -175,11 +176,12 @@ def train(
     }
 
     def save() -> dict[str, Any]:
-        plots = pictures(lambda: _plot(trainer.state.log_history, folder / "run.png"))
+        log = trainer.state.log_history
+        plots = pictures(lambda: [*_plot(log, folder / "run.png"), *plot_changes(metrics, folder / "changes.png")])
         save_with_card(encoder, folder, metrics, plots)
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
-        print(f"{summary(metrics)}\nsaved to {folder}")
+        print("\n".join([summary(metrics), *in_words(metrics, training), f"saved to {folder}"]))
         return metrics
 
     return in_first(save)

@@ -70,16 +70,21 @@ def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """(name, before, after), scores x 100: of dev and each task's main metric, and of S of a polarity task."""
+def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | None]]:
+    """{name: (before, after)} training, x 100: of dev and each task's main metric, and of S of a polarity task."""
     before, after = metrics["before"], metrics["after"]
-    found = {"dev": [before.get("spearman"), after.get("spearman")]} if "spearman" in after else {}
-    for task, scores in after.get("tasks", {}).items():
-        sides = [of.get("tasks", {}).get(task, {}) for of in (before, after)]
-        found[task] = [main_score(side) for side in sides]
-        if "similarity" in scores:
-            found[f"{task} (S)"] = [side.get("similarity") for side in sides]
-    return [(name, *map(_shown, values)) for name, values in found.items()]
+    found = {"dev": (before.get("spearman"), after.get("spearman"))} if "spearman" in after else {}
+    for task, its in after.get("tasks", {}).items():
+        earlier = before.get("tasks", {}).get(task, {})
+        found[task] = (main_score(earlier), main_score(its))
+        if "similarity" in its:
+            found[f"{task} (S)"] = (earlier.get("similarity"), its.get("similarity"))
+    return found
+
+
+def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """(name, before, after) of `scores`, as they are shown."""
+    return [(name, *map(_shown, both)) for name, both in scores(metrics).items()]
 
 
 def summary(metrics: dict[str, Any]) -> str:

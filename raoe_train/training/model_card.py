@@ -10,6 +10,7 @@ import yaml
 
 from raoe_train.artifacts.markdown import cell, made_with, table
 from raoe_train.artifacts.writing import read_json, write_text
+from raoe_train.training.account import in_words
 from raoe_train.training.measures import score_rows
 from raoe_train.training.run_directory import MADE_FROM, RECIPE
 
@@ -66,6 +67,8 @@ def _section(folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> 
             if between
             else []
         ),
+        "",
+        *(cell(sentence) for sentence in in_words(metrics, recipe["training"])),
         *plots,
         "",
         f"Made with {made_with(made_by)}.",

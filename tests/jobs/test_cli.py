@@ -118,7 +118,7 @@ def test_the_commands_of_a_page_are_understood(command):
 def test_help_lists_jobs_and_keys(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "train" in text and "raoe-s1" in text and "of a sweep: bellm-study, contrast-study, efficiency," in text
+    assert "train" in text and "raoe-s1" in text and "of a sweep: adapt-study, bellm-study, contrast-study," in text
     assert cli.main(["train", "raoe-s1", "--help"]) == 0
     text = capsys.readouterr().out
     assert "--loss.mini_batch_size" in text and "--model.scratch.layers" in text

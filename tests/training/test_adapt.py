@@ -1,0 +1,113 @@
+"""The recipe `adapt` end to end on a tiny encoder: scores, labels or both; what its page says; what cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raoe_train import run
+from raoe_train.training.account import changes, in_words
+from raoe_train.training.training_data import enough_steps
+from tests.tiny import SENTENCES, tiny_encoder
+
+CLASSES = ["entailment", "neutral", "contradiction"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("encoder")
+    tiny_encoder(double=False).save_pretrained(str(folder))
+    return str(folder)
+
+
+def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
+    """Rows of two sentences and what `columns` say of a row's number."""
+    lines = ["\t".join(["sentence1", "sentence2", *columns])]
+    for row in range(rows):
+        cells = [SENTENCES[row % 11], SENTENCES[(row * 7 // 11 + row) % 11], *(of(row) for of in columns.values())]
+        lines.append("\t".join(map(str, cells)))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, Any]:
+    asked = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
+    small = {"training.min_steps": 8, "training.batch_size": 16, "training.logging_steps": 2}
+    return run("train", "adapt", **{**asked, **small, **changed})
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"score": lambda row: 5 - 4 * (row % 7) / 6},
+        {"label": lambda row: CLASSES[row % 3]},
+        {"score": lambda row: row % 6, "label": lambda row: CLASSES[row % 3]},
+    ],
+    ids=["scores from 1 to 5", "labels", "both"],
+)
+def test_whatever_is_there_is_learned_from(tmp_path, encoder, columns):
+    metrics = adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **columns))
+    assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None
+    logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    assert any("keep" in entry and "target" in entry for entry in logged)
+
+
+def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
+    source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
+    watched = {"evaluation.tasks": [pairs(tmp_path / "a.tsv", score=lambda row: row % 5), "builtin#test"]}
+    adapt(tmp_path, encoder, source, **watched)
+    said, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
+    for text in (said, page):
+        assert "On its development pairs the encoder went from" in text
+        assert "On 2 sets at hand it changed by" in text
+    assert "![changes](changes.png)" in page and (tmp_path / "out" / "changes.png").stat().st_size > 5000
+
+
+def of(dev: tuple[float, float], **tasks: tuple[float, float]) -> dict[str, Any]:
+    sides = [{name: {"main": "spearman", "spearman": both[side]} for name, both in tasks.items()} for side in (0, 1)]
+    before, after = ({"spearman": dev[side], "tasks": sides[side]} for side in (0, 1))
+    return {"before": before, "after": after}
+
+
+def test_what_it_says_fits_what_was_found():
+    fine = of((70, 75), a=(80, 80.5), b=(60, 59.9))
+    assert changes(fine) == pytest.approx({"dev": 5, "a": 0.5, "b": -0.1})
+    assert in_words(fine, {"keep": 1}) == [
+        "On its development pairs the encoder went from 70.00 to 75.00 (+5.00).",
+        "On 2 sets at hand it changed by +0.20 on average: from -0.10 (b) to +0.50 (a).",
+    ]
+    lost = in_words(of((70, 70.5), a=(80, 77)), {"keep": 1})
+    assert lost[1:] == [
+        "On 1 sets at hand it changed by -3.00 on average.",
+        "To lose less: a larger training.keep, or training.interpolate 0.3 0.5 0.7 1.",
+        "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
+    ]
+    assert "To lose less: a training.keep," in in_words(of((70, 75), a=(80, 77)), {})[2]
+    assert "was not measured" in in_words(of((70, 75)), {"keep": 1})[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "message"),
+    [
+        (60, {"score": lambda row: 3}, "all 60 scores are 3, so that no pair ranks above another"),
+        (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so that no pair ranks above another"),
+        (15, {"score": lambda row: row}, "mine has 15 pairs: 16 at least"),
+        (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: say what labels mean"),
+        (60, {"other": lambda row: row}, "no column for score"),
+    ],
+)
+def test_wrong_use_is_a_sentence(tmp_path, encoder, rows, column, message):
+    with pytest.raises(ValueError, match=message):
+        adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", rows, **column))
+
+
+def test_steps_at_least():
+    sizes = {"a": range(100), "b": range(30)}
+    asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2}
+    assert enough_steps(asked, sizes, 0)["num_train_epochs"] == 2
+    assert enough_steps(asked, sizes, 18)["num_train_epochs"] == 2  # nine batches an epoch
+    assert enough_steps(asked, sizes, 36)["num_train_epochs"] == 4
+    assert enough_steps({**asked, "gradient_accumulation_steps": 3}, sizes, 36)["num_train_epochs"] == 12
