@@ -7,7 +7,7 @@ JOBS ?= 2
 test slow: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test slow lint docs docs-walk bench build gpu sdist clean
+.PHONY: demo test slow lint docs docs-walk bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -35,6 +35,12 @@ bench: $(INSTALLED)  ## ratios against the peers, side by side
 
 build: $(INSTALLED)  ## compile csrc again, in place
 	$(RUN) setup.py build_ext --inplace
+
+wheels: $(INSTALLED)  ## in dist/: the wheel for this platform, the one for any, the sdist; audited, tried in empty environments
+	$(RUN) -m tests.packaging.wheels
+
+hub-kernel: $(INSTALLED)  ## dist/raoe-kernels: raoe_kernels as Hugging Face's `kernels` loads it
+	$(RUN) -m tests.packaging.hub_kernel
 
 # With MINUTES=9, again and again, where one command may not take as long as all of it; PARTS="build test-cosine cosine".
 gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU tests, all benchmarks, results

@@ -1,9 +1,9 @@
 """Compiles csrc into raoe_kernels._native_cpu and raoe_kernels._native_cuda.
 
-Needs a C++ compiler, Python's headers and pybind11's, and for the CUDA module nvcc: no torch, no GPU. setup.py
-calls it; `python csrc/build_modules.py` does the same in place where there is no setuptools. A module is its ops'
-<op>/cpu/*.cpp and <op>/*_cpu.cpp, or <op>/cuda/*.cu and <op>/*_cuda.cu, plus its bindings_cpu.cpp or bindings_cuda.cpp:
-adding an op is adding files.
+Needs a C++ compiler, Python's headers, and for the CUDA module nvcc: no torch, no GPU. They are made with Python's
+limited API, so each serves CPython 3.10 and every later one. setup.py calls it; `python csrc/build_modules.py` does the
+same in place where there is no setuptools. A module is its ops' <op>/cpu/*.cpp and <op>/*_cpu.cpp, or <op>/cuda/*.cu
+and <op>/*_cuda.cu, plus its bindings_cpu.cpp or bindings_cuda.cpp: adding an op is adding files.
 
 Environment:
     RAOE_KERNELS_BUILD        auto (the default): build what the tools found here can; none; cpu; cuda: both modules.
@@ -131,11 +131,9 @@ def _binding_includes() -> list[str]:
     include = sysconfig.get_paths()["include"]
     if not Path(include, "Python.h").exists():
         raise BuildError(f"Python's headers are not installed (no Python.h in {include})")
-    try:
-        import pybind11
-    except ImportError:
-        raise BuildError("pybind11 is not installed in the environment that builds") from None
-    return ["-isystem", include, "-isystem", pybind11.get_include()]
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise BuildError("this Python has no GIL, and no limited API, which the compiled modules are made with")
+    return ["-isystem", include]
 
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
@@ -269,12 +267,8 @@ class _Module:
         self.objects: list[Future[Path]] = [
             pool.submit(_object, cache, source, kernel, kernel_identity) for source in sources
         ]
-        import pybind11
-
-        suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-        python = [suffix, platform.python_version(), pybind11.__version__]
         bind = [*compiler, *flags, *_binding_includes()]
-        self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, *python]))
+        self.objects.append(pool.submit(_object, cache, binding, bind, [*identity, platform.python_version()]))
 
     def link(self, module: Path) -> dict[str, object]:
         objects = [str(future.result()) for future in self.objects]
@@ -311,8 +305,7 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
     running: dict[str, _Module] = {}
     cache = _cache(environ)
     package.mkdir(parents=True, exist_ok=True)
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    targets = {kind: package / f"_native_{kind}{suffix}" for kind in KINDS}
+    targets = {kind: package / f"_native_{kind}.abi3.so" for kind in KINDS}
     with tempfile.TemporaryDirectory(prefix=".build-", dir=package) as beside, ThreadPoolExecutor(jobs) as pool:
         for kind in reversed(KINDS):  # nvcc takes longest and goes first
             try:
@@ -332,8 +325,9 @@ def build(package: Path, environ: Mapping[str, str]) -> dict[str, object]:
         for kind, target in targets.items():
             if modules[kind]["built"]:
                 Path(beside, target.name).replace(target)  # a running process may have the old one mapped
-            else:
-                target.unlink(missing_ok=True)
+            for other in package.glob(f"_native_{kind}.*"):  # Python would take one of its own version before ours
+                if other != target or not modules[kind]["built"]:
+                    other.unlink()
     info = {
         "commit": _commit(),
         "sources": sources(),

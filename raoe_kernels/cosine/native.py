@@ -16,7 +16,7 @@ def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor
     a, b = _rows(a), _rows(b)
     shape = (3, rows) if dims is None else (3, len(dims), rows)
     c, inverse_a, inverse_b = torch.empty(shape, dtype=wide(a.dtype), device=a.device).unbind()
-    _call("cosine", a.device, dims)(
+    _call("cosine", a.device, dims or (columns,))(
         address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype], eps,
         address(c), address(inverse_a), address(inverse_b),
     )  # fmt: skip
@@ -37,7 +37,7 @@ def backward(
     dtype = a.dtype
     a, b = _rows(a), _rows(b)
     grad_a, grad_b = (torch.empty(rows, columns, dtype=a.dtype, device=a.device) if need else None for need in needs)
-    _call("cosine_grad", a.device, dims)(
+    _call("cosine_grad", a.device, dims or (columns,))(
         address(grad), address(a), address(b), rows, columns, a.stride(0), b.stride(0), FLOATS[a.dtype],
         address(c), address(inverse_a), address(inverse_b), address(grad_a), address(grad_b),
     )  # fmt: skip
@@ -51,12 +51,11 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 else x.contiguous()
 
 
-def _call(name: str, device: torch.device, dims: Dims):
+def _call(name: str, device: torch.device, dims: tuple[int, ...]):
     """The compiled function of that name with what the device adds to its arguments."""
     function = getattr(module(device.type), name)
     if device.type == "cpu":
-        before = () if dims is None else (dims,)
-        return lambda *arguments: function(*before, *arguments, torch.get_num_threads())
+        return lambda *arguments: function(*arguments, dims, torch.get_num_threads())
 
     def call(*arguments):
         with torch.cuda.device(device):

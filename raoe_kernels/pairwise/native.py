@@ -58,7 +58,7 @@ def _forward(
     )
     compiled = module(kind)
     if kind == "cpu":
-        compiled.pairwise(*rows, *arguments, torch.get_num_threads())
+        compiled.pairwise(*arguments, *(rows or (1,)), torch.get_num_threads())
         return losses, grads
     with torch.cuda.device(device):
         room = compiled.pairwise_workspace(*arguments) if size > _ONE_BLOCK else 0
@@ -83,11 +83,11 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
     grad = torch.empty(shape, dtype=dtype)
     first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # a sum's are one number, expanded
     module("cpu").scale(
-        *rows,
         grads.data_ptr(),
         size,
         FLOATS[dtype],
         len(upstream),
+        *(rows or (1,)),
         address(first),
         address(last),
         grad.data_ptr(),

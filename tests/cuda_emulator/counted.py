@@ -40,11 +40,11 @@ def module() -> ModuleType:
 
 def on_stream(call: Callable[[], object], *memory: torch.Tensor) -> list[Operation]:
     """What a call does, with bytes of these."""
-    module().watch([(x.data_ptr(), x.nbytes) for x in memory])
+    module().watch(tuple(number for x in memory for number in (x.data_ptr(), x.nbytes)))
     call()
-    done = [Operation(*each) for each in module().operations()]
-    module().watch([])
-    return done
+    done = [line.split(maxsplit=4) for line in module().operations().splitlines()]
+    module().watch(())
+    return [Operation(name, *map(int, counts)) for *counts, name in done]
 
 
 def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]:

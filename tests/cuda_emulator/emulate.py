@@ -34,19 +34,18 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
     """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and of
     how many blocks a cooperative launch may be.
 
-    changes are replaced in the headers: the constants of another tile size. With counting, `watch([(address, bytes)])`
-    begins, and `operations()` is what has been put on the stream since: name, bytes read and written, blocks, threads.
+    changes are replaced in the headers: the constants of another tile size. With counting, `watch((address, bytes,
+    ...))` begins, and `operations()` is what has been put on the stream since, a line each: bytes read and written,
+    blocks, threads, name.
     """
-    import pybind11
-
     sources = []
     for path in [*CSRC.rglob("*.cu"), CSRC / "bindings_cuda.cpp"]:
         copy = folder / path.relative_to(CSRC).with_suffix(".cpp")
         copy.parent.mkdir(exist_ok=True, parents=True)
         text = translate(path.read_text(encoding="utf-8"))
         if path.suffix == ".cpp":
-            start = "PYBIND11_MODULE(_native_cuda, module) {"
-            text = '#include "emulator_bindings.h"\n' + text.replace(start, start + " emulator::define(module);")
+            text = text.replace('#include "python.h"', '#include "python.h"\n#include "emulator_bindings.h"')
+            text = text.replace('"_native_cuda"', '"_native_cuda", EMULATOR')
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)
     missing = set(changes)
@@ -60,7 +59,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
         copy.write_text(text, encoding="utf-8")
     if missing:
         raise AssertionError(f"no header says {missing}")
-    includes = [HERE / "include", pybind11.get_include(), sysconfig.get_paths()["include"]]
+    includes = [HERE / "include", sysconfig.get_paths()["include"]]
     flags = ["-std=c++17", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
     kernels = sources[:-1]  # the binding moves no memory of a call's
     if counting:
@@ -70,7 +69,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
         objects.append(folder / f"{source.stem}-{len(objects)}.o")
         seen = ["-fsanitize=thread", "-fno-threadsafe-statics"] if counting and source in kernels else []
         subprocess.run([compiler, *flags, *seen, "-c", str(source), "-o", str(objects[-1])], check=True)
-    library = folder / f"_native_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
+    library = folder / "_native_cuda.abi3.so"
     subprocess.run([compiler, "-shared", "-o", str(library), *map(str, objects)], check=True)
     spec = importlib.util.spec_from_file_location("_native_cuda", library)
     assert spec is not None and spec.loader is not None

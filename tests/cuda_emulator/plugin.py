@@ -26,7 +26,7 @@ class _AsCpuModule(ModuleType):
         self._cuda = cuda
 
     def pairwise(self, *arguments) -> None:
-        *arguments, _threads = arguments
+        *arguments, _rows, _threads = arguments
         size = self._cuda.pairwise_workspace(*arguments)
         workspace = torch.full((size + 256,), 255, dtype=torch.uint8)  # NaN, and the largest integers
         start = -workspace.data_ptr() % 256
@@ -35,10 +35,12 @@ class _AsCpuModule(ModuleType):
         assert workspace[start + size :].eq(255).all() and workspace[:start].eq(255).all()
 
     def cosine(self, *arguments) -> None:
-        self._cuda.cosine(*arguments[:-1], 0)
+        *arguments, _dims, _threads = arguments
+        self._cuda.cosine(*arguments, 0)
 
     def cosine_grad(self, *arguments) -> None:
-        self._cuda.cosine_grad(*arguments[:-1], 0)
+        *arguments, _dims, _threads = arguments
+        self._cuda.cosine_grad(*arguments, 0)
 
 
 def pytest_configure(config) -> None:

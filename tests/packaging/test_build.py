@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.packaging import hub_kernel
+from tests.packaging.wheels import ROOT, build, environment, pip, pythons, sdist, sh, try_out
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-def sh(command, check=True, cwd=ROOT, **environ):
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environ}
-    env.pop("PYTHONPATH", None)
-    result = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
-    if check and result.returncode:
-        raise AssertionError(f"{command}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +31,8 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture
 def python(tmp_path):
-    """A fresh environment with nothing but pip."""
-    sh([sys.executable, "-m", "venv", tmp_path / "venv"])
-    return tmp_path / "venv" / "bin" / "python"
+    """A fresh environment with nothing in it."""
+    return environment(sys.executable, tmp_path / "venv")
 
 
 # Packages are found on import, and nothing is imported by finding them.
@@ -64,7 +55,7 @@ def loads(python, module: Path, tmp_path) -> list[str]:
 
 
 def test_editable_install_without_torch(checkout, python, tmp_path):
-    sh([python, "-m", "pip", "install", "--no-deps", "-e", checkout])
+    pip(python, "install", "--no-deps", "-e", checkout)
     assert sh([python, "-c", "import torch"], check=False, cwd=tmp_path).returncode, "torch should not be there"
     package = installed(python, tmp_path)
     info = json.loads((package / "_build_info.json").read_text())
@@ -77,22 +68,47 @@ def test_editable_install_without_torch(checkout, python, tmp_path):
             assert {"pairwise", "cosine", "cosine_grad"} <= set(loads(python, files[0], tmp_path))
 
 
-def test_none_is_pure_python_and_says_so(checkout, python, tmp_path):
-    sh([python, "-m", "pip", "install", "--no-deps", checkout], RAOE_KERNELS_BUILD="none")
-    package = installed(python, tmp_path)
-    assert not list(package.glob("*.so"))
-    # The interpreter that has torch, with this installation before everything else and without the import hook of
-    # an editable one, which would go on to find the modules that this one lacks.
-    code = (
-        f"import sys; sys.path.insert(0, {str(package.parent)!r}); "
-        "sys.meta_path = [f for f in sys.meta_path if '__editable__' not in getattr(f, '__module__', '')]; "
-        "import runpy, torch, raoe_kernels as r; "
-        "assert r.__file__.startswith(sys.path[0]), r.__file__; "
-        "x = torch.rand(9, requires_grad=True); r.raoe_loss(x, torch.rand(9), torch.arange(9) % 3).backward(); "
-        "assert x.grad.ne(0).any(); runpy.run_module('raoe_kernels', run_name='__main__', alter_sys=True)"
-    )
-    out = sh([sys.executable, "-c", code], cwd=tmp_path).stdout
+def borrowing(python: Path) -> Path:
+    """The environment with this one's packages, and without what an editable installation puts into a process."""
+    site = sh([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).stdout.strip()
+    Path(site, "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def test_none_is_a_wheel_for_any_platform_and_says_so(checkout, python, tmp_path):
+    wheel = build(checkout, tmp_path, "none")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert "compiled none" in (done := try_out(wheel, borrowing(python), "--no-deps")) and "trained an encoder" in done
+    out = sh([python, "-I", "-m", "raoe_kernels"], cwd=tmp_path).stdout
     assert "raoe_kernels._native_cpu was not built: it was built with RAOE_KERNELS_BUILD=none" in out
+
+
+HUB = """
+import importlib.util, sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+ours = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+assert importlib.util.find_spec("raoe_kernels") is None and not [m for m in sys.modules if m.startswith("raoe")]
+found = []
+for backend in ("auto", "reference"):
+    torch.manual_seed(0)
+    x = torch.rand(48, requires_grad=True)
+    loss = ours.raoe_loss(x, torch.rand(48), torch.arange(48) % 3, backend=backend)
+    loss.backward()
+    a, b = torch.randn(2, 24, 8, requires_grad=True)
+    contrast = ours.info_nce_loss(a, b, backend=backend)
+    found.append((loss.detach(), x.grad, contrast.detach(), *torch.autograd.grad(contrast, (a, b))))
+torch.testing.assert_close(*found)
+assert "was not built: it was built with RAOE_KERNELS_BUILD=none" in ours.backends("cpu")["raoe_loss"]["native"]
+"""
+
+
+def test_the_kernels_as_hubs_load_them(checkout, python, tmp_path):
+    hub_kernel.write(build(checkout, tmp_path, "none"), tmp_path / "hub")
+    assert sorted(path.name for path in (tmp_path / "hub" / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
+    if pip(borrowing(python), "install", "kernels>=0.17", check=False).returncode:
+        pytest.skip("the library `kernels` cannot be installed here")
+    sh([python, "-I", "-c", HUB, tmp_path / "hub"], cwd=tmp_path, HF_HUB_OFFLINE="1")
 
 
 @pytest.mark.parametrize(
@@ -106,20 +122,18 @@ def test_none_is_pure_python_and_says_so(checkout, python, tmp_path):
     ],
 )
 def test_a_wish_that_cannot_be_met_is_an_error(checkout, python, wish, environ, missing):
-    result = sh(
-        [python, "-m", "pip", "install", "--no-deps", checkout], check=False, RAOE_KERNELS_BUILD=wish, **environ
-    )
+    result = pip(python, "install", "--no-deps", checkout, check=False, RAOE_KERNELS_BUILD=wish, **environ)
     assert result.returncode and missing in result.stdout + result.stderr
 
 
 def test_auto_installs_without_a_compiler_and_keeps_the_reason(checkout, python, tmp_path):
-    sh([python, "-m", "pip", "install", "--no-deps", checkout], CXX="/no/such/compiler")
+    pip(python, "install", "--no-deps", checkout, CXX="/no/such/compiler")
     info = json.loads((installed(python, tmp_path) / "_build_info.json").read_text())
     assert all("/no/such/compiler" in module["reason"] for module in info["modules"].values())
 
 
 def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, python, tmp_path):
-    sh([python, "-m", "pip", "install", "--no-deps", checkout], CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
+    pip(python, "install", "--no-deps", checkout, CXXFLAGS="-include /no/such/header.h", CUDA_HOME="/x")
     package = installed(python, tmp_path)
     info = json.loads((package / "_build_info.json").read_text())
     assert "no/such/header.h" in info["modules"]["cpu"]["reason"]
@@ -127,11 +141,9 @@ def test_auto_installs_when_compiling_fails_and_keeps_the_reason(checkout, pytho
     assert not list(package.glob("*.so"))
 
 
-def test_the_sdist_builds_elsewhere(checkout, python, tmp_path):
+def test_the_sdist_builds_elsewhere(checkout, tmp_path):
     """Every header is in it: the modules are compiled from the unpacked archive, with nothing of the checkout near."""
-    sh([python, "-m", "pip", "install", "build"])
-    sh([python, "-m", "build", "--sdist", "--outdir", tmp_path, checkout])
-    (archive,) = tmp_path.glob("raoe-*.tar.gz")
+    archive = sdist(checkout, tmp_path)
     with tarfile.open(archive) as content:
         names = {name.partition("/")[2] for name in content.getnames()}
     wanted = {p.relative_to(checkout).as_posix() for p in (checkout / "csrc").rglob("*") if p.is_file()}
@@ -139,13 +151,13 @@ def test_the_sdist_builds_elsewhere(checkout, python, tmp_path):
     wanted |= {p.relative_to(checkout).as_posix() for p in (checkout / "tests").rglob("*") if p.is_file()}
     assert {name for name in wanted if "__pycache__" not in name and not name.endswith((".so", ".json"))} <= names
     # An object from another build must not stand in for a header that is missing.
-    fresh = {"RAOE_KERNELS_CACHE": str(tmp_path / "cache"), "RAOE_KERNELS_BUILD": "cpu"}
-    sh([python, "-m", "pip", "wheel", "--no-deps", "-w", tmp_path, archive], cwd=tmp_path, **fresh)
-    (wheel,) = tmp_path.glob("raoe-*.whl")
+    wheel = build(archive, tmp_path, "cpu", RAOE_KERNELS_CACHE=str(tmp_path / "cache"))
     inside = zipfile.ZipFile(wheel).namelist()
-    assert any(name.startswith("raoe_kernels/_native_cpu") for name in inside)
+    assert "raoe_kernels/_native_cpu.abi3.so" in inside and wheel.name.startswith("raoe-0.1.0-cp310-abi3-linux_")
     assert {"raoe_kernels/py.typed", "raoe_kernels/_build_info.json", "raoe_train/recipes/raoe-s1.yaml"} <= set(inside)
     assert not any(name.startswith(("tests", "benchmarks", "csrc")) for name in inside)
+    for version, path in pythons().items():  # one binary for all of them
+        assert f"Python {version}" in try_out(wheel, environment(path, tmp_path / version), "--no-deps")
 
 
 def test_build_in_place_as_on_a_gpu_machine(checkout, tmp_path):

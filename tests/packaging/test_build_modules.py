@@ -108,6 +108,8 @@ def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path,
     assert module.read_text() == "old" and sorted(package.iterdir()) == before
 
     monkeypatch.setenv("TOOLS_FAIL", "nothing fails")
+    earlier = package / "_native_cpu.cpython-311-x86_64-linux-gnu.so"  # which Python 3.11 would load before ours
+    earlier.touch()
     build.build(package, environ)
     assert module.name in Path(tools["TOOLS_LOG"] + ".seen").read_text(), "gone while the new one was linked"
     assert module.read_text() != "old" and sorted(package.iterdir()) == before
@@ -123,3 +125,9 @@ def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path,
 def test_max_jobs_is_a_number(build, tools, tmp_path, jobs):
     with pytest.raises(build.BuildError, match=f"MAX_JOBS must be a number such as 4, got '{jobs}'"):
         build.build(tmp_path / "package", {**tools, "MAX_JOBS": jobs})
+
+
+def test_a_python_without_gil_has_no_compiled_modules(build, tools, tmp_path, monkeypatch):
+    monkeypatch.setattr(build.sysconfig, "get_config_var", lambda name: int(name == "Py_GIL_DISABLED"))
+    info = build.build(tmp_path / "package", tools)
+    assert all("has no GIL" in module["reason"] for module in info["modules"].values())

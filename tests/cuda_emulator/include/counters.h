@@ -26,10 +26,11 @@ inline std::vector<Operation> operations;
 inline std::vector<Watched> watched;
 inline std::int64_t counts[2];
 
-inline void watch(const std::vector<std::pair<std::uintptr_t, std::size_t>>& ranges) {
+inline void watch(const std::vector<std::int64_t>& ranges) {  // address, bytes, address, bytes ...
   operations.clear();
   watched.clear();
-  for (const auto& [begin, bytes] : ranges) {
+  for (std::size_t k = 0; k < ranges.size(); k += 2) {
+    const auto begin = static_cast<std::uintptr_t>(ranges[k]), bytes = static_cast<std::uintptr_t>(ranges[k + 1]);
     watched.push_back({begin, begin + bytes, std::vector<unsigned char>(bytes)});
   }
   counts[0] = counts[1] = 0;

@@ -1,23 +1,26 @@
-// What the emulated module has besides csrc's own functions.
+// What the emulated module has besides csrc's own functions; between csrc/python.h and its use.
 #pragma once
-
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include "emulator.h"
 
 namespace emulator {
 
-inline void define(pybind11::module_& module) {
-  module.def("schedule", [](int chosen, int blocks) { order = chosen, multiprocessors = blocks; });
-  module.def("watch", &watch);
-  module.def("operations", [] {
-    pybind11::list all;
-    for (const Operation& done : operations) {
-      all.append(pybind11::make_tuple(done.name, done.read, done.written, done.blocks, done.threads));
+inline void schedule(int chosen, int blocks) { order = chosen, multiprocessors = blocks; }
+
+inline const char* done() {
+  static std::string lines;
+  lines.clear();
+  for (const Operation& each : operations) {
+    for (const auto number : {each.read, each.written, each.blocks, std::int64_t{each.threads}}) {
+      lines += std::to_string(number) + " ";
     }
-    return all;
-  });
+    lines += each.name + "\n";
+  }
+  return lines.c_str();
 }
 
 }  // namespace emulator
+
+#define EMULATOR                                                                           \
+  method<&emulator::schedule>("schedule"), method<&emulator::watch>("watch"), \
+      method<&emulator::done>("operations")

