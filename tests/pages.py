@@ -30,8 +30,9 @@ RUN = {
     "docs/python.md": "",
     "docs/by-length.md": "",
     "docs/generation.md": """
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = AutoModelForCausalLM.from_pretrained("llm"), AutoTokenizer.from_pretrained("llm")
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+tokenizer, config = AutoTokenizer.from_pretrained("llm"), AutoConfig.from_pretrained("llm", max_position_embeddings=256)
+model = AutoModelForCausalLM.from_config(config)
 """,
     "docs/margins.md": """
 from sentence_transformers import SentenceTransformer
@@ -52,21 +53,25 @@ squares = [torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.2], [0.1, 0.2, 1.0]])] * 
     **{str(path.relative_to(ROOT)): "" for path in TUTORIALS},
 }
 LARGE = "encoders, language models or data that CI does not have, and minutes to days"
-# Pages whose commands are not run: each is brought to the arguments of its job, or its module is found.
+# Pages with commands that are not run, as those fenced as sh in tutorials are: each is brought to the arguments of its
+# job, or its module is found.
 READ = {
     "README.md": "make demo and make test are what CI is; the rest has names of the reader's own",
     "docs/bellm.md": LARGE,
     "docs/data.md": "needs a hub, or the publishers' files",
     "docs/evaluation.md": LARGE,
     "docs/generation.md": LARGE,
+    "docs/installing.md": "its Python is the demo, minutes, which .ci/run and tests of wheels do",
     "docs/losses.md": LARGE,
     "docs/margins.md": LARGE,
     "docs/post-training.md": LARGE,
     "docs/recipes.md": LARGE,
     "docs/reproduce.md": LARGE + ": the papers' tables",
     "docs/results/README.md": LARGE,
-    "docs/scale.md": "several machines, or hours of kills; tests/artifacts/test_processes.py and tests/faults are their like",
+    "docs/scale.md": "several machines, or hours of kills; test_processes.py and tests/faults have their like",
     "docs/study.md": LARGE,
+    "docs/tutorials/decoder.md": LARGE + ": the one command for a large model; the rest of the page runs",
+    "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
 }
 # Runs blocks one after the other, Python's in one process, and says before each which it is.
 DRIVER = """
@@ -110,6 +115,12 @@ def blocks(text: str) -> list[Block]:
     return made
 
 
+def runs(page: str, text: str) -> list[Block]:
+    """The blocks of a page that run: Python's, and in tutorials the shell's."""
+    languages = ("python", "sh") if ROOT / page in TUTORIALS else ("python",)
+    return [block for block in blocks(text) if block.language in languages]
+
+
 def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
     """What each block prints, run in `folder`; RuntimeError with its output for a page that fails."""
     from tests.decoders import saved_decoder
@@ -138,7 +149,7 @@ def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
 
 
 def alike(kept: str, got: str, within: float | None) -> bool:
-    """Whether an output is the one that is kept, but for spaces, the backends of a machine, and numbers within so much."""
+    """Whether an output is the one that is kept, but for spaces, a machine's backends, and numbers within so much."""
     kept, got = (" ".join(re.sub(r"(backends for \w+:).*", r"\1", text).split()) for text in (kept, got))
     if NUMBER.sub("0", kept) != NUMBER.sub("0", got):
         return False
@@ -149,10 +160,15 @@ def alike(kept: str, got: str, within: float | None) -> bool:
 def commands(text: str) -> list[list[str]]:
     """The words of every raoe-train, make and `python -m` command in blocks that are indented or fenced as sh."""
     code = [block.code for block in blocks(text) if block.language == "sh"]
-    code += [re.sub("^    ", "", found, flags=re.MULTILINE) for found in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)]
+    code += [
+        re.sub("^    ", "", found, flags=re.MULTILINE) for found in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    ]
     made = []
     for line in "\n".join(code).replace("\\\n", " ").splitlines():
-        if re.match(r"(raoe-train|make|python -m|torchrun|accelerate launch|[A-Z_]+=\S+ )", line) and ":" not in line[:11]:
+        if (
+            re.match(r"(raoe-train|make|python -m|torchrun|accelerate launch|[A-Z_]+=\S+ )", line)
+            and ":" not in line[:11]
+        ):
             made.append(shlex.split(line.replace("…", ""), comments=True))
     return made
 
@@ -160,7 +176,7 @@ def commands(text: str) -> list[list[str]]:
 def write(path: Path) -> None:
     """Run a page and write its outputs into it."""
     page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
-    run = [block for block in blocks(text) if block.language in ("python", "sh")]
+    run = runs(page, text)
     with tempfile.TemporaryDirectory() as folder:
         got = outputs(page, Path(folder), run)
     for block, said in reversed([*zip(run, got, strict=True)]):

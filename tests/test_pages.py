@@ -9,7 +9,7 @@ import pytest
 
 from raoe_train import recipe as recipes
 from raoe_train.cli import WORDS, job_of, load, parse_options
-from tests.pages import NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs
+from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
@@ -18,7 +18,7 @@ TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_as_it_stands(tmp_path, page):
-    ours = [block for block in blocks(TEXT[page]) if block.language == "python" or (block.language == "sh" and page not in READ)]
+    ours = runs(page, TEXT[page])
     for block, got in zip(ours, outputs(page, tmp_path, ours), strict=True):
         if block.kept is not None:
             assert alike(block.kept, got, block.within), f"`make tutorials` writes outputs anew:\n{block.code}\n{got}"
@@ -28,15 +28,19 @@ def test_a_page_runs_as_it_stands(tmp_path, page):
 def test_a_block_is_run_or_read_or_no_code(page):
     languages = {block.language for block in blocks(TEXT[page])}
     assert languages <= {"python", "sh", "text", "json", "yaml"}
-    assert "python" not in languages or page in RUN
-    if page not in READ:
-        fenced = [block for block in blocks(TEXT[page]) if block.language == "sh"]
-        assert not fenced or page in RUN
-        assert len(commands(TEXT[page])) <= sum(block.code.count("\n") for block in fenced)
+    assert "python" not in languages or page in RUN or page in READ
+    if page not in RUN:
+        for block in blocks(TEXT[page]):
+            assert block.language != "python" or compile(block.code, page, "exec")
+    indented = re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", TEXT[page]), re.MULTILINE)
+    assert not [code for code in indented if re.match(r" {4}(import|from) ", code)], "python is fenced as such"
+    ran = [block.code for block in runs(page, TEXT[page]) if block.language == "sh"] if page in RUN else []
+    assert page in READ or len(commands(TEXT[page])) <= sum(code.count("\n") for code in ran)
+    assert page in READ or "sh" not in languages or ran
 
 
 def test_what_is_only_read_is_there():
-    assert not [page for page in READ if page not in TEXT or not commands(TEXT[page])]
+    assert not [page for page in READ if page not in TEXT or not (commands(TEXT[page]) or "```python" in TEXT[page])]
     assert not [page for page in RUN if page not in TEXT]
 
 
@@ -59,22 +63,21 @@ def test_a_command_is_one_that_there_is(page):
         if words[0] == "raoe-train":
             _, job, *rest = words
             recipe = None
-            if rest and not rest[0].startswith("--") and job not in WORDS:
-                recipe = rest.pop(0)
-            elif rest and job in WORDS and not rest[0].startswith("--"):
-                rest.insert(0, f"--{WORDS[job]}")
+            if rest and not rest[0].startswith("--"):
+                if job in WORDS:
+                    rest.insert(0, f"--{WORDS[job]}")
+                else:
+                    recipe = rest.pop(0)
             known = recipe in recipes.shipped(job)
             assert recipe is None or known or recipe.isupper() or recipe.endswith(".yaml"), words
             options = {key: value for key, value in parse_options(rest).items() if key not in ("help", "traceback")}
-            options = {key: value for key, value in options.items() if not str(value).isupper() or key in KEPT}
+            options = {key: value for key, value in options.items() if not str(value).isupper()}
             assert job_of(job) and load(job, recipe if known else None, options), words
 
 
-KEPT: set[str] = set()
-
-
 def test_outputs_are_compared():
-    page = "```python\nprint(1)\n```\n\n<!-- numbers within 2 -->\n```text\nscore 81.5 of 3\n```\nmore\n```text\nno output\n```\n"
+    page = "```python\nprint(1)\n```\n\n<!-- numbers within 2 -->\n```text\nscore 81.5 of 3\n```\n"
+    page += "more\n```text\nno output\n```\n"
     first, second = blocks(page)
     assert (first.language, first.kept, first.within, second.language) == ("python", "score 81.5 of 3\n", 2.0, "text")
     assert page[slice(*first.where)] == first.kept
