@@ -39,10 +39,10 @@ BUDGETS = {
     "evaluation": 1309,
     "generation": 1083,
     "jobs": 1455,
-    "losses": 2826,
+    "losses": 2944,
     "studies": 1730,
     "training": 1614,
-    "the root": 590,
+    "the root": 592,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
