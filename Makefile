@@ -7,7 +7,7 @@ JOBS ?= 2
 test slow: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test slow lint docs docs-walk bench build gpu wheels hub-kernel clean
+.PHONY: demo test slow lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -26,6 +26,9 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)  ## the documentation as a site, in build/site; a dead link or a docstring that cannot be read fails
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+
+tutorials: $(INSTALLED)  ## run the tutorials and write the outputs that their pages keep
+	$(RUN) -m tests.pages docs/tutorials/*.md
 
 docs-walk: docs  ## every page of it in a browser; needs `pip install playwright` and a Chromium
 	$(RUN) -m tests.site

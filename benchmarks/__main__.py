@@ -23,7 +23,8 @@ from benchmarks import base, gate, ledger, provenance, report, timing
 from benchmarks.case import Case
 
 KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "sigmoid", "attention", "listwise", "matryoshka")
-OPS = (*KERNEL_OPS, "gist", "memory", "generation", "chains", "train_step", "equal_lengths", "large_batch")
+STEPS = ("train_step", "equal_lengths", "large_batch")
+OPS = (*KERNEL_OPS, "gist", "memory", "accelerate", "generation", "chains", *STEPS)
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
 

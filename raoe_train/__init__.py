@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from raoe_train.jobs.mine import mine as mine
     from raoe_train.jobs.prepare import prepare as prepare
     from raoe_train.jobs.score import score as score
+    from raoe_train.losses.accelerated import accelerate as accelerate
     from raoe_train.losses.collators import ListCollator as ListCollator
     from raoe_train.losses.collators import ScoreLabelCollator as ScoreLabelCollator
     from raoe_train.losses.collators import TextCollator as TextCollator
@@ -42,6 +43,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "jobs.prepare": ("prepare",),
     "jobs.score": ("score",),
     "losses": (),
+    "losses.accelerated": ("accelerate",),
     "losses.collators": ("ListCollator", "ScoreLabelCollator", "TextCollator"),
     "training.trainer": ("Trainer",),
 }

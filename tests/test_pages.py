@@ -1,0 +1,86 @@
+"""Code in README.md and docs: run, or, where that needs more than CI has, read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from raoe_train import recipe as recipes
+from raoe_train.cli import WORDS, job_of, load, parse_options
+from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
+
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+TEXT = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_runs_as_it_stands(tmp_path, page):
+    ours = runs(page, TEXT[page])
+    for block, got in zip(ours, outputs(page, tmp_path, ours), strict=True):
+        if block.kept is not None:
+            assert alike(block.kept, got, block.within), f"`make tutorials` writes outputs anew:\n{block.code}\n{got}"
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_a_block_is_run_or_read_or_no_code(page):
+    languages = {block.language for block in blocks(TEXT[page])}
+    assert languages <= {"python", "sh", "text", "json", "yaml"}
+    assert "python" not in languages or page in RUN or page in READ
+    if page not in RUN:
+        for block in blocks(TEXT[page]):
+            assert block.language != "python" or compile(block.code, page, "exec")
+    indented = re.findall(r"(?:^ {4}.*\n)+", FENCE.sub("", TEXT[page]), re.MULTILINE)
+    assert not [code for code in indented if re.match(r" {4}(import|from) ", code)], "python is fenced as such"
+    ran = [block.code for block in runs(page, TEXT[page]) if block.language == "sh"] if page in RUN else []
+    assert page in READ or len(commands(TEXT[page])) <= sum(code.count("\n") for code in ran)
+    assert page in READ or "sh" not in languages or ran
+
+
+def test_what_is_only_read_is_there():
+    assert not [page for page in READ if page not in TEXT or not (commands(TEXT[page]) or "```python" in TEXT[page])]
+    assert not [page for page in RUN if page not in TEXT]
+
+
+@pytest.mark.parametrize("page", READ)
+def test_a_command_is_one_that_there_is(page):
+    """Its job, recipe, keys and values, up to what is the reader's own: names in capitals, and files."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands(TEXT[page]):
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words[0] == "make":
+            assert words[1] in targets, words
+            continue
+        if "-m" in words and words[0] != "raoe-train":
+            module = words[words.index("-m") + 1]
+            assert importlib.util.find_spec(module), words
+            if module != "raoe_train":
+                continue
+            words = ["raoe-train", *words[words.index("-m") + 2 :]]
+        if words[0] == "raoe-train":
+            _, job, *rest = words
+            recipe = None
+            if rest and not rest[0].startswith("--"):
+                if job in WORDS:
+                    rest.insert(0, f"--{WORDS[job]}")
+                else:
+                    recipe = rest.pop(0)
+            known = recipe in recipes.shipped(job)
+            assert recipe is None or known or recipe.isupper() or recipe.endswith(".yaml"), words
+            options = {key: value for key, value in parse_options(rest).items() if key not in ("help", "traceback")}
+            options = {key: value for key, value in options.items() if not str(value).isupper()}
+            assert job_of(job) and load(job, recipe if known else None, options), words
+
+
+def test_outputs_are_compared():
+    page = "```python\nprint(1)\n```\n\n<!-- numbers within 2 -->\n```text\nscore 81.5 of 3\n```\n"
+    page += "more\n```text\nno output\n```\n"
+    first, second = blocks(page)
+    assert (first.language, first.kept, first.within, second.language) == ("python", "score 81.5 of 3\n", 2.0, "text")
+    assert page[slice(*first.where)] == first.kept
+    assert alike(first.kept, "score  80.1 of 3", 2) and not alike(first.kept, "score 79.4 of 3", 2)
+    assert alike(first.kept, "score 1 of 1", None) and not alike(first.kept, "scores 81.5 of 3", None)
+    assert not alike(first.kept, "score 81.5 of", 2) and NUMBER.findall("-1,024.5 1e-3") == ["-1,024.5", "1e-3"]
