@@ -21,7 +21,7 @@ from raoe_train.recipe import Option
 from raoe_train.training.account import in_words, plot_changes
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.list_targets import Teacher
-from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, dev_pairs, summary, tasks_of
+from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -86,7 +86,7 @@ def train(
     from raoe_train.training.build import build_trainer, checked_loss
     from raoe_train.training.dry_run import would_take
     from raoe_train.training.model_card import save_with_card
-    from raoe_train.training.training_data import enough_steps, held_out, read_training_data, say_shared
+    from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
     blank = checked_loss(data, teacher, loss, training)
     if training.get("interpolate") is not None and model.lora:
@@ -113,11 +113,7 @@ def train(
     datasets, texts = read_training_data(
         data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
     )
-    dev = dev_pairs(data, model.prompt)
-    if dev is not None:
-        say_shared(datasets, dev, str(data.dev))
-    elif data.dev_share:
-        datasets, dev = held_out(datasets, data.dev_share, seed)
+    datasets, dev = with_dev(datasets, data, model.prompt, seed)
     evaluator = dev_evaluator(dev, evaluation.batch_size)
     start = functools.partial(starting_encoder, model, folder / INITIAL, texts, seed)
     loaded = None if model.name == SCRATCH else start()

@@ -16,6 +16,7 @@ from raoe_train.data.sources import pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.losses.reads import LISTS
 from raoe_train.training.list_targets import Teacher, with_targets
+from raoe_train.training.measures import dev_pairs
 
 FEWEST = 16  # pairs that some can be held out of
 
@@ -51,6 +52,16 @@ def read_training_data(
         datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
         print(f"{source}: {len(dataset)} {loss.reads.name}{_dropped(counts)}")
     return DatasetDict(datasets), Texts(datasets)
+
+
+def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
+    """(datasets, the pairs of data.dev, or data.dev_share of the first dataset's, which it is without then; or None).
+    A line is printed where those of data.dev are trained on, too."""
+    if (dev := dev_pairs(data, prompt)) is not None:
+        say_shared(datasets, dev, str(data.dev))
+    elif data.dev_share:
+        return held_out(datasets, data.dev_share, seed)
+    return datasets, dev
 
 
 def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
