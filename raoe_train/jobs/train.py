@@ -172,7 +172,7 @@ def train(
         save_with_card(encoder, folder, metrics, plots)
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
-        print(f"{summary(metrics)}\nsaved to {folder}")
+        print(f"{summary(metrics)}\nsaved to {folder}".lstrip())
         return metrics
 
     return in_first(save)

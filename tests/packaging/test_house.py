@@ -41,7 +41,7 @@ BUDGETS = {
     "jobs": 1455,
     "losses": 2944,
     "studies": 1730,
-    "training": 1615,
+    "training": 1617,
     "the root": 592,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
