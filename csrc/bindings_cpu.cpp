@@ -2,7 +2,7 @@
 #include "cosine/cosine.h"
 #include "infonce/widths.h"
 #include "pairwise/pairwise.h"
-#include "python.h"
+#include "bindings.h"
 
 // Arguments as in the functions' headers, structures by their fields, addresses as integers (0: none).
 PyMODINIT_FUNC PyInit__native_cpu() {

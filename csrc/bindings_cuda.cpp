@@ -2,7 +2,7 @@
 // tensors' device the current one. Every call only queues work on its last argument, a stream.
 #include "cosine/cosine.h"
 #include "pairwise/pairwise.h"
-#include "python.h"
+#include "bindings.h"
 
 // Arguments as in the functions' headers, structures by their fields, addresses as integers (0: none).
 PyMODINIT_FUNC PyInit__native_cuda() {

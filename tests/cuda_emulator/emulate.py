@@ -44,7 +44,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
         copy.parent.mkdir(exist_ok=True, parents=True)
         text = translate(path.read_text(encoding="utf-8"))
         if path.suffix == ".cpp":
-            text = text.replace('#include "python.h"', '#include "python.h"\n#include "emulator_bindings.h"')
+            text = text.replace('#include "bindings.h"', '#include "bindings.h"\n#include "emulator_bindings.h"')
             text = text.replace('"_native_cuda"', '"_native_cuda", EMULATOR')
         copy.write_text(text, encoding="utf-8")
         sources.append(copy)

@@ -1,4 +1,4 @@
-// What the emulated module has besides csrc's own functions; between csrc/python.h and its use.
+// What the emulated module has besides csrc's own functions; between csrc/bindings.h and its use.
 #pragma once
 
 #include "emulator.h"
