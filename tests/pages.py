@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TUTORIALS = [path for path in PAGES if path.parent.name == "tutorials"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
-SAID = re.compile(r"<!-- (any numbers|numbers within ([\d.]+)) -->\s*\Z")
+SAID = re.compile(r"<!-- (not compared|any numbers|numbers within ([\d.]+)) -->\s*\Z")
 
 # Pages whose Python runs as it stands, and what they take as given before, in a folder with an encoder `minilm` (also
 # as sentence-transformers/all-MiniLM-L6-v2) and a decoder `llm`.
@@ -96,6 +96,7 @@ class Block:
     kept: str | None = None
     where: tuple[int, int] = (0, 0)  # of what is kept, in the page
     within: float | None = 0.0  # so much numbers may move; None for any
+    compared: bool = True
 
 
 def blocks(text: str) -> list[Block]:
@@ -109,6 +110,7 @@ def blocks(text: str) -> list[Block]:
         if language == "text" and made and behind and made[-1].kept is None:
             made[-1].kept, made[-1].where = code, found.span(2)
             made[-1].within = 0.0 if not said else float(said[2]) if said[2] else None
+            made[-1].compared = not said or said[1] != "not compared"
         else:
             made.append(Block(language, code))
         end = found.end()

@@ -35,8 +35,8 @@ def fingerprint(model: str) -> str | None:
         return None
     if (folder / DROPPED).is_file():
         return (folder / DROPPED).read_text(encoding="utf-8")
-    said = {path for path in folder.rglob("*") if path.name in SAID_OF_IT or path.name.startswith(EVENTS)}
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path not in said)
+    named = (path for path in folder.rglob("*") if path.name not in SAID_OF_IT and not path.name.startswith(EVENTS))
+    files = sorted(path for path in named if path.is_file())
     return digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
 
 

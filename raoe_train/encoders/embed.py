@@ -28,9 +28,9 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     if not sentences:
         raise ValueError("sentences is empty: there is nothing to encode")
     places = {text: place for place, text in enumerate(dict.fromkeys(sentences))}
-    training = model.training
+    training, bar = model.training, sys.stderr.isatty() and len(places) > SORTED  # one of a single step says nothing
     with encoding_by_length(model, batch_size):
-        made = model.encode(list(places), batch_size=SORTED, show_progress_bar=sys.stderr.isatty(), **options)
+        made = model.encode(list(places), batch_size=SORTED, show_progress_bar=bar, **options)
     distinct = np.asarray(made, dtype=np.float32)
     model.train(training)
     finite = np.isfinite(distinct).all(axis=1)

@@ -19,8 +19,11 @@ def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def in_words(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
-    """Sentences on the scores of metrics.json, and what to try next by the recipe's section `training`."""
+    """Sentences on the scores of metrics.json, and what to try next by the recipe's section `training`; none where
+    nothing was measured."""
     found, keep = changes(metrics), training.get("keep", 0)
+    if not found:
+        return []
     said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "a"
     if (gain := found.pop("dev", None)) is not None:
         before, after = scores(metrics)["dev"]

@@ -109,6 +109,7 @@ class LogTable(ProgressCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_evaluate(args, state, control, **kwargs)
         if self.started is None:
+            self.columns, self.last, self.head = [], [], []
             self._say()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -89,8 +89,9 @@ def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores before and after, a line each, and the weight of interpolation where it was chosen."""
-    rows = [("main metric x 100", "before", "after"), *score_rows(metrics)]
-    width = max(24, *(len(name) for name, *_ in rows))
+    scores = score_rows(metrics)
+    rows = [("main metric x 100", "before", "after"), *scores] if scores else []
+    width = max([24, *(len(name) for name, *_ in rows)])
     lines = [f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows]
     if between := metrics.get("interpolation"):
         tried = ", ".join(f"{row['weight']:g}: {_shown(row['dev'])}" for row in between["curve"])

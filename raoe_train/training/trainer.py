@@ -35,8 +35,8 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
     each training dataset (raoe_train.losses.scale), which is printed, and one with a memory remembers each dataset
     apart; batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training
     and shows the rows; what a loss has of its own is in the checkpoints (raoe_train.training.loss_state), and is not
-    decayed where it is one number; one with an attribute `progress` is told how far training is, from 0 to 1. The job
-    `train` uses no other.
+    decayed where it is one number; one with an attribute `progress` is told how far training is, from 0 to 1; its log
+    is printed as a table, and callbacks are told more (raoe_train.training.log_table). The job `train` uses no other.
 
     Args:
         model: the encoder.

@@ -87,6 +87,7 @@ def test_what_it_says_fits_what_was_found():
     ]
     assert "To lose less: a training.keep," in in_words(of((70, 75), a=(80, 77)), {})[2]
     assert "was not measured" in in_words(of((70, 75)), {"keep": 1})[1]
+    assert in_words({"before": {}, "after": {}}, {}) == []
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,17 @@ def test_the_interpolation_weight_is_printed():
     said = summary({"before": scores, "after": scores, "interpolation": {"weight": 0.5, "curve": curve}})
     last = said.splitlines()[-1]
     assert last == "interpolation weight 0.5, of 0 before to 1 after training; dev at 0.5: 71.25, 1: -"
+
+
+def test_an_evaluation_without_a_correlation_shows_its_loss(capsys):
+    """Apart from the training loss, whose name transformers gives it behind eval_."""
+    table = LogTable()
+    state = SimpleNamespace(is_world_process_zero=True, global_step=4, log_history=[{"loss": 1.5}], max_steps=4)
+    args = SimpleNamespace(disable_tqdm=True, metric_for_best_model=None, eval_strategy="no")
+    table.on_train_begin(args, state, None)
+    table.on_log(args, state, None, logs={"loss": 1.5})
+    table.on_log(args, state, None, logs={"eval_loss": 0.5, "eval_runtime": 9.0})
+    table.on_train_end(args, state, None)
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["step", "loss", "dev", "loss"] and line.split() == ["4", "1.5", "0.5"]
+    assert summary({"before": {}, "after": {}}) == ""
