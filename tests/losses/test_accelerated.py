@@ -58,7 +58,14 @@ def assert_equal(loss, model, features, labels):
         torch.testing.assert_close(one, other, rtol=0, atol=CLOSE[gradient.dtype] * float(other.abs().max()))
 
 
-@pytest.mark.parametrize(("loss", "settings"), PAIRS, ids=str)
+def said(value):
+    """Without addresses of functions, by which two processes would call a test differently."""
+    if isinstance(value, dict):
+        return " ".join(f"{name}={getattr(each, '__name__', each)}" for name, each in value.items())
+    return value.__name__
+
+
+@pytest.mark.parametrize(("loss", "settings"), PAIRS, ids=said)
 @pytest.mark.parametrize("scores", ["float", "integer", "bool", "column"])
 def test_losses_of_pairs(model, by_ours, loss, settings, scores):
     features, labels = batch(model, 10)
@@ -74,7 +81,7 @@ def test_angle_of_tuples(model, by_ours, labels):
     assert len(by_ours) == 1
 
 
-@pytest.mark.parametrize("settings", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("settings", CONFIGURATIONS, ids=said)
 @pytest.mark.parametrize("number", [2, 4])
 def test_multiple_negatives(model, by_ours, settings, number):
     features = columns(model, number)
