@@ -56,6 +56,7 @@ LARGE = "encoders, language models or data that CI does not have, and minutes to
 # Pages with commands that are not run, as those fenced as sh in tutorials are: each is brought to the arguments of its
 # job, or its module is found.
 READ = {
+    "docs/adapt.md": LARGE,
     "README.md": "make demo and make test are what CI is; the rest has names of the reader's own",
     "docs/bellm.md": LARGE,
     "docs/data.md": "needs a hub, or the publishers' files",
