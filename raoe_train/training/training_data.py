@@ -76,13 +76,15 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
         raise ValueError(
             f"{name} has {len(whole)} pairs: {FEWEST} at least, of which some are held out (data.dev_share)"
         )
-    firsts = whole["sentence1"][:]
     places: dict[str, list[int]] = {}
-    for place, text in enumerate(firsts):
+    for place, text in enumerate(whole["sentence1"][:]):
         places.setdefault(text, []).append(place)
-    drawn, order = set[int](), np.random.default_rng(seed).permutation(list(places)).tolist()
-    while len(drawn) < max(2, share * len(whole)) and len(order) > 1:
-        drawn.update(places[order.pop()])
+    if len(places) == 1:
+        raise ValueError(f"{name} has one first sentence, and a premise is held out whole: name development pairs")
+    drawn, by_first = set[int](), [*places.values()]
+    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:
+        if len(drawn) < max(2, share * len(whole)):
+            drawn.update(by_first[number])
     rest = [place for place in range(len(whole)) if place not in drawn]
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)

@@ -41,7 +41,7 @@ BUDGETS = {
     "jobs": 1460,
     "losses": 3048,
     "studies": 1730,
-    "training": 1757,
+    "training": 1759,
     "the root": 592,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

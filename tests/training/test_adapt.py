@@ -105,6 +105,16 @@ def test_wrong_use_is_a_sentence(tmp_path, encoder, rows, column, message):
         adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", rows, **column))
 
 
+def test_a_premise_is_held_out_whole(tmp_path, encoder):
+    with pytest.raises(ValueError, match="one first sentence, and a premise is held out whole"):
+        lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
+        (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
+        adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))
+    lines = [f"{'long ' * 50_000 if row == 3 else ''}{SENTENCES[row % 11]}\tb {row}\t{row}" for row in range(40)]
+    (tmp_path / "long.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
+    assert adapt(tmp_path, encoder, str(tmp_path / "long.tsv"), overwrite=True)["steps"] == 8
+
+
 def test_steps_at_least():
     sizes = {"a": range(100), "b": range(30)}
     asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2}
