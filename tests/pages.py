@@ -17,7 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OPS = [ROOT / "raoe_kernels" / op / "README.md" for op in ("infonce", "sigmoid")]  # tests of guided run its page
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *OPS]
 TUTORIALS = [path for path in PAGES if path.parent.name == "tutorials"]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -49,6 +50,24 @@ model = SentenceTransformer("minilm")
 args = SentenceTransformerTrainingArguments("run", max_steps=1, per_device_train_batch_size=2, report_to="none")
 lists = [["a dog barks", "a dog makes a noise", "it rains"], ["a man runs", "someone moves", "a cat sleeps"]]
 squares = [torch.tensor([[1.0, 0.8, 0.1], [0.8, 1.0, 0.2], [0.1, 0.2, 1.0]])] * 2
+""",
+    "raoe_kernels/infonce/README.md": """
+import torch
+from raoe_kernels import info_nce_loss
+anchors, positives, negatives = torch.randn(3, 8, 384)
+all_anchors, all_positives, all_negatives, rank, targets = anchors, positives, negatives, 0, torch.arange(8)
+anchor_ids, column_ids, teacher_cosines = torch.arange(8), torch.arange(16), torch.rand(8, 8)
+log_scale = torch.tensor(3.0)
+columns, one_of_them, labels, column_labels = torch.randn(12, 384), torch.arange(8), torch.arange(8), torch.arange(12)
+guide_anchors, guide_positives, guide_negatives = torch.randn(3, 8, 16)
+""",
+    "raoe_kernels/sigmoid/README.md": """
+import math
+import torch
+from raoe_kernels import sigmoid_loss
+anchors, positives, negatives = torch.randn(3, 8, 384)
+own_positives, another_ones, anchor_ids, column_ids = positives, negatives, torch.arange(8), torch.arange(16)
+labels, column_labels = anchor_ids, column_ids
 """,
     **{str(path.relative_to(ROOT)): "" for path in TUTORIALS},
 }

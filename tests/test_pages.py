@@ -27,7 +27,7 @@ def test_a_page_runs_as_it_stands(tmp_path, page):
 @pytest.mark.parametrize("page", NAMES)
 def test_a_block_is_run_or_read_or_no_code(page):
     languages = {block.language for block in blocks(TEXT[page])}
-    assert languages <= {"python", "sh", "text", "json", "yaml"}
+    assert languages <= {"python", "sh", "text", "json", "yaml", "math"}
     assert "python" not in languages or page in RUN or page in READ
     if page not in RUN:
         for block in blocks(TEXT[page]):
