@@ -34,7 +34,7 @@ def in_words(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[st
         mean = sum(found.values()) / len(found)
         least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
         ends = f": from {found[least]:+.2f} ({least}) to {found[most]:+.2f} ({most})" if len(found) > 1 else ""
-        said.append(f"On {len(found)} sets at hand it changed by {mean:+.2f} on average{ends}.")
+        said.append(f"On {len(found)} set{'s' * (len(found) > 1)} at hand it changed by {mean:+.2f} on average{ends}.")
         if mean < LOST:
             said.append(f"To lose less: {less} training.keep, or training.interpolate 0.3 0.5 0.7 1.")
     if gain is not None and gain < LITTLE:

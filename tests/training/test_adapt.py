@@ -81,7 +81,7 @@ def test_what_it_says_fits_what_was_found():
     ]
     lost = in_words(of((70, 70.5), a=(80, 77)), {"keep": 1})
     assert lost[1:] == [
-        "On 1 sets at hand it changed by -3.00 on average.",
+        "On 1 set at hand it changed by -3.00 on average.",
         "To lose less: a larger training.keep, or training.interpolate 0.3 0.5 0.7 1.",
         "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
     ]
