@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", "run.png")  # beside a model
+PICTURES = ("run.png", "changes.png")  # of a run
+SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)  # beside a model
 EVENTS = "events.out.tfevents."  # of TensorBoard, the same
 DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from raoe_train.artifacts.processes import in_first
-from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
+from raoe_train.artifacts.provenance import DROPPED, PICTURES, digest, fingerprint
 from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
@@ -101,7 +101,7 @@ def begin(arguments: Any, made: Mapping[str, Any]) -> None:
         return
     for name in (CHECKPOINTS, INITIAL, EVENTS):
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("metrics.json", "log.jsonl", "run.png", RECIPE, DROPPED):
+    for name in ("metrics.json", "log.jsonl", *PICTURES, RECIPE, DROPPED):
         (output / name).unlink(missing_ok=True)
     write_json(output / MADE_FROM, made)
     write_text(output / RECIPE, yaml.safe_dump(to_dict(arguments), sort_keys=False, allow_unicode=True))

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from raoe_train import run
+from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.training.account import changes, in_words
 from raoe_train.training.training_data import enough_steps
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("encoder")
-    tiny_encoder(double=False).save_pretrained(str(folder))
-    return str(folder)
+    return saved_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
@@ -63,7 +62,11 @@ def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
     for text in (said, page):
         assert "On its development pairs the encoder went from" in text
         assert "On 2 sets at hand it changed by" in text
-    assert "![changes](changes.png)" in page and (tmp_path / "out" / "changes.png").stat().st_size > 5000
+    picture = tmp_path / "out" / "changes.png"
+    assert "![changes](changes.png)" in page and picture.stat().st_size > 5000
+    made = fingerprint(str(tmp_path / "out"))
+    picture.unlink()
+    assert fingerprint(str(tmp_path / "out")) == made  # what is said of a model is no part of it
 
 
 def of(dev: tuple[float, float], **tasks: tuple[float, float]) -> dict[str, Any]:
