@@ -75,12 +75,7 @@ def _main(words: list[str]) -> int:
     rest = [word for word in rest if word != "--traceback"]
     if not sys.stderr.isatty():
         _hide_bars()
-    recipe = None
-    if rest and not rest[0].startswith("--"):
-        if job in WORDS:
-            rest.insert(0, f"--{WORDS[job]}")
-        else:
-            recipe = rest.pop(0)
+    recipe, rest = recipe_of(job, rest)
     options: dict[str, Any] = {}
     try:
         options = parse_options(rest)
@@ -118,6 +113,13 @@ def _unknown(error: Exception, output: Any) -> str:
         beside = Path(name)
     said = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {said or 'no more is known'} (unforeseen; the whole trace is in {beside})"
+
+
+def recipe_of(job: str, words: list[str]) -> tuple[str | None, list[str]]:
+    """(the recipe that a job's words begin with, if they do; its options): of some jobs the first word is a key's."""
+    if not words or words[0].startswith("--"):
+        return None, words
+    return (None, [f"--{WORDS[job]}", *words]) if job in WORDS else (words[0], words[1:])
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from raoe_train import recipe as recipes
-from raoe_train.cli import WORDS, job_of, load, parse_options
+from raoe_train.cli import job_of, load, parse_options, recipe_of
 from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -62,12 +62,7 @@ def test_a_command_is_one_that_there_is(page):
             words = ["raoe-train", *words[words.index("-m") + 2 :]]
         if words[0] == "raoe-train":
             _, job, *rest = words
-            recipe = None
-            if rest and not rest[0].startswith("--"):
-                if job in WORDS:
-                    rest.insert(0, f"--{WORDS[job]}")
-                else:
-                    recipe = rest.pop(0)
+            recipe, rest = recipe_of(job, rest)
             known = recipe in recipes.shipped(job)
             assert recipe is None or known or recipe.isupper() or recipe.endswith(".yaml"), words
             options = {key: value for key, value in parse_options(rest).items() if key not in ("help", "traceback")}

@@ -35,6 +35,12 @@ def tiny_encoder(dropout: float = 0.0, double: bool = True, **settings: Any) -> 
     return (model.double() if double else model).train()
 
 
+def saved_encoder(folder: Path) -> str:
+    """The folder with a tiny encoder in it."""
+    tiny_encoder(double=False).save_pretrained(str(folder))
+    return str(folder)
+
+
 def batch(model: Any, rows: int = 9) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
     """Two tokenised columns of `rows` sentences, with scores (one tie) and labels of three classes."""
     first = [SENTENCES[row % len(SENTENCES)] for row in range(rows)]

@@ -17,7 +17,7 @@ from raoe_train.cli import main
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.encoders import frozen
 from raoe_train.jobs.lists import geometric_ranks, lists_from_pairs
-from tests.tiny import SENTENCES, tiny_encoder
+from tests.tiny import SENTENCES, saved_encoder, tiny_encoder
 
 
 def read_lists(*source, **asked):
@@ -138,9 +138,7 @@ def test_lists_from_pairs_by_hand():
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("teacher"))
-    tiny_encoder(double=False).save_pretrained(folder)
-    return folder
+    return saved_encoder(tmp_path_factory.mktemp("teacher"))
 
 
 def pairs_file(folder):

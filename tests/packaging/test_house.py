@@ -33,7 +33,7 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 733,
+    "artifacts": 734,
     "data": 2145,
     "encoders": 1895,
     "evaluation": 1309,
@@ -42,7 +42,7 @@ BUDGETS = {
     "losses": 3048,
     "studies": 1730,
     "training": 1759,
-    "the root": 592,
+    "the root": 594,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

@@ -12,18 +12,14 @@ from pathlib import Path
 import pytest
 
 import raoe_train
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def blocks_of(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+from tests.pages import ROOT, blocks
 
 
 def test_the_page_shows_every_public_name():
-    blocks = blocks_of("python.md")
-    assert all(block.count("\n") <= 13 for block in blocks)  # ten lines, and what they import
-    shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(blocks))}
+    found = blocks((ROOT / "docs" / "python.md").read_text(encoding="utf-8"))
+    code = [block.code for block in found if block.language == "python"]
+    assert all(block.count("\n") <= 13 for block in code)  # ten lines, and what they import
+    shown = {name for name in raoe_train.__all__ if re.search(rf"\brt\.{name}\b", "\n".join(code))}
     assert shown >= set(raoe_train.__all__) - {"ListCollator", "TextCollator", "register", "run"}
 
 

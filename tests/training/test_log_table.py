@@ -20,16 +20,14 @@ from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.log_table import LogTable
 from raoe_train.training.measures import summary
 from raoe_train.training.trainer import Trainer
-from tests.tiny import tiny_encoder
+from tests.tiny import saved_encoder
 from tests.training.test_trainer import arguments
 from tests.training.test_training import settings, write_pairs
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
-    folder = str(tmp_path_factory.mktemp("encoder"))
-    tiny_encoder(double=False).save_pretrained(folder)
-    return folder
+    return saved_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 class Told(TrainerCallback):
