@@ -48,34 +48,6 @@ RAOE_HD Int doubled_rank(Ties ties, Int position, Int first, Int last, Int index
   return (ties == Ties::max ? last : first) + (ties == Ties::min ? first : last);  // average: of both
 }
 
-// How many positions have a doubled rank <= bound: where the prefix of a j with rank bound + threshold ends.
-// For every rule but dense. Runs before the one that holds position m = floor(bound / 2) end at m - 1 or
-// earlier, so their doubled rank is at most 2 (m - 1); runs behind it start at m + 1 or later, so theirs is
-// at least 2 (m + 1) > bound. Only m's own run has to be looked at. The caller gets m from `prefix_probe`,
-// and the run of m from its tables.
-template <class Int>
-RAOE_HD Int prefix_probe(Int bound) { return bound >> 1; }  // bound < 0: nothing is before, no probe
-template <class Int>
-RAOE_HD Int prefix_end(Ties ties, Int bound, Int first, Int last) {
-  const Int m = prefix_probe(bound);
-  if (ties == Ties::ordinal) return m + 1;
-  return doubled_rank(ties, m, first, last, Int(0)) <= bound ? last + 1 : first;
-}
-
-// The first position with a doubled rank >= bound: where the suffix of an i with rank bound - threshold
-// starts. For every rule but dense, by the same argument with m = ceil(bound / 2); from m >= n on, nothing is
-// left.
-template <class Int>
-RAOE_HD Int suffix_probe(Int bound) { return (bound + 1) >> 1; }
-template <class Int>
-RAOE_HD Int suffix_start(Ties ties, Int bound, Int first, Int last) {
-  const Int m = suffix_probe(bound);
-  if (ties == Ties::ordinal) return m;
-  return doubled_rank(ties, m, first, last, Int(0)) >= bound ? first : last + 1;
-}
-// Dense ranks count runs: the prefix is the runs 0 .. floor(bound / 2), the suffix the runs from ceil(bound /
-// 2) on.
-
 // ---- The angle. ----
 
 template <class T>

@@ -29,7 +29,8 @@ struct Shared {
   };
   struct Tables {
     Array<T, slots + 1> before, after;
-    Array<Index, slots + 1> first, last, run, start;
+    Array<Index, 2 * slots + ENDS_AHEAD / sizeof(Index)> ends;
+    Array<Index, slots> rank, run;
     Array<std::uint64_t, slots> label;
     Array<T, slots> term, below, above;
     Array<Index, slots> order[2];
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(Block) one_block(const PairwiseArgs args, T ro
   auto& tables = shared.tables;
   typename Shared<T, Block>::Work work{
       args,
-      {tables.before.at, tables.after.at, tables.first.at, tables.last.at, tables.run.at, tables.start.at, tables.label.at, tables.term.at,
-       tables.below.at, tables.above.at, {tables.order[0].at, tables.order[1].at}},
+      {tables.before.at, tables.after.at, tables.ends.at + ENDS_AHEAD / sizeof(*tables.ends.at), tables.rank.at, tables.run.at,
+       tables.label.at, tables.term.at, tables.below.at, tables.above.at, {tables.order[0].at, tables.order[1].at}},
       nullptr, shared.scratch, room};
   typename Shared<T, Block>::Work::Pairs my;
   work.place(my, 0);

@@ -34,10 +34,10 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   }
   take(at.before, args.rank ? whole : 0);
   take(at.after, args.rank ? whole + 1 : 0);
-  take(at.first, whole);
-  take(at.last, whole);
-  take(at.run, args.ties == Ties::dense ? whole : 0);
-  take(at.start, args.ties == Ties::dense ? n + 1 : 0);
+  take(at.ends, 2 * whole + ENDS_AHEAD / sizeof(*at.ends));
+  at.ends += ENDS_AHEAD / sizeof(*at.ends);
+  take(at.rank, whole);
+  take(at.run, whole);
   take(at.label, angled);
   take(at.term, angled);
   take(at.below, angled);
@@ -51,6 +51,7 @@ std::size_t lay_out(const PairwiseArgs& args, unsigned char* base, Work<T>& work
   take(work.extents, PREPARING_BLOCKS);
   take(all.spans, 2 * (tiles + 1) * sizeof(Span<LogSum<double>, true>));
   take(all.joined, 2 * tiles * CROSSING_BYTES);
+  take(all.arrived, 1);
   take(all.kept, args.grads ? 2 * n * sizeof(typename Log<T>::Kept) : 0);
   temporary_bytes = sort_temporary_bytes(all.n, all.wide);
   take(temporary, temporary_bytes);
@@ -65,7 +66,7 @@ std::size_t run(const PairwiseArgs& args, unsigned char* workspace, cudaStream_t
   const std::size_t all = lay_out(args, workspace, work, temporary, bytes);
   if (workspace == nullptr) return all;
   const std::uint32_t tiles = work.crossing.tiles;
-  work.preparing = tiles < PREPARING_BLOCKS ? tiles : PREPARING_BLOCKS;
+  work.preparing = 2 * tiles < PREPARING_BLOCKS ? 2 * tiles : PREPARING_BLOCKS;
   prepare<T><<<work.preparing, BLOCK, 0, stream>>>(work);
   check_cuda(cudaGetLastError(), "the keys of the pairwise losses");
   sort_by_key(work.sort, work.crossing.n, temporary, bytes, stream);

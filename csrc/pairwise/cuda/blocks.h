@@ -8,10 +8,10 @@
 
 namespace raoe {
 
-constexpr int BLOCK = 256, LOADS = 16;
+constexpr int BLOCK = 128, LOADS = 32;
 constexpr unsigned PREPARING_BLOCKS = 1024;
 template <class T>
-constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // a thread's: what 128 registers hold
+constexpr int ITEMS = sizeof(T) == 8 ? LOADS / 2 : LOADS;  // a thread's: what 255 registers hold
 
 template <class T>
 struct Work {
@@ -30,8 +30,74 @@ struct AllBlocks {
   static __device__ unsigned index() { return blockIdx.x; }
   static __device__ unsigned count() { return gridDim.x; }
   static __device__ bool resident(std::uint32_t tiles) { return tiles <= gridDim.x; }
-  static __device__ void sync() { cooperative_groups::this_grid().sync(); }
+  // The grid barrier of cooperative groups, less what only grids of several dimensions and clusters need: the count's
+  // highest bit flips when the last block has come.
+  static __device__ __forceinline__ void sync([[maybe_unused]] unsigned* arrived) {
+#if defined(__CUDA_ARCH__)
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      constexpr unsigned all = 1u << 31;
+      __threadfence();
+      const unsigned before = atomicAdd(arrived, blockIdx.x ? 1 : all - (gridDim.x - 1));
+      while (((before ^ *static_cast<volatile unsigned*>(arrived)) & all) == 0) {
+      }
+      __threadfence();
+    }
+    __syncthreads();
+#else
+    cooperative_groups::this_grid().sync();  // the emulator's
+#endif
+  }
 };
+
+// Keys and payloads of four pairs at a time, where all that is read is float32 (and labels) of 16-byte alignment. How many
+// pairs that were. Labels are compared by their low words; where a high word is no sign of the low one, once more.
+template <class T>
+__device__ std::uint32_t write_fours(const Work<T>& work, Extent<T>& extent) {
+  using Floats = Neighbours<float, 4>;
+  using Words = Neighbours<std::uint32_t, 4>;
+  const auto address = [](const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); };
+  const PairwiseArgs& args = work.args;
+  if (args.score_type != Key::f32 || args.similarity_type != Float::f32) return 0;
+  if ((address(args.scores) | address(args.similarity) | address(args.labels)) % 16) return 0;
+  const std::uint32_t fours = work.crossing.n / 4, stride = work.preparing * BLOCK;
+  std::int32_t low = INT32_MAX, high = INT32_MIN, beyond = 0;
+  bool nan = false;
+#pragma unroll 1
+  for (std::uint32_t q = blockIdx.x * BLOCK + threadIdx.x; q < fours; q += stride) {
+    const Floats scores = static_cast<const Floats*>(args.scores)[q];
+    const Floats similarities = static_cast<const Floats*>(args.similarity)[q];
+    Neighbours<std::int64_t, 4> labels{};
+    if (args.labels) labels = reinterpret_cast<const Neighbours<std::int64_t, 4>*>(args.labels)[q];
+    Words keys, pairs;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float score = scores.at[k], similarity = similarities.at[k];
+      const auto label = static_cast<std::int32_t>(labels.at[k]);
+      nan |= is_nan(score) || is_nan(similarity);
+      extent.low = fminf(extent.low, similarity), extent.high = fmaxf(extent.high, similarity);
+      low = label < low ? label : low, high = label > high ? label : high;
+      beyond |= static_cast<std::int32_t>(labels.at[k] >> 32) ^ (label >> 31);
+      keys.at[k] = orderable(score);
+      pairs.at[k] = (static_cast<std::uint32_t>(label) << LABEL_SHIFT) + (4 * q + k);
+    }
+    static_cast<Words*>(work.sort.keys[0])[q] = keys;
+    reinterpret_cast<Words*>(work.sort.values[0])[q] = pairs;
+  }
+  extent.nan = nan;
+  if (args.labels && low <= high) {
+    extent.label_low = low, extent.label_high = high;
+    for (std::uint32_t q = blockIdx.x * BLOCK + threadIdx.x; beyond && q < fours; q += stride) {
+      for (std::uint32_t i = 4 * q; i < 4 * q + 4; ++i) {
+        const std::int64_t label = args.labels[i];
+        if (q == blockIdx.x * BLOCK + threadIdx.x && i == 4 * q) extent.label_low = extent.label_high = label;
+        extent.label_low = label < extent.label_low ? label : extent.label_low;
+        extent.label_high = label > extent.label_high ? label : extent.label_high;
+      }
+    }
+  }
+  return 4 * fours;
+}
 
 // Keys and payloads to sort, and what the inputs are like.
 template <class Bits, class T>
@@ -39,8 +105,10 @@ __device__ Extent<T> write_keys(const Work<T>& work) {
   Extent<T> extent;
   Bits* const keys = static_cast<Bits*>(work.sort.keys[0]);
   std::uint32_t* const pairs = work.sort.values[0];
-#pragma unroll 4
-  for (std::uint32_t i = blockIdx.x * BLOCK + threadIdx.x; i < work.crossing.n; i += work.preparing * BLOCK) {
+  std::uint32_t first = 0;
+  if constexpr (sizeof(Bits) == 4 && sizeof(T) == 4) first = write_fours(work, extent);
+#pragma unroll 1
+  for (std::uint32_t i = first + blockIdx.x * BLOCK + threadIdx.x; i < work.crossing.n; i += work.preparing * BLOCK) {
     Bits key;
     std::uint32_t pair;
     const T similarity = read_pair(work.args, i, key, pair, extent);
@@ -57,6 +125,7 @@ __global__ void __launch_bounds__(BLOCK) prepare(const Work<T> work) {
   for (std::uint32_t p = work.crossing.n + threadIdx.x; !blockIdx.x && p < work.crossing.tiles * BLOCK * ITEMS<T>; p += BLOCK) {
     work.sort.values[0][p] = work.sort.values[1][p] = 0;
   }
+  if (blockIdx.x == 0 && threadIdx.x == 0) *work.crossing.arrived = 0;
   const Extent<T> extent = work.sort.wide ? write_keys<std::uint64_t>(work) : write_keys<std::uint32_t>(work);
   const Extent<T> all = block_sum<BLOCK>(extent, reinterpret_cast<Extent<T>*>(scratch));
   if (threadIdx.x == 0) work.extents[blockIdx.x] = all;

@@ -6,132 +6,9 @@
 // pairs in registers from step to step.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "sums.h"
+#include "pairs.h"
 
 namespace raoe {
-
-constexpr int LABEL_SHIFT = 28;  // a pair is its index, and above it its label's low bits
-constexpr std::uint32_t INDEX_MASK = (1u << LABEL_SHIFT) - 1;
-constexpr int COLUMN_LABELS = 3;  // values that two columns of sums tell apart
-
-// Opaque, so that the compiler does not merge the mask with an address of 64 bits.
-__device__ __forceinline__ std::uint32_t index_of(std::uint32_t pair) {
-  std::uint32_t index = pair & INDEX_MASK;
-  asm("" : "+r"(index));
-  return index;
-}
-
-template <class T>
-__device__ __forceinline__ T load(const void* data, Float type, std::uint32_t i) {
-  switch (type) {
-    case Float::f32: return T(static_cast<const float*>(data)[i]);
-    case Float::f64: return T(static_cast<const double*>(data)[i]);
-    case Float::f16: return T(__half2float(static_cast<const __half*>(data)[i]));
-    default: return T(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[i]));
-  }
-}
-
-// The score as an unsigned integer of the same order; reports a NaN, wherever it then goes.
-template <class Bits>
-__device__ __forceinline__ Bits load_key(const void* data, Key type, std::uint32_t i, bool& nan) {
-  if (type == Key::f32) {
-    const float score = static_cast<const float*>(data)[i];
-    nan |= is_nan(score);
-    return orderable(score);
-  }
-  if (type == Key::f64) {
-    const double score = static_cast<const double*>(data)[i];
-    nan |= is_nan(score);
-    return static_cast<Bits>(orderable(score));
-  }
-  return static_cast<Bits>(orderable(static_cast<const std::int64_t*>(data)[i]));
-}
-
-// What one reading of pair i finds: its sort key and payload, and what it says of all inputs.
-template <class Bits, class T>
-__device__ __forceinline__ T read_pair(const PairwiseArgs& args, std::uint32_t i, Bits& key, std::uint32_t& pair,
-                                       Extent<T>& extent) {
-  bool nan = false;
-  key = load_key<Bits>(args.scores, args.score_type, i, nan);
-  const T similarity = load<T>(args.similarity, args.similarity_type, i);
-  Extent<T> own{similarity, similarity};
-  pair = i;
-  if (args.labels) {
-    own.label_low = own.label_high = args.labels[i];
-    pair |= static_cast<std::uint32_t>(own.label_low) << LABEL_SHIFT;
-  }
-  own.nan = nan || is_nan(similarity);
-  extent = extent + own;
-  return similarity;
-}
-
-// Arrays with an element a position. Whole tiles of it are written, so they are that long, and one more.
-template <class T, class Index>
-struct Arrays {
-  T *before, *after;         // the rank objective's sums ahead of a position; from it on
-  Index *first, *last;       // of its run of equal scores
-  Index *run, *start;        // dense ranks only: how many runs are before its own; where each begins, and n
-  // For labels by bits only.
-  std::uint64_t* label;      // less the smallest
-  T *term, *below, *above;   // of the angular objective: the pair's, its partners' sums
-  Index* order[2];           // positions in this bit's order, and in the next one's
-};
-
-// What only several blocks need.
-template <class T>
-struct Crossing {
-  const void* keys;            // sorted
-  const std::uint32_t* pairs;  // in that order
-  const T* similarity;         // in the caller's
-  std::uint32_t n, tiles;
-  bool wide;                   // keys have 64 bits
-  unsigned char* spans;        // (2, tiles + 1) Span: of each tile forwards, backwards
-  unsigned char* joined;       // (2, blocks) Sum: of Z
-  unsigned char* kept;         // (2, n) Kept, where blocks have several tiles
-};
-constexpr std::size_t CROSSING_BYTES = 16;  // the largest Sum
-
-// Who works together.
-struct OneBlock {
-  static constexpr bool one = true;
-  static __device__ unsigned index() { return 0; }
-  static __device__ unsigned count() { return 1; }
-  static __device__ bool resident(std::uint32_t) { return true; }  // no block has two tiles
-  static __device__ void sync() { __syncthreads(); }
-};
-
-// A thread's part of a tile.
-template <class T, int Items>
-struct Mine {
-  std::uint32_t base, heads;  // heads, bit k: a run (or the end) begins at base + k
-  std::uint32_t ids;          // two bits a pair: 0, 1 or 2, where columns tell labels apart
-  int valid;
-  std::uint32_t pair[Items];
-  T c[Items], term[Items];  // of the angular objective
-
-  __device__ void place(std::uint32_t first, std::uint32_t n) {
-    base = first;
-    valid = base >= n ? 0 : (n - base < Items ? static_cast<int>(n - base) : Items);
-  }
-  __device__ bool begins(int k) const { return heads >> k & 1; }
-  __device__ bool ends(int k) const { return heads >> (k + 1) & 1; }
-  __device__ bool has_id(int k, std::uint32_t bits) const { return ids >> 2 * k & bits; }
-  template <class Bits>
-  __device__ __forceinline__ void find_heads(const Bits (&key)[Items], Bits before, Bits behind, std::uint32_t n) {
-    heads = 0;
-#pragma unroll
-    for (int k = 0; k <= Items; ++k) {
-      const Bits previous = k ? key[k ? k - 1 : 0] : before, own = k < Items ? key[k < Items ? k : 0] : behind;
-      if (own != previous) heads |= 1u << k;
-    }
-    // The first pair begins one; behind the last one only the end counts.
-    heads |= base ? 0 : 1;
-    if (base + Items >= n) heads = (heads & ((1u << valid) - 1)) | (base + valid == n ? 1u << valid : 0);
-  }
-};
 
 template <class T, int Block, int Items, class Index, class Blocks>
 struct Solver {
@@ -141,7 +18,8 @@ struct Solver {
   template <class D>
   using Segmented = Span<typename D::Part, true>;
   static constexpr int tile_pairs = Block * Items;
-  static constexpr std::size_t scratch_bytes = (Block / 32 + 1) * sizeof(Span<LogSum<T>, true>);
+  static constexpr int warps = Block / 32;
+  static constexpr std::size_t scratch_bytes = (warps + 1) * sizeof(Span<LogSum<T>, true>) + warps * 16;
 
   const PairwiseArgs& args;
   const Arrays<T, Index> at;
@@ -171,10 +49,15 @@ struct Solver {
   __device__ bool by_columns() const { return D::hot ? D::hot & ANGLE : columns; }
   template <class D>
   __device__ bool with_slopes() const { return D::hot || args.grads; }
+  __device__ void sync() const {
+    if constexpr (Blocks::one) __syncthreads();
+    else Blocks::sync(crossing->arrived);
+  }
   __device__ bool dense() const { return args.ties == Ties::dense; }
-  // A block's tiles: f(tile).
-  template <class F>
+  // A block's tiles, of which it has one where it is hot: f(tile).
+  template <class D, class F>
   __device__ __forceinline__ void each_tile(const F& f) const {
+    if (D::hot) return f(Blocks::index());
     for (std::uint32_t tile = Blocks::index(); tile < tiles(); tile += Blocks::count()) f(tile);
   }
   __device__ void place(Pairs& my, std::uint32_t tile) const { my.place(tile * tile_pairs + threadIdx.x * Items, n()); }
@@ -197,7 +80,7 @@ struct Solver {
     const T rank = args.rank ? tau * (extent.high - extent.low) : T(0);
     const T angles = args.angle ? tau * (low_angle - high_angle) : T(0);
     if constexpr (sizeof(T) == 4) {
-      if (rank < room && angles < room) {
+      if (rank < room && angles < room && tau < T(1e9)) {  // of which the square is no infinity
         if (args.grads && args.ties == Ties::average && Blocks::resident(tiles())) {
           if (columns) return args.rank ? solve<Linear<RANK | ANGLE>>(my) : solve<Linear<ANGLE>>(my);
           if (!args.angle) return solve<Linear<RANK>>(my);
@@ -220,14 +103,21 @@ struct Solver {
     const auto own = *reinterpret_cast<const Neighbours<Bits, Items>*>(keys);
     my.find_heads(own.at, keys[my.base ? -1 : 0], keys[my.base + Items < n() ? Items : 0], n());
   }
+  // Read, and later read again rather than kept.
+  __device__ __forceinline__ void read_pairs(Pairs& my) const {
+    if constexpr (!Blocks::one) {
+      const auto pairs = *reinterpret_cast<const Neighbours<std::uint32_t, Items>*>(crossing->pairs + my.base);
+#pragma unroll
+      for (int k = 0; k < Items; ++k) my.pair[k] = pairs.at[k];
+    }
+  }
   __device__ __forceinline__ void fetch(Pairs& my, std::uint32_t tile) const {
     place(my, tile);
     if constexpr (!Blocks::one) {
       crossing->wide ? read_heads<std::uint64_t>(my) : read_heads<std::uint32_t>(my);
-      const auto pairs = *reinterpret_cast<const Neighbours<std::uint32_t, Items>*>(crossing->pairs + my.base);
+      read_pairs(my);
 #pragma unroll
       for (int k = 0; k < Items; ++k) {
-        my.pair[k] = pairs.at[k];
         my.c[k] = crossing->similarity[index_of(my.pair[k])];
       }
     }
@@ -235,40 +125,37 @@ struct Solver {
   template <class D>
   __device__ __forceinline__ void find_terms(Pairs& my) const {
     const T tau = D::scaled(args.tau);
-    my.ids = 0;
-    if (angled<D>()) {
-#pragma unroll(D::hot ? Items : 1)
-      for (int k = 0; k < Items; ++k) my.term[k] = D::term(D::exponent(-tau, quick_angle(my.c[k]), middle_angle));
-    }
-    if (my.valid < Items) {  // behind the last pair terms are infinite, and add nothing to the backward sums
-#pragma unroll
-      for (int k = 0; k < Items; ++k) {
-        if (k >= my.valid) my.c[k] = my.term[k] = T(INFINITY);
-      }
-    }
-    if (!by_columns<D>()) return;
+    if (by_columns<D>()) my.find_labels(static_cast<std::uint32_t>(label_low));
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      my.ids |= (my.pair[k] - (static_cast<std::uint32_t>(label_low) << LABEL_SHIFT)) >> LABEL_SHIFT << 2 * k;
+      if (angled<D>()) D::angle_terms(my.c[k], tau, middle_angle, my.term[k], my.slope[k]);
+      my.c[k] = D::exponent(tau, my.c[k], middle);
+    }
+    if (my.valid < Items) {  // behind the last pair, where nothing is added backwards
+#pragma unroll
+      for (int k = 0; k < Items; ++k) Bit{~my.inside_bits, 1u << k}.move(my.c[k], T(INFINITY));
     }
   }
   // The rank objective's is quicker made than kept.
   template <class D, bool Inverse = false>
   __device__ __forceinline__ T rank_term(const Pairs& my, int k) const {
-    const T exponent = D::exponent(D::scaled(args.tau), my.c[k], middle), term = D::term(Inverse ? -exponent : exponent);
+    const T term = D::term(Inverse ? -my.c[k] : my.c[k]);
     return D::hot || k < my.valid ? term : (Inverse ? D::nothing() : T(INFINITY));  // of an infinite c it is that
   }
 
   // ---- 1. Sums of the thread, the tile, all tiles. ----
 
-  // A pair joins the sums: forwards exp(x) to the by_columns<D>() of smaller labels, backwards exp(y) to those of larger ones.
+  // A pair joins the sums; what it reads of those of labels.
   template <class D, bool Reverse>
-  __device__ __forceinline__ void add(Plain<D>& span, const Pairs& my, int k, T rank_term, T term) const {
+  __device__ __forceinline__ typename D::Part add(Plain<D>& span, const Pairs& my, int k, T rank_term, T term,
+                                                  std::uint32_t& edge) const {
     using Part = typename D::Part;
     if (ranked<D>()) span.rank = span.rank + Part(rank_term);
-    if (!by_columns<D>()) return;
-    if (my.has_id(k, 3) != Reverse) span.sum[0] = span.sum[0] + Part(term);
-    if (my.has_id(k, 2) != Reverse) span.sum[1] = span.sum[1] + Part(term);
+    const Bit begins = Reverse ? my.ends(k) : my.begins(k);
+    const std::uint32_t place = my.base + k + Reverse;
+    if (by_columns<D>()) return join<Reverse>(span, Part(term), begins, my.some(k), my.second(k), edge, place);
+    begins.move(edge, place);
+    return Part();
   }
   template <class D>
   __device__ __forceinline__ void sum_thread(const Pairs& my, Plain<D>& ahead,
@@ -276,18 +163,17 @@ struct Solver {
     ahead = behind = Plain<D>();
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      ahead.hold(my.begins(k));
-      add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
+      std::uint32_t edge = 0;
+      add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k], edge);
     }
-    const std::uint32_t heads = my.heads & ((1u << my.valid) - 1), tails = my.heads >> 1;
-    ahead.count = __popc(heads);
-    ahead.edge = heads ? my.base + 32 - __clz(heads) : 0;
+    ahead.count = __popc(my.heads);
+    ahead.edge = my.heads ? my.base + 32 - __clz(my.heads) : 0;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = Items - 1; with_slopes<D>() && k >= 0; --k) {
-      behind.hold(my.ends(k));
-      add<D, true>(behind, my, k, rank_term<D, true>(my, k), D::inverse(my.term[k]));
+      std::uint32_t edge = 0;
+      add<D, true>(behind, my, k, rank_term<D, true>(my, k), D::inverse(my.term[k]), edge);
     }
-    behind.edge = tails ? ~(my.base + __ffs(tails) - 1) : 0;
+    behind.edge = my.tails ? ~(my.base + __ffs(my.tails) - 1) : 0;
   }
   template <class D, bool Reverse, class S>
   static __device__ __forceinline__ S scan(S value, S* shared, S& total) {
@@ -307,94 +193,126 @@ struct Solver {
     if (publish && threadIdx.x == 0) spans<Wide>(false)[tile] = Wide(total), spans<Wide>(true)[tile] = Wide(all);
     return total.count & S::COUNT;
   }
+  // The same of few numbers, in one barrier.
+  template <class D>
+  __device__ __forceinline__ void scan_hot(Plain<D>& forward, Plain<D>& backward, std::uint32_t tile, bool publish) const {
+    using S = Plain<D>;
+    constexpr bool ranked = D::hot & RANK, columns = D::hot & ANGLE;
+    const int lane = threadIdx.x & 31;
+    S *const ahead = shared<S>(), *const behind = ahead + warps;
+    const S own = forward, own_behind = backward;
+    forward = warp_exclusive<false, ranked, columns>(own, lane, ahead);
+    backward = warp_exclusive<true, ranked, columns>(own_behind, lane, behind);
+    __syncthreads();
+    if constexpr (warps > 4) scan_warps<false, warps>(ahead, 0), scan_warps<true, warps>(behind, 1), __syncthreads();
+    forward = earlier_warps<false, warps>(ahead) + forward;
+    backward = earlier_warps<true, warps>(behind) + backward;
+    if (publish && threadIdx.x == Block - 1) spans<S>(false)[tile] = forward + own;
+    if (publish && threadIdx.x == 0) spans<S>(true)[tile] = backward + own_behind;
+  }
   template <class Wide>
   __device__ Wide* spans(bool reverse) const {
     return reinterpret_cast<Wide*>(crossing->spans) + (reverse ? tiles() + 1 : 0);
   }
-  template <class D, bool Reverse, class Wide>
-  static __device__ __forceinline__ void scan_tiles(Wide* sums, int tiles, Wide* shared) {
+  template <class D, bool Reverse, class Wide, class Kept>
+  static __device__ __forceinline__ void scan_tiles(Kept* sums, int tiles, Wide* shared) {
     Wide before;
     for (int first = 0; first < tiles; first += Block) {
       // The thread order stays that of the tiles: a backward scan takes its chunks from the end.
       const int t = static_cast<int>(threadIdx.x) + (Reverse ? tiles - first - Block : first);
       const bool in = t >= 0 && t < tiles;
       Wide total;
-      const Wide earlier = scan<D, Reverse>(in ? sums[t] : Wide(), shared, total);
-      if (in) sums[t] = before + earlier;
+      const Wide earlier = scan<D, Reverse>(in ? Wide(sums[t]) : Wide(), shared, total);
+      if (in) sums[t] = Kept(before + earlier);
       before = before + total;
     }
-    if (threadIdx.x == 0) sums[tiles] = before;
+    if (threadIdx.x == 0) sums[tiles] = Kept(before);
   }
   // Spans of tiles become those before (behind) each, and of all at the end: by one block, once.
-  template <class D, class Wide>
+  template <class D, class Wide, class Kept>
   __device__ __forceinline__ void join_tiles() const {
-    Blocks::sync();
+    sync();
     if (Blocks::index() == 0) {
-      scan_tiles<D, false>(spans<Wide>(false), static_cast<int>(tiles()), shared<Wide>());
-      scan_tiles<D, true>(spans<Wide>(true), static_cast<int>(tiles()), shared<Wide>());
+      scan_tiles<D, false>(spans<Kept>(false), static_cast<int>(tiles()), shared<Wide>());
+      scan_tiles<D, true>(spans<Kept>(true), static_cast<int>(tiles()), shared<Wide>());
     }
-    Blocks::sync();
+    sync();
   }
-  template <class Wide, class S>
+  template <class Kept, class S>
   __device__ __forceinline__ void add_tiles(S& forward, S& backward, std::uint32_t tile) const {
-    forward = S(spans<Wide>(false)[tile]) + forward;
-    backward = S(spans<Wide>(true)[tile]) + backward;
+    forward = S(spans<Kept>(false)[tile]) + forward;
+    backward = S(spans<Kept>(true)[tile]) + backward;
   }
 
   // ---- 2. The tile again: tables for the rank objective, P and Q of the angular one. ----
 
-  template <class V, class Element>
-  static __device__ __forceinline__ void store(Element* array, const V (&values)[Items]) {
-    Neighbours<Element, Items> pack;
+  // 16 bytes once the last of them is known, in a loop that goes backwards or, Step 1, forwards. Each: elements a pair.
+  template <int Step, int Each = 1, class V, class Element, int Count>
+  __device__ __forceinline__ void store(Element* array, const Pairs& my, int k, const V (&values)[Count]) const {
+    constexpr int most = 16 / (sizeof(Element) * Each), pack = Items < most ? Items : most;
+    if (k % pack != (Step == 1 ? pack - 1 : 0)) return;
+    Neighbours<Element, pack * Each> out;
+    const int first = k / pack * pack * Each;
 #pragma unroll
-    for (int k = 0; k < Items; ++k) pack.at[k] = static_cast<Element>(values[k]);
-    *reinterpret_cast<Neighbours<Element, Items>*>(array) = pack;
+    for (int i = 0; i < pack * Each; ++i) out.at[i] = static_cast<Element>(values[first + i]);
+    *reinterpret_cast<Neighbours<Element, pack * Each>*>(array + Each * my.base + first) = out;
+  }
+  // Bounds of dense ranks are of runs, those of others lie at the positions that they would have without ties.
+  template <class D>
+  __device__ __forceinline__ void write_ends(const Pairs& my, const Index (&runs)[Items]) const {
+    if (my.base == 0) at.ends[-1] = 0;
+    for (int k = 0; !D::hot && dense() && k < my.valid; ++k) {
+      if (my.ends(k)) at.ends[2 * runs[k]] = at.ends[2 * runs[k] + 1] = static_cast<Index>(my.base + k + 1);
+    }
   }
   template <class D>
   __device__ __forceinline__ void write_sums(Pairs& my, Plain<D> ahead, Plain<D> behind,
                                              typename D::Kept (&angular)[Items], typename D::Part& z) const {
     using Part = typename D::Part;
     T table[Items], below[Items];
-    std::uint32_t edges[Items], runs[Items], run = ahead.count - 1;
+    std::uint32_t first[Items], edge = ahead.edge - 1;
+    Index runs[Items], ranks[Items];
+    std::uint32_t run = ahead.count - 1;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      edges[k] = k ? (my.begins(k) ? my.base + k : edges[k ? k - 1 : 0]) : (my.begins(k) ? my.base : ahead.edge - 1);
-      if (!D::hot) {
-        runs[k] = run += my.begins(k);
-        if (dense() && my.begins(k)) at.start[run] = static_cast<Index>(my.base + k);  // n, too, where the last run ends
-      }
-      ahead.hold(my.begins(k));
       table[k] = D::value(ahead.rank);
-      below[k] = my.has_id(k, 3) ? (my.has_id(k, 1) ? D::value(ahead.held[1]) : D::nothing()) : D::value(ahead.held[0]);
-      add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k]);
+      below[k] = D::value(add<D, false>(ahead, my, k, rank_term<D>(my, k), my.term[k], edge));
+      first[k] = edge;
+      if (!D::hot) runs[k] = static_cast<Index>(run += bool(my.begins(k)));
+      if (ranked<D>()) store<1>(at.before, my, k, table);
+      if (!D::hot) store<1>(at.run, my, k, runs);
     }
-    const bool closes = my.valid == Items && my.base + Items == n();
-    store(at.first + my.base, edges);
-    if (!D::hot && dense()) {
-      if (closes) at.start[run + 1] = static_cast<Index>(n());
-      store(at.run + my.base, runs);
-    }
-    if (ranked<D>()) store(at.before + my.base, table);
+    edge = ~behind.edge < n() ? ~behind.edge + 1 : n();
+    const int twice = 2 * my.base;
+    std::uint32_t ends[2 * Items];
 #pragma unroll(D::hot ? Items : 1)
     for (int k = Items - 1; k >= 0; --k) {
       const T y = D::inverse(my.term[k]);
-      edges[k] = my.ends(k) ? my.base + k : (k + 1 < Items ? edges[k + 1 < Items ? k + 1 : k] : ~behind.edge);
+      const auto above = add<D, true>(behind, my, k, rank_term<D, true>(my, k), y, edge);
+      if (ranked<D>()) {
+        const bool alone = !D::hot && args.ties == Ties::ordinal;
+        const int begin = alone ? my.base + k : first[k], end = alone ? my.base + k + 1 : edge;
+        // Twice the rank, less twice the base.
+        const int rank = doubled_rank(D::hot ? Ties::average : args.ties, begin, begin, end - 1, D::hot ? 0 : int(runs[k])) - twice;
+        ends[2 * k] = rank <= 2 * k ? end : begin;
+        ends[2 * k + 1] = rank <= 2 * k + 1 ? end : begin;
+        my.rank[D::hot ? k : 0] = rank;
+        ranks[k] = static_cast<Index>(rank + twice);
+        if (!D::hot) store<-1>(at.rank, my, k, ranks);
+        if (D::hot || !dense()) store<-1, 2>(at.ends, my, k, ends);
+      }
       if (by_columns<D>()) z = z + Part(D::product(y, below[k]));
       if (!with_slopes<D>()) continue;
-      behind.hold(my.ends(k));
-      add<D, true>(behind, my, k, rank_term<D, true>(my, k), y);
       table[k] = D::value(behind.rank);
+      if (ranked<D>()) store<-1>(at.after, my, k, table);
       if (!by_columns<D>()) continue;
-      const T above = my.has_id(k, 2) ? D::value(behind.held[1])
-                                      : (my.has_id(k, 1) ? D::value(behind.held[0]) : D::nothing());
-      angular[k] = D::kept(my.term[k], below[k], above, angle_slope(my.c[k]));
+      angular[k] = D::kept(my.term[k], below[k], D::value(above), my.slope[k]);
     }
-    store(at.last + my.base, edges);
-    if (!with_slopes<D>() || !ranked<D>()) return;
-    store(at.after + my.base, table);
-    if (closes) at.after[n()] = D::nothing();
+    if (!ranked<D>()) return;
+    write_ends<D>(my, runs);
+    if (!with_slopes<D>()) return;
+    if (my.base + Items == n()) at.after[n()] = D::nothing();
   }
-
   // ---- 2b. P and Q of the angular objective with any labels, or none: by bits. ----
   //
   // l_i > l_j holds where the two first differ, from the top, at a bit that l_i has. So at each bit: among those that
@@ -407,7 +325,7 @@ struct Solver {
   };
   __device__ Entry entry(int which, std::uint32_t q) const {
     const std::uint32_t p = at.order[which][q];
-    return {p, at.first[p], at.label[p]};
+    return {p, at.run[p], at.label[p]};
   }
   // f(q, entry, whether it has the bit, whether it reads, span) along the thread's positions; the span is before
   // (behind) q. bit -1: no labels, all add and read.
@@ -453,9 +371,9 @@ struct Solver {
         if (with_slopes<D>()) walk<D, true>(my, bit, which, behind, ignore);
         zeros = scan_tile<D>(ahead, behind, tile, publish);
       };
-      each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-      if (tiles() > 1) join_tiles<D, Wide>();
-      each_tile([&](std::uint32_t tile) {
+      each_tile<D>([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
+      if (tiles() > 1) join_tiles<D, Wide, Wide>();
+      each_tile<D>([&](std::uint32_t tile) {
         if (!resident<D>()) sum(tile, false);
         if (tiles() > 1) {
           add_tiles<Wide>(ahead, behind, tile);
@@ -476,7 +394,7 @@ struct Solver {
           });
         }
       });
-      Blocks::sync();
+      sync();
     }
   }
   template <class D>
@@ -500,39 +418,26 @@ struct Solver {
       if (k >= my.valid) continue;
       const T below = at.below[my.base + k];
       z = z + typename D::Part(D::product(D::inverse(my.term[k]), below));
-      if (with_slopes<D>()) kept[k] = D::kept(my.term[k], below, at.above[my.base + k], angle_slope(my.c[k]));
+      if (with_slopes<D>()) kept[k] = D::kept(my.term[k], below, at.above[my.base + k], my.slope[k]);
     }
   }
 
   // ---- 3. Partners of the rank objective: a prefix and a suffix of the order. ----
 
-  template <bool Dense>
-  __device__ __forceinline__ int partners_end(Ties ties, int rank, int threshold) const {
-    const int bound = rank - threshold, m = prefix_probe(bound < 0 ? 0 : bound);
-    const int end = Dense ? int(at.start[m + 1]) : prefix_end(ties, bound, int(at.first[m]), int(at.last[m]));
-    return bound < 0 ? 0 : end;
-  }
-  template <bool Dense>
-  __device__ __forceinline__ int partners_start(Ties ties, int rank, int threshold, int limit) const {
-    const int bound = rank + threshold, m = suffix_probe(bound), probe = m < limit ? m : limit - 1;
-    const int start = Dense ? int(at.start[probe]) : suffix_start(ties, bound, int(at.first[probe]), int(at.last[probe]));
-    return m < limit ? start : static_cast<int>(n());
-  }
-  template <class D, bool Dense>
+  template <class D>
   __device__ __forceinline__ void look_up(const Pairs& my, typename D::Kept (&kept)[Items], typename D::Part& z) const {
-    const Ties ties = D::hot ? Ties::average : args.ties;
     // Beyond 2 n it is the same: no partner.
     const int threshold = static_cast<int>(args.threshold < 2 * args.n ? args.threshold : 2 * args.n);
-    const int limit = Dense ? at.run[n() - 1] + 1 : n();
+    const int own = D::hot ? 2 * my.base : 0, down = own - threshold, up = own + threshold - 1;
+    const int limit = 2 * (!D::hot && dense() ? at.run[n() - 1] + 1 : n()) - 1;
 #pragma unroll(D::hot ? Items : 1)
     for (int k = 0; k < Items; ++k) {
-      const int p = k < my.valid ? my.base + k : 0;  // an infinite term adds nothing
       if (!D::hot && k >= my.valid) break;
-      const int rank = Dense ? 2 * int(at.run[p]) : doubled_rank(ties, p, int(at.first[p]), int(at.last[p]), 0);
-      const T below = at.before[partners_end<Dense>(ties, rank, threshold)], x = rank_term<D>(my, k);
+      const int rank = D::hot ? my.rank[k] : int(at.rank[my.base + k]);
+      const T below = at.before[at.ends[rank + down < -1 ? -1 : rank + down]], x = rank_term<D>(my, k);
       z = z + typename D::Part(D::product(D::inverse(x), below));
       if (!with_slopes<D>()) continue;
-      kept[k] = D::kept(x, below, at.after[partners_start<Dense>(ties, rank, threshold, limit)], T(1));
+      kept[k] = D::kept(x, below, at.after[at.ends[rank + up < limit ? rank + up : limit]], D::rank_factor());
     }
   }
 
@@ -555,86 +460,96 @@ struct Solver {
     using Kept = typename D::Kept;
     Kept rank[Items], angular[Items];
     Plain<D> forward, backward;
-    Sum z[2] = {Sum(), Sum()};
+    using Z = Both<std::conditional_t<D::hot != 0, Part, Sum>>;  // hot: of one tile
+    Z z;
     const bool bits = !D::hot && angled<D>() && !columns;
     const auto sum = [&](std::uint32_t tile, bool publish) {
       fetch(my, tile);
       find_terms<D>(my);
       sum_thread<D>(my, forward, backward);
-      scan_tile<D>(forward, backward, tile, publish);
+      if constexpr (D::hot != 0) scan_hot<D>(forward, backward, tile, publish);
+      else scan_tile<D>(forward, backward, tile, publish);
     };
-    each_tile([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
-    if (tiles() > 1) join_tiles<D, Span<Sum, false>>();
-    each_tile([&](std::uint32_t tile) {
+    each_tile<D>([&](std::uint32_t tile) { sum(tile, tiles() > 1); });
+    using Wide = Span<Sum, false>;
+    using OfTiles = std::conditional_t<D::hot != 0, Plain<D>, Wide>;
+    if (tiles() > 1) join_tiles<D, Wide, OfTiles>();
+    each_tile<D>([&](std::uint32_t tile) {
       if (!resident<D>()) sum(tile, false);
-      if (tiles() > 1) add_tiles<Span<Sum, false>>(forward, backward, tile);
+      if (tiles() > 1) add_tiles<OfTiles>(forward, backward, tile);
       Part part = Part();
       write_sums<D>(my, forward, backward, angular, part);
-      z[1] = z[1] + Sum(part);
+      z.angle = z.angle + part;
       if (!resident<D>() && by_columns<D>() && with_slopes<D>()) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
       if (bits) prepare_bits<D>(my);
     });
-    Blocks::sync();
+    sync();
     if (bits) by_bits<D>();
-    each_tile([&](std::uint32_t tile) {
+    each_tile<D>([&](std::uint32_t tile) {
       if (!resident<D>()) {
         fetch(my, tile);
         find_terms<D>(my);
       }
       Part first = Part(), second = Part();
-      if (ranked<D>()) !D::hot && dense() ? look_up<D, true>(my, rank, first) : look_up<D, false>(my, rank, first);
+      if (ranked<D>()) look_up<D>(my, rank, first);
       if (bits) take_bits<D>(my, angular, second);
-      z[0] = z[0] + Sum(first), z[1] = z[1] + Sum(second);
+      z.rank = z.rank + first, z.angle = z.angle + second;
       if (resident<D>() || !with_slopes<D>()) return;
       if (ranked<D>()) keep<D>(my, 0, [&](Kept& kept, int k) { kept = rank[k]; });
       if (bits) keep<D>(my, 1, [&](Kept& kept, int k) { kept = angular[k]; });
     });
-    for (Sum& part : z) part = block_sum<Block>(part, shared<Sum>());
-    if constexpr (!Blocks::one) sum_blocks(z[0], z[1]);
-    const typename D::Closed closed[2] = {D::close(z[0]), D::close(z[1])};
+    const Both<Sum> all = of_all(Both<Sum>(block_sum<Block>(z, shared<Z>())));
+    const typename D::Closed closed[2] = {D::close(all.rank), D::close(all.angle)};
     if (Blocks::index() == 0 && threadIdx.x == 0) {
       T* const losses = static_cast<T*>(args.losses);
-      const T first = ranked<D>() ? static_cast<T>(args.rank_weight) * D::loss(z[0]) : T(0);
-      const T second = angled<D>() ? static_cast<T>(args.angle_weight) * D::loss(z[1]) : T(0);
+      const T first = ranked<D>() ? static_cast<T>(args.rank_weight) * D::loss(all.rank) : T(0);
+      const T second = angled<D>() ? static_cast<T>(args.angle_weight) * D::loss(all.angle) : T(0);
       losses[0] = args.parts ? first : first + second;
       if (args.parts) losses[1] = second;
     }
     if (!with_slopes<D>()) return;
-    T* const grads = static_cast<T*>(args.grads);
+    T* grads = static_cast<T*>(args.grads);
     const T rank_weight = static_cast<T>(args.tau * args.rank_weight);
-    const T angle_weight = static_cast<T>(args.tau * args.angle_weight);
-    each_tile([&](std::uint32_t tile) {
+    const T angle_weight = D::angle_weight(args.tau, args.angle_weight), added = args.parts ? T(0) : angle_weight;
+    T* grads_of_angle = grads + args.n;
+    opaque(grads), opaque(grads_of_angle);
+    each_tile<D>([&](std::uint32_t tile) {
+      place(my, tile);
       if (!resident<D>()) {
-        place(my, tile);
 #pragma unroll
         for (int k = 0; k < Items; ++k) my.pair[k] = k < my.valid ? crossing->pairs[my.base + k] : 0;
         if (ranked<D>()) keep<D>(my, 0, [&](Kept& kept, int k) { rank[k] = kept; });
         if (angled<D>()) keep<D>(my, 1, [&](Kept& kept, int k) { angular[k] = kept; });
       }
+      if (resident<D>()) read_pairs(my);
 #pragma unroll(D::hot ? Items : 1)
       for (int k = 0; k < Items; ++k) {
-        if (k >= my.valid) continue;
         const std::uint32_t i = index_of(my.pair[k]);
         const T first = ranked<D>() ? D::gradient(rank[k], closed[0], rank_weight) : T(0);
-        const T second = angled<D>() ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
-        grads[i] = args.parts ? first : first + second;
-        if (args.parts) grads[args.n + i] = second;
+        const T second = angled<D>() ? D::gradient(angular[k], closed[1], added) : T(0);
+        my.inside(k).store(grads + i, first + second);
+      }
+      if (!args.parts) return;
+#pragma unroll(D::hot ? Items : 1)
+      for (int k = 0; k < Items; ++k) {
+        const T alone = angled<D>() ? D::gradient(angular[k], closed[1], angle_weight) : T(0);
+        my.inside(k).store(grads_of_angle + index_of(my.pair[k]), alone);
       }
     });
   }
   // Z of a block becomes that of all.
-  template <class Sum>
-  __device__ __forceinline__ void sum_blocks(Sum& rank, Sum& angular) const {
-    Sum* const of_blocks = reinterpret_cast<Sum*>(crossing->joined);
-    if (threadIdx.x == 0) of_blocks[Blocks::index()] = rank, of_blocks[Blocks::count() + Blocks::index()] = angular;
-    Blocks::sync();
-    rank = angular = Sum();
-    for (unsigned b = threadIdx.x; b < Blocks::count(); b += Block) {
-      rank = rank + of_blocks[b];
-      angular = angular + of_blocks[Blocks::count() + b];
+  template <class Sums>
+  __device__ __forceinline__ Sums of_all(Sums z) const {
+    if constexpr (!Blocks::one) {
+      Sums* const of_blocks = reinterpret_cast<Sums*>(crossing->joined);
+      if (threadIdx.x == 0) of_blocks[Blocks::index()] = z;
+      sync();
+      z = Sums();
+      #pragma unroll 1
+      for (unsigned b = threadIdx.x; b < Blocks::count(); b += Block) z = z + of_blocks[b];
+      z = block_sum<Block>(z, shared<Sums>());
     }
-    rank = block_sum<Block>(rank, shared<Sum>());
-    angular = block_sum<Block>(angular, shared<Sum>());
+    return z;
   }
 };
 

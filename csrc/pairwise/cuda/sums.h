@@ -22,24 +22,36 @@ __device__ __forceinline__ float reciprocal(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float root(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 #else
 inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
+inline float root(float x) { return std::sqrt(x); }
 #endif
 
-// acos(clip(c)); float: sqrt(1 - |c|) times a polynomial, good to 2e-8 (Abramowitz and Stegun, 4.4.46).
-__device__ __forceinline__ double quick_angle(double c) { return angle(c); }
-__device__ __forceinline__ float quick_angle(float c) {
-  const float bound = clip_bound<float>(), clipped = fminf(fmaxf(c, -bound), bound), a = fabsf(clipped), rest = 1 - a;
-  float p = fmaf(-0.0012624911f, a, 0.0066700901f);
-  p = fmaf(p, a, -0.0170881256f);
-  p = fmaf(p, a, 0.0308918810f);
-  p = fmaf(p, a, -0.0501743046f);
-  p = fmaf(p, a, 0.0889789874f);
-  p = fmaf(p, a, -0.2145988016f);
-  p = fmaf(p, a, 1.5707963050f) * (rest * inverse_root(rest));
-  return clipped < 0 ? 3.14159265f - p : p;
-}
+// Whether one of some bits is set. What depends on it takes two instructions, where the compiler makes more of it.
+struct Bit {
+  std::uint32_t bits, which;
+  __device__ operator bool() const { return (bits & which) != 0; }
+#if defined(__CUDA_ARCH__)
+  __device__ __forceinline__ void move(float& to, float value) const {
+    asm("{ .reg .pred p; .reg .b32 x; and.b32 x, %1, %2; setp.ne.b32 p, x, 0; @p mov.b32 %0, %3; }"
+        : "+f"(to) : "r"(bits), "r"(which), "f"(value));
+  }
+  __device__ __forceinline__ void store(float* to, float value) const {
+    asm volatile("{ .reg .pred p; .reg .b32 x; and.b32 x, %1, %2; setp.ne.b32 p, x, 0; @p st.global.f32 [%0], %3; }"
+                 :: "l"(to), "r"(bits), "r"(which), "f"(value) : "memory");
+  }
+#endif
+  template <class V>
+  __device__ __forceinline__ void move(V& to, const V& value) const { if (*this) to = value; }
+  template <class V>
+  __device__ __forceinline__ void store(V* to, V value) const { if (*this) *to = value; }
+};
 
 // ---- The domains. A term is exp(x), its inverse exp(-x) the other side's. A tile adds up Parts, all tiles Sums; what
 // is read elsewhere is kept as a T. ----
@@ -58,12 +70,40 @@ struct Linear {
     T slope;
   };
   struct Closed {  // of an objective
-    T root;        // 1 / (1 + Z) in two factors, for it may be below the normal numbers
+    T share;       // 1 / (1 + Z)
   };
+  // What is kept is less by SMALL, and shares are more: they may be below the normal numbers.
+  static constexpr T SMALL = 0x1p-24f;
   static __device__ T scaled(double tau) { return static_cast<T>(tau * 1.4426950408889634); }  // exponents of 2
   // In one instruction. The rounding of tau x middle is in all terms alike, and leaves their products.
   static __device__ T exponent(T tau, T c, T middle) { return fmaf(tau, c, -(tau * middle)); }
   static __device__ T term(T exponent) { return power_of_two(exponent); }
+  // exp(tau (middle - theta)), and SMALL / tau sqrt(1 - c^2), or 0 where the clip is active. theta = acos(clip(c)) is
+  // sqrt(1 - |c|) times a polynomial, good to 2e-8 (Abramowitz and Stegun, 4.4.46), or pi less that.
+  static __device__ __forceinline__ void angle_terms(T c, T tau, T middle, T& term, T& slope) {
+    const T a = fminf(fabsf(c), clip_bound<T>()), square = tau * tau / (SMALL * SMALL), rest = fmaf(-square, a, square);
+    T p = fmaf(-0.0012624911f * SMALL, a, 0.0066700901f * SMALL);
+    p = fmaf(p, a, -0.0170881256f * SMALL);
+    p = fmaf(p, a, 0.0308918810f * SMALL);
+    p = fmaf(p, a, -0.0501743046f * SMALL);
+    p = fmaf(p, a, 0.0889789874f * SMALL);
+    p = fmaf(p, a, -0.2145988016f * SMALL);
+    p = fmaf(p, a, 1.5707963050f * SMALL);
+    term = power_of_two(either(c, p, root(rest), tau * middle, tau * (middle - 3.14159265f)));
+    slope = fabsf(c) < clip_bound<T>() ? inverse_root(fmaf(rest, a, rest)) : T(0);
+  }
+  // less - p x, of a negative c more + p x.
+  static __device__ __forceinline__ T either(T c, T p, T x, T less, T more) {
+#if defined(__CUDA_ARCH__)
+    T result;
+    asm("{ .reg .pred q; .reg .f32 m; setp.lt.f32 q, %1, 0f00000000; neg.f32 m, %2; fma.rn.f32 %0, m, %3, %4; "
+        "@q fma.rn.f32 %0, %2, %3, %5; }"
+        : "=&f"(result) : "f"(c), "f"(p), "f"(x), "f"(less), "f"(more));
+    return result;
+#else
+    return c < 0 ? fmaf(p, x, more) : fmaf(-p, x, less);
+#endif
+  }
   static __device__ T inverse(T term) { return reciprocal(term); }
   static __device__ T nothing() { return 0; }
   static __device__ T value(Part sum) { return sum; }
@@ -73,10 +113,11 @@ struct Linear {
     return {factor * (term * above - reciprocal(term) * below)};
   }
   static __device__ T loss(Sum z) { return static_cast<T>(log1p(z)); }
-  static __device__ Closed close(Sum z) { return {static_cast<T>(inverse_root(1 + z))}; }
-  static __device__ T gradient(Kept kept, Closed closed, T weight) {
-    return kept.slope * closed.root * (weight * closed.root);
-  }
+  // Z may be beyond float's range.
+  static __device__ Closed close(Sum z) { return {reciprocal(static_cast<T>((1 + z) * 0x1p-48)) * SMALL}; }
+  static __device__ T gradient(Kept kept, Closed closed, T weight) { return kept.slope * (weight * closed.share); }
+  static __device__ T rank_factor() { return SMALL; }
+  static __device__ T angle_weight(double tau, double weight) { return static_cast<T>(tau * weight) * scaled(tau); }
 };
 
 // The number sum * exp(max), whose logarithm stays in range where the number does not.
@@ -117,6 +158,10 @@ struct Log {
     constexpr T most = sizeof(T) == 4 ? T(8e37) : T(4e307);
     return exponent > most ? most : (exponent < -most ? -most : exponent);
   }
+  static __device__ void angle_terms(T c, T tau, T middle, T& term, T& slope) {
+    term = Log::term(exponent(-tau, angle(c), middle));
+    slope = angle_slope(c);
+  }
   static __device__ T inverse(T term) { return -term; }
   static __device__ T nothing() { return T(-INFINITY); }
   static __device__ T value(Part sum) { return sum.max + log(sum.sum); }
@@ -125,6 +170,8 @@ struct Log {
   static __device__ Kept kept(T term, T below, T above, T factor) { return {below - term, above + term, factor}; }
   static __device__ T loss(Sum z) { return softplus(value(z)); }
   static __device__ Closed close(Sum z) { return {loss(z)}; }
+  static __device__ T rank_factor() { return 1; }
+  static __device__ T angle_weight(double tau, double weight) { return static_cast<T>(tau * weight); }
   static __device__ T gradient(Kept kept, Closed closed, T weight) {
     return weight * kept.factor * (exp(kept.above - closed.loss) - exp(kept.below - closed.loss));
   }
@@ -135,10 +182,11 @@ struct Log {
 // `sum` counts what stands in two columns; `held` is what `sum` was where the last run in the range began, which is
 // what its pairs read: equal scores are no partners. Where a segment begins, if there are any, `sum` starts again.
 template <class Sum, bool Segments>
-struct Span {
+struct alignas(sizeof(Sum) == 4 ? 16 : alignof(Sum)) Span {
   // In `count`, above what is counted: a segment begins in here; `held` counts from a segment in here.
   enum : std::uint32_t { SEGMENT = 1u << 30, AFRESH = 1u << 31, COUNT = SEGMENT - 1 };
   Sum rank{}, sum[2]{}, held[2]{};
+  std::uint32_t spare = 0;  // of 32 bytes, where sums are floats
   std::uint32_t count = 0, edge = 0;  // edge: 1 + where the last run begins, backwards ~ where it ends; 0: none does
 
   Span() = default;
@@ -147,12 +195,8 @@ struct Span {
       : rank(other.rank), sum{Sum(other.sum[0]), Sum(other.sum[1])}, held{Sum(other.held[0]), Sum(other.held[1])},
         count(other.count), edge(other.edge) {}
 
-  __device__ __forceinline__ void hold(bool begins) {
-    held[0] = begins ? sum[0] : held[0];
-    held[1] = begins ? sum[1] : held[1];
-  }
   __device__ void begin_run() {
-    hold(true);
+    held[0] = sum[0], held[1] = sum[1];
     edge = 1;
     count = (count & ~std::uint32_t(AFRESH)) | (count & SEGMENT ? AFRESH : 0);
   }
@@ -161,6 +205,36 @@ struct Span {
     count |= SEGMENT;
   }
 };
+
+// One pair joins a span of two columns of labels 0, 1 and 2: `begins` a run, where `edge` becomes `place`; its label is
+// `some`, 1 or 2, or `second`, 2. Returns what it reads: forwards the terms of larger labels, and its own joins the
+// columns of smaller ones; Reverse: the other way round.
+template <bool Reverse, class S, class V>
+__device__ __forceinline__ V join(S& span, V term, Bit begins, Bit some, Bit second, std::uint32_t& edge, std::uint32_t place) {
+  if (begins) edge = place, span.held[0] = span.sum[0], span.held[1] = span.sum[1];
+  if (some != Reverse) span.sum[0] = span.sum[0] + term;
+  if (second != Reverse) span.sum[1] = span.sum[1] + term;
+  if (Reverse) return second ? span.held[1] : (some ? span.held[0] : V());
+  return second ? V() : (some ? span.held[1] : span.held[0]);
+}
+#if defined(__CUDA_ARCH__)
+// In as few instructions as there are; what a caller does not use is none.
+#define RAOE_JOIN(READ, ADD)                                                                                           \
+  asm("{ .reg .pred b, s, t; .reg .b32 x; and.b32 x, %7, %8; setp.ne.b32 b, x, 0; and.b32 x, %9, %10; "                \
+      "setp.ne.b32 s, x, 0; and.b32 x, %9, %11; setp.ne.b32 t, x, 0; @b mov.b32 %3, %12; @b mov.b32 %1, %4; "            \
+      "@b mov.b32 %2, %5; " READ " @" ADD "s add.f32 %4, %4, %6; @" ADD "t add.f32 %5, %5, %6; }"                      \
+      : "=f"(read), "+f"(span.held[0]), "+f"(span.held[1]), "+r"(edge), "+f"(span.sum[0]), "+f"(span.sum[1])           \
+      : "f"(term), "r"(begins.bits), "r"(begins.which), "r"(some.bits), "r"(some.which), "r"(second.which), "r"(place))
+template <bool Reverse>
+__device__ __forceinline__ float join(Span<float, false>& span, float term, Bit begins, Bit some, Bit second,
+                                      std::uint32_t& edge, std::uint32_t place) {
+  float read;
+  if (Reverse) RAOE_JOIN("selp.f32 %0, %1, 0f00000000, s; selp.f32 %0, %2, %0, t;", "!");
+  else RAOE_JOIN("selp.f32 %0, %2, %1, s; selp.f32 %0, 0f00000000, %0, t;", "");
+  return read;
+}
+#undef RAOE_JOIN
+#endif
 
 // a, then b.
 template <class Sum, bool Segments>
@@ -184,6 +258,21 @@ __device__ __forceinline__ Span<Sum, Segments> operator+(const Span<Sum, Segment
   return all;
 }
 
+// Z of the two objectives.
+template <class Sum>
+struct alignas(2 * sizeof(Sum) < 16 ? 2 * sizeof(Sum) : 16) Both {
+  Sum rank{}, angle{};
+
+  Both() = default;
+  template <class Other>
+  __device__ __forceinline__ explicit Both(const Both<Other>& other) : rank(other.rank), angle(other.angle) {}
+};
+template <class Sum>
+__device__ __forceinline__ Both<Sum> operator+(Both<Sum> a, const Both<Sum>& b) {
+  a.rank = a.rank + b.rank, a.angle = a.angle + b.angle;
+  return a;
+}
+
 // What the inputs are like.
 template <class T>
 struct Extent {
@@ -200,87 +289,5 @@ __device__ __forceinline__ Extent<T> operator+(Extent<T> a, const Extent<T>& b) 
   a.nan |= b.nan;
   return a;
 }
-
-// ---- Across a warp and a block. `shared` holds one V a warp and one more; all threads of the block call. ----
-
-template <class V, class Move>
-__device__ __forceinline__ V by_words(V value, Move move) {
-  static_assert(sizeof(V) % 4 == 0, "whole words");
-  std::uint32_t words[sizeof(V) / 4];
-  memcpy(words, &value, sizeof(V));
-#pragma unroll
-  for (std::uint32_t& word : words) word = move(word);
-  memcpy(&value, words, sizeof(V));
-  return value;
-}
-
-// The value of the lane `distance` places earlier in the direction of the scan.
-template <bool Reverse, class V>
-__device__ __forceinline__ V from_earlier(V value, int distance) {
-  return by_words(value, [&](std::uint32_t word) {
-    return Reverse ? __shfl_down_sync(0xffffffffu, word, distance) : __shfl_up_sync(0xffffffffu, word, distance);
-  });
-}
-
-template <bool Reverse, int Lanes, class V>
-__device__ __forceinline__ V warp_inclusive(V value, int lane) {
-#pragma unroll
-  for (int distance = 1; distance < Lanes; distance *= 2) {
-    const V earlier = from_earlier<Reverse>(value, distance);
-    if (Reverse ? lane + distance < Lanes : lane >= distance) value = earlier + value;
-  }
-  return value;
-}
-
-// The sum over the threads before this one (Reverse: behind it), and the sum over all of them.
-template <bool Reverse, int Block, class V>
-__device__ __forceinline__ V block_exclusive(V value, V* shared, V& total) {
-  constexpr int warps = Block / 32;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  value = warp_inclusive<Reverse, 32>(value, lane);
-  V before = from_earlier<Reverse>(value, 1);
-  if (lane == (Reverse ? 31 : 0)) before = V();
-  if (lane == (Reverse ? 0 : 31)) shared[warp] = value;
-  __syncthreads();
-  if (warp == 0) {
-    const V all = warp_inclusive<Reverse, warps>(lane < warps ? shared[lane] : V(), lane);
-    V earlier = from_earlier<Reverse>(all, 1);
-    if (lane == (Reverse ? warps - 1 : 0)) earlier = V();
-    if (lane == (Reverse ? 0 : warps - 1)) shared[warps] = all;
-    if (lane < warps) shared[lane] = earlier;
-  }
-  __syncthreads();
-  total = shared[warps];
-  before = shared[warp] + before;
-  __syncthreads();
-  return before;
-}
-
-// The same, as a call: its code is long where sums are logarithms.
-template <bool Reverse, int Block, class V>
-__device__ __noinline__ V block_exclusive_apart(V value, V* shared, V& total) {
-  return block_exclusive<Reverse, Block>(value, shared, total);
-}
-
-// The sum over the block, in every thread.
-template <int Block, class V>
-__device__ V block_sum(V value, V* shared) {
-  constexpr int warps = Block / 32;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  for (int distance = 16; distance; distance /= 2) value = value + from_earlier<true>(value, distance);
-  if (lane == 0) shared[warp] = value;
-  __syncthreads();
-  value = shared[0];
-  for (int other = 1; other < warps; ++other) value = value + shared[other];
-  __syncthreads();
-  return value;
-}
-
-// ---- Items neighbours in memory, 16 bytes at once. ----
-
-template <class V, int Items>
-struct alignas(sizeof(V) * Items < 16 ? sizeof(V) * Items : 16) Neighbours {
-  V at[Items];
-};
 
 }  // namespace raoe

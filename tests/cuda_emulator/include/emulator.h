@@ -247,6 +247,15 @@ inline int __syncthreads_or(int predicate) {
 }
 
 template <class V>
+V __shfl_sync(unsigned, V value, int lane) {
+  return emulator::shuffle(value, static_cast<unsigned>(lane) % 32);
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  unsigned ballot = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) ballot |= emulator::shuffle(unsigned(predicate != 0), lane) << lane;
+  return ballot;
+}
+template <class V>
 V __shfl_xor_sync(unsigned, V value, int mask) {
   return emulator::shuffle(value, (threadIdx.x % 32) ^ static_cast<unsigned>(mask));
 }
