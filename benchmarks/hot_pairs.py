@@ -2,7 +2,7 @@
 
 `hot` is what solve.h does for raoe_loss as it is asked for most (both objectives, three labels, average ranks, 32-bit
 keys, one sum) once a block's labels and exponents have been found to allow it; `keys` is what comes before the sort.
-They are compiled by themselves, so that all of a function is on their way: the rare ways of solve.h are other functions.
+Each is compiled by itself, so that all of a function is on its way: the rare ways of solve.h are other functions.
 
 Counted is every instruction up to the last store, as if each thread took both sides of every branch; behind it are only
 ways out of line that diverged warps take. What a thread does once (its scans and barriers) is divided by its

@@ -98,11 +98,14 @@ __device__ __forceinline__ void scan_warps(S* shared, int by) {
 template <bool Reverse, int Warps, class S>
 __device__ __forceinline__ S earlier_warps(const S* shared) {
   const int warp = threadIdx.x >> 5;
-  if constexpr (Warps > 4) return shared[warp];  // scan_warps has been here
-  S before;
+  if constexpr (Warps > 4) {
+    return shared[warp];  // scan_warps has been here
+  } else {
+    S before;
 #pragma unroll 1
-  for (int other = Reverse ? Warps - 1 : 0; other != warp; other += Reverse ? -1 : 1) before = before + shared[other];
-  return before;
+    for (int other = Reverse ? Warps - 1 : 0; other != warp; other += Reverse ? -1 : 1) before = before + shared[other];
+    return before;
+  }
 }
 
 // The sum over the threads before this one (Reverse: behind it), and the sum over all of them.

@@ -57,8 +57,11 @@ struct Solver {
   // A block's tiles, of which it has one where it is hot: f(tile).
   template <class D, class F>
   __device__ __forceinline__ void each_tile(const F& f) const {
-    if (D::hot) return f(Blocks::index());
-    for (std::uint32_t tile = Blocks::index(); tile < tiles(); tile += Blocks::count()) f(tile);
+    if constexpr (D::hot != 0) {
+      f(Blocks::index());
+    } else {
+      for (std::uint32_t tile = Blocks::index(); tile < tiles(); tile += Blocks::count()) f(tile);
+    }
   }
   __device__ void place(Pairs& my, std::uint32_t tile) const { my.place(tile * tile_pairs + threadIdx.x * Items, n()); }
   __device__ __forceinline__ void run(const Extent<T>& extent, Pairs& my) {
