@@ -121,16 +121,21 @@ def parse_word(column: str, value: Any) -> str:
     """A class, or another name; 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
     if isinstance(value, float):
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    word = "" if value is None else str(value).strip()
-    if not word:
+    word = optional_word(value).strip()
+    if not word or isinstance(value, (list, dict, bytes)):
         raise RowProblem(f"{column} is {value!r}, which names nothing")
     return word
+
+
+def optional_word(value: Any) -> str:
+    """A name as a text, "" where there is none."""
+    return "" if value is None else str(value)
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
     """A finite number, inside `scale` where one is declared."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # 1_0 is 10 to Python
             raise TypeError
         score = float(value)
     except (TypeError, ValueError, OverflowError):

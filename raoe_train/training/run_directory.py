@@ -17,7 +17,7 @@ from raoe_train.artifacts.writing import partial, read_json, write_json, write_t
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
-from raoe_train.recipe import to_dict
+from raoe_train.recipe import read_yaml, to_dict
 from raoe_train.training.measures import tasks_of
 
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
@@ -47,8 +47,8 @@ def changes(arguments: Any, made: Callable[[], Mapping[str, Any]]) -> list[str] 
     KEY" where it is the same but for what `made` gives, that of made_from; None where there is no run of ours."""
     output = Path(arguments.output or "")
     try:
-        recorded = yaml.safe_load((output / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        recorded = read_yaml(output / RECIPE)
+    except (OSError, ValueError):
         return None
     if not isinstance(recorded, dict) or not {"model", "data", "loss"} <= recorded.keys():
         return None
@@ -136,8 +136,9 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that was written to its end (its state comes last)."""
-    whole = [path for path in folder.glob("checkpoint-*") if read_json(path / "trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # of a copy it is no number
+    whole = [path for path in steps if steps[path].isdecimal() and read_json(path / "trainer_state.json")]
+    return max(whole, key=lambda path: int(steps[path]), default=None)
 
 
 def log_writer(path: Path) -> Any:
