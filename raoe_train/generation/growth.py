@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.instructions import Instructions, parse_list
-from raoe_train.generation.rules import verify_chain, verify_sentence
+from raoe_train.generation.rules import unfinished, verify_chain, verify_sentence
 from raoe_train.recipe import Option
 
 if TYPE_CHECKING:
     from raoe_train.generation.contexts import Context
     from raoe_train.generation.decoding import GuidedDecoder
+    from raoe_train.generation.endpoint import Endpoint, Reply
     from raoe_train.generation.slots import Answer, Request
 
 
@@ -46,6 +47,10 @@ class Generation:
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
     max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
+    endpoint: Annotated[
+        str | None, "URL of a server of OpenAI's protocol that has the model, http://HOST:8000/v1 [the model is here]"
+    ] = None
+    key: Annotated[str, "environment variable with the endpoint's key, where it wants one"] = "OPENAI_API_KEY"
     decoding: Annotated[dict[str, Any], Option(keys="raoe_train.generation.sampling:sampling_keys")] = field(
         default_factory=dict
     )
@@ -56,6 +61,8 @@ class Generation:
         values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
             values["guidance"] = 1.0
+        if self.endpoint:  # where it is does not matter
+            values["endpoint"] = "completions" if self.chat is False else "chat completions"
         return {**values, **{name: value for name, value in sorted(self.decoding.items()) if value is not None}}
 
 
@@ -90,15 +97,14 @@ class Chain:
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: Answer | Reply) -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
-        self.tokens += len(answer.ids)
+        self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
         written: list[str] | str = [text]
         if single:
-            cut = answer.finish == "length"
-            written = "not complete: cut off at max_new_tokens" if cut else parse_list(text, steps)
+            written = unfinished(answer.finish) or parse_list(text, steps)
         if isinstance(written, str):
             # what there is, for those who want to see it
             self.sentences += filter(None, map(str.strip, text.splitlines()))
@@ -119,7 +125,7 @@ class Chain:
             self.reason, self.finished = reason, True
 
 
-def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
+def grow(chains: Iterator[Chain], decoder: GuidedDecoder | Endpoint, slots: int) -> Iterator[Chain]:
     """Finished chains of `chains`, as they finish, `slots` of them in flight.
 
     A chain's next step, or the next chain, joins those under way as soon as a quarter of them wait to, where the
