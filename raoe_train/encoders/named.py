@@ -23,7 +23,7 @@ class Scratch:
     heads: Annotated[int, Option("attention heads", least=1)] = 4
     intermediate_size: Annotated[int, Option("width of the feed-forward part", least=1)] = 256
     dropout: Annotated[float, Option("dropout of hidden states and attention", least=0, below=1)] = 0.1
-    seed: Annotated[int, Option("seed of the random weights", least=0)] = 42
+    seed: Annotated[int, Option("seed of the random weights", least=0, below=2**32)] = 42
 
 
 @dataclass
@@ -62,7 +62,8 @@ class Model(Encoder):
     dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
     bidirectional_layers: Annotated[
-        int | Literal["all"] | None, "so many of a decoder's last layers look both ways, or 'all' [as saved]"
+        int | Literal["all"] | None,
+        Option("so many of a decoder's last layers look both ways, or 'all' [as saved]", least=0),
     ] = None
     bidirectional_mode: Annotated[
         Literal["modify", "sum", "add"],

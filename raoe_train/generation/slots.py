@@ -42,6 +42,10 @@ class Answer:
     # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
 
 @dataclass(eq=False)
 class Slot:
