@@ -153,7 +153,7 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
-        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or label < 0):
+        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
             raise ValueError(
                 f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
             )

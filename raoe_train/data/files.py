@@ -216,7 +216,11 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             else:
                 cells = ([cell(value, kind) for value in row] for row in itertools.chain([columns], values))
                 if kind == "csv":
-                    csv.writer(file, lineterminator="\n").writerows(cells)
+                    quotings = [
+                        csv.writer(file, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+                    ]
+                    for row in cells:  # Python before 3.13 leaves a bare \r without quotes
+                        quotings["\r" in "".join(row)].writerow(row)
                 else:
                     file.writelines("\t".join(row) + "\n" for row in cells)
 

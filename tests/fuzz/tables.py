@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from raoe_train.data.conditional import conditional_table
+from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.labelled import labelled_table
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.pairs_to_score import PairsToScore
@@ -251,6 +251,9 @@ def _right_sentences(records: list[Record]) -> list[Any]:
 def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
     read = PairsToScore(Data(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
     rows = list(read.rows())
+    if path.endswith((".tsv", ".csv")):  # whatever can be read can be written and is the same again
+        write_rows(path + ".again.csv", read.columns, rows)
+        assert [fields for _, fields in read_rows(path + ".again.csv")] == rows, "it is written as something else"
     return rows, {"read": len(rows) + sum(read.left_out.values()), "kept": len(read.pairs), "dropped": read.left_out}
 
 
@@ -283,9 +286,3 @@ TABLES: dict[str, Table] = {
     "to score": Table(_pairs, DELIMITED, _read_to_score, _right_to_score),
 }
 
-
-def spoilt_folder(root: Path, files: dict[str, bytes]) -> None:
-    """Write files below a folder."""
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
