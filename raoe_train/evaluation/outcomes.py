@@ -40,7 +40,8 @@ def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcom
     try:
         with np.load(path, allow_pickle=False) as arrays:
             kept = dict(arrays)
-        if any(array.ndim != 1 or array.dtype != float or not array.size for name, array in kept.items() if "\t" in name):
+        of_tasks = [array for name, array in kept.items() if "\t" in name]
+        if any(array.ndim != 1 or array.dtype != float or not array.size for array in of_tasks):
             raise ValueError("an array is no list of numbers")
     except Exception as error:  # zipfile's, zlib's or NumPy's
         raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None

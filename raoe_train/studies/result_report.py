@@ -76,7 +76,9 @@ def _result(label: str, path: Path) -> Result:
         raise FileNotFoundError(f"no such result: {file}")
     found = read_json(file)
     after = found.get("after", found)
-    tasks = after.get("tasks") if isinstance(after, dict) else None
+    tasks: Any = after.get("tasks") if isinstance(after, dict) else None
+    model: Any
+    data: Any
     settings, made = found.get("settings", {}), found.get("versions", {})
     model, data = (settings.get(name) or {} for name in ("model", "tasks")) if isinstance(settings, dict) else (0, 0)
     whole = tasks and all(isinstance(part, dict) for part in (tasks, made, model, data))

@@ -21,6 +21,7 @@ from tests.fuzz.mutations import packed, spoilt_bytes, spoilt_rows, written
 from tests.fuzz.naive import Broken, records, unpacked
 from tests.fuzz.tables import TABLES, Table, same_order
 
+
 def ends(kind: str, rng: Random, folder: Path) -> str:
     """How one case of a kind ends: "rows", "error", or what is wrong."""
     return _table(TABLES[kind], rng, folder) if kind in TABLES else DOCUMENTS[kind](rng, folder)
@@ -66,7 +67,9 @@ def _table(table: Table, rng: Random, folder: Path) -> str:
     return f"not right: {str(wrong)[:400]} of {str(right)[:400]}" if wrong else "rows"
 
 
-def tried(cases: int, seed: int, only: list[str] | None = None) -> tuple[Counter[tuple[str, str]], list[tuple[int, str, str]]]:
+def tried(
+    cases: int, seed: int, only: list[str] | None = None
+) -> tuple[Counter[tuple[str, str]], list[tuple[int, str, str]]]:
     """({(kind, how it ended): cases}, [(number, kind, what is wrong)]) of so many cases."""
     kinds = only or [*TABLES, *DOCUMENTS]
     counts: Counter[tuple[str, str]] = Counter()
@@ -103,7 +106,8 @@ def main() -> int:
         its = {end: counts[kind, end] for end in ("rows", "error", "wrong")}
         if any(its.values()):
             print(f"{kind:>14}: " + ", ".join(f"{count} {end}" for end, count in its.items()))
-    print(f"{chosen.cases} cases, seed {chosen.seed}: {len(bad)} wrong; {time.process_time() - began:.0f} s of one core")
+    took = time.process_time() - began
+    print(f"{chosen.cases} cases, seed {chosen.seed}: {len(bad)} wrong; {took:.0f} s of one core")
     return bool(bad)
 
 

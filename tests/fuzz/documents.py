@@ -41,6 +41,9 @@ def said(error: BaseException, *names: str) -> str:
     return "error" if any(name in text for name in names) and len(text) < LONGEST else f"unclear: {text[:300]}"
 
 
+NAMES = ("", "a.b", "under another name", "name", "model.name", "extends", "x", "\ud800", 3, None, True)
+
+
 def spoilt(value: Any, rng: Random) -> Any:
     """Nested plain values with one of them changed, renamed, left out or put deeper."""
     if isinstance(value, (dict, list)) and value and rng.random() < 0.85:
@@ -50,7 +53,7 @@ def spoilt(value: Any, rng: Random) -> Any:
         if way == 0:
             changed.pop(key)
         elif way == 1 and isinstance(changed, dict):
-            name = rng.choice(("", "a.b", "under another name", "name", "model.name", "extends", "x", "\ud800", 3, None, True))
+            name = rng.choice(NAMES)
             changed[name] = changed.pop(key)
         else:
             changed[key] = spoilt(changed[key], rng)
@@ -78,13 +81,19 @@ RECIPES: dict[str, dict[str, Any]] = {
         "data": "a.tsv", "model": {"name": "m", "batch_size": 3}, "loss": "triplet", "output": "o.jsonl",
         "mining": {"k": 4, "threshold": 0.25, "drop": 1e-3, "count": None},
     },
-    "lists": {"data": {"input": "a+b.jsonl"}, "teacher": {"name": "t"}, "length": 4, "max_lists": 7, "output": "o.jsonl"},
+    "lists": {
+        "data": {"input": "a+b.jsonl"}, "teacher": {"name": "t"}, "length": 4, "max_lists": 7, "output": "o.jsonl",
+    },
     "report": {"results": ["a.json", "b.json"], "model": "m", "resamples": 20, "seed": 7, "output": "o"},
-    "generate": {"model": "m", "data": {"input": "a.txt"}, "generation": {"steps": 3, "prompt": "{sentence}"}, "output": "o.jsonl"},
+    "generate": {
+        "model": "m", "data": {"input": "a.txt"}, "output": "o.jsonl",
+        "generation": {"steps": 3, "prompt": "{sentence}"},
+    },
 }  # fmt: skip
 TRAIN = {
-    "model": {"name": "m", "max_seq_length": 12}, "data": {"train": ["a.tsv", "b.tsv"], "dev": "c.tsv", "score_scale": [0, 5]},
-    "loss": {"name": "raoe", "scale": 20.0}, "training": {"epochs": 2, "learning_rate": "5e-5", "batch_size": 8}, "output": "run",
+    "model": {"name": "m", "max_seq_length": 12}, "loss": {"name": "raoe", "scale": 20.0}, "output": "run",
+    "data": {"train": ["a.tsv", "b.tsv"], "dev": "c.tsv", "score_scale": [0, 5]},
+    "training": {"epochs": 2, "learning_rate": "5e-5", "batch_size": 8},
 }  # fmt: skip
 
 
@@ -95,7 +104,8 @@ def _recipe(rng: Random, folder: Path) -> str:
     values = valid if same or rng.random() < 0.3 else spoilt(valid, rng)
     try:
         if rng.random() < 0.5:
-            text = yaml.safe_dump(values, sort_keys=False, default_flow_style=rng.choice((True, False, None)), allow_unicode=rng.random() < 0.5)
+            flow, unicode = rng.choice((True, False, None)), rng.random() < 0.5
+            text = yaml.safe_dump(values, sort_keys=False, default_flow_style=flow, allow_unicode=unicode)
         else:
             text = json.dumps(values, indent=rng.choice((None, 2)))
     except (yaml.YAMLError, TypeError, ValueError):
@@ -113,32 +123,40 @@ def _recipe(rng: Random, folder: Path) -> str:
     except BaseException as error:
         if same:
             return f"refused what is right: {error}"
-        return said(error, "recipe", "unknown key", "no such file", *recipes.parameters(job_of(job)))  # of a value its key is named
+        # of a value its key is named
+        return said(error, "recipe", "unknown key", "no such file", *recipes.parameters(job_of(job)))
     if same and found != recipes.arguments(job_of(job), recipes.nest(valid)):
         return f"wrong: {found}"
     return "rows"
 
 
+SCORED = ("stsb", "sick-r")
+
+
 def _result(rng: Random) -> dict[str, Any]:
-    tasks = {
-        word: {"kind": "sts", "main": "spearman", "spearman": round(100 * rng.random(), 3), "pairs": 4} for word in ("stsb", "sick-r")
-    } | {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": None, "examples": 3}}  # fmt: skip
-    settings = {"model": {"name": "m", "files": "f" * 64}, "tasks": {word: digest(word) for word in tasks}, "analyses": []}
-    return {"tasks": tasks, "average": None, "model": "m", "versions": {"torch": "2"}, "commit": "c", "settings": settings}
+    tasks: dict[str, Any] = {
+        word: {"kind": "sts", "main": "spearman", "spearman": round(100 * rng.random(), 3), "pairs": 4}
+        for word in SCORED
+    }
+    tasks["mr"] = {"kind": "transfer", "main": "accuracy", "accuracy": None, "examples": 3}
+    settings = {"model": {"name": "m", "files": "f" * 64}, "tasks": {word: digest(word) for word in tasks}}
+    versions = {"torch": "2"}
+    return {"tasks": tasks, "average": None, "model": "m", "versions": versions, "commit": "c", "settings": settings}
 
 
 def _results(rng: Random, folder: Path) -> str:
     results, same = [_result(rng), _result(rng)], rng.random() < 0.2
     files = [folder / "first.json", folder / "second.json"]
     for result, file in zip(results, files, strict=True):
-        outcomes = {word: Outcomes(np.array([rng.random() for _ in range(4)]), np.arange(4.0)) for word in ("stsb", "sick-r")}
+        outcomes = {word: Outcomes(np.array([rng.random() for _ in range(4)]), np.arange(4.0)) for word in SCORED}
         outcomes["mr"] = Outcomes(np.array([100.0, 0.0, 100.0]))
         write_outcomes(file, outcomes, result["settings"])
     at = rng.randrange(2)
     if not same and rng.random() < 0.6:
         results[at] = spoilt(results[at], rng)
     for result, file in zip(results, files, strict=True):
-        file.write_bytes(json.dumps(result, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 2))).encode("utf-8", "surrogatepass"))
+        text = json.dumps(result, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 2)))
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
     if not same and rng.random() < 0.6:
         file = rng.choice((files[at], files[at].with_name(files[at].name + ".examples.npz")))
         file.write_bytes(spoilt_bytes(file.read_bytes(), rng))
@@ -154,7 +172,8 @@ def _results(rng: Random, folder: Path) -> str:
             its = json.loads(file.read_bytes())["tasks"]
         except (ValueError, KeyError, TypeError):
             return f"read what is no result: {result}"
-        shown = {word: row[file.stem][word] for row in found["scores"].values() if file.stem in row for word in its if word in row[file.stem]}
+        rows = [row[file.stem] for row in found["scores"].values() if file.stem in row]
+        shown = {word: row[word] for row in rows for word in its if word in row}
         if shown != {word: task.get(task.get("main", "spearman")) for word, task in its.items()}:
             return f"wrong: {shown}"
     return "rows"
@@ -162,7 +181,10 @@ def _results(rng: Random, folder: Path) -> str:
 
 def _ledger(rng: Random, folder: Path) -> str:
     output, settings = folder / "words.jsonl", {"of": "what decides"}
-    lines = [json.dumps({"id": n, "word": f"w{n}"} | ({"reason": "short"} if n % 3 == 2 else {})).encode() + b"\n" for n in range(6)]
+    entries: list[dict[str, Any]] = [
+        {"id": n, "word": f"w{n}"} | ({"reason": "short"} if n % 3 == 2 else {}) for n in range(6)
+    ]
+    lines = [json.dumps(entry).encode() + b"\n" for entry in entries]
     world = rng.choice((1, 2))
     ledgers = [Ledger(output, "word", "word", rank, world) for rank in range(world)]
     (folder / "words.jsonl.json").write_text(json.dumps({"settings": settings}))
@@ -184,11 +206,12 @@ def _ledger(rng: Random, folder: Path) -> str:
                 done = ledger.done()
                 for n in range(6):
                     if n not in done and n % world == ledger.rank:
-                        ledger.write({"id": n, "word": f"w{n}"} | ({"reason": "short"} if n % 3 == 2 else {}))
+                        ledger.write(entries[n])
         with ledgers[0].locked():
             made = ledgers[0].finish(range(6), lambda line: line["id"])
     except BaseException as error:
-        return f"refused what a kill leaves: {error}" if cut and spoilt_file.suffix == ".jsonl" else said(error, "words.jsonl")
+        killed = cut and spoilt_file.suffix == ".jsonl"
+        return f"refused what a kill leaves: {error}" if killed else said(error, "words.jsonl")
     if made != ([0, 1, 3, 4], [2, 5]) and not (not cut and made and sorted(made[0] + made[1]) == [*range(6)]):
         return f"wrong: {made}"
     kept = output.read_bytes() + (folder / "words.jsonl.failed.jsonl").read_bytes() if made[1] else output.read_bytes()
@@ -198,7 +221,8 @@ def _ledger(rng: Random, folder: Path) -> str:
 
 
 def _run_folder(rng: Random, folder: Path) -> str:
-    arguments = SimpleNamespace(output=str(folder / "run"), model=Model("m"), data=Data(), loss={}, overwrite=rng.random() < 0.3)
+    arguments = SimpleNamespace(output=str(folder / "run"), model=Model("m"), data=Data(), loss={}, overwrite=False)
+    arguments.overwrite = rng.random() < 0.3
     made = {"data.train 1": [{"sha256": "a", "kind": "tsv", "split": ""}], "model.name": None}
     run = folder / "run"
     run_directory.begin(arguments, made)
@@ -212,7 +236,8 @@ def _run_folder(rng: Random, folder: Path) -> str:
     file = rng.choice(files)
     before = file.read_bytes()
     if rng.random() < 0.2:
-        path = run / "checkpoints" / rng.choice(("checkpoint-best", "checkpoint-", "checkpoint-4 (copy)", "checkpoint-3"))
+        name = rng.choice(("checkpoint-best", "checkpoint-", "checkpoint-4 (copy)", "checkpoint-3"))
+        path = run / "checkpoints" / name
         path.mkdir()
         (path / "trainer_state.json").write_bytes(rng.choice((b"", b"{", b'{"a": 1}')))
     else:

@@ -23,7 +23,10 @@ LAYOUTS = {
     "sick": {"SICK/SICK_train.txt": "train", "SICK/SICK_trial.txt": "dev", "SICK/SICK_test_annotated.txt": "test"},
     "sts13": {f"STS/STS13-en-test/STS.input.{subset}.txt": "test" for subset in SUBSETS},
 }
-HEADED = {"mrpc": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "sick": "pair_ID\tsentence_A\tsentence_B\tscore\tjudgment\n"}
+HEADED = {
+    "mrpc": "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
+    "sick": "pair_ID\tsentence_A\tsentence_B\tscore\tjudgment\n",
+}
 
 
 def _gold(file: str) -> str:
@@ -34,7 +37,8 @@ def _line(name: str, rng: Random, n: int) -> str:
     a, b = say(rng, n), say(rng, -n)
     return {
         "mr": a, "trec": f"DESC:def {a}", "mrpc": f"{n % 2}\t1\t2\t{a}\t{b}", "sst2": f"{a}\t{n % 2}",
-        "stsb": f"main\tfile\t2012\t{n}\t{n / 7:.3f}\t{a}\t{b}", "sick": f"{n}\t{a}\t{b}\t{1 + n % 4}.5\tNEUTRAL", "sts13": f"{a}\t{b}",
+        "stsb": f"main\tfile\t2012\t{n}\t{n / 7:.3f}\t{a}\t{b}", "sick": f"{n}\t{a}\t{b}\t{1 + n % 4}.5\tNEUTRAL",
+        "sts13": f"{a}\t{b}",
     }[name]  # fmt: skip
 
 
@@ -68,7 +72,8 @@ def right(name: str, files: dict[str, bytes]) -> list[dict[str, Any]]:
                 head, colon, rest = line.partition(":")
                 row = {"text": _tokens(rest.partition(" ")[2]) if colon else None, "label": word(head)}
             elif name == "sst2":
-                row = {"text": _tokens(parts[0]), "label": word(_tokens(parts[1]))} if len(parts) > 1 else {"label": None}
+                both = len(parts) > 1
+                row = {"text": _tokens(parts[0]), "label": word(_tokens(parts[1]) if both else None)}
             elif name == "mrpc":
                 first, second = (_tokens(part) for part in parts[3:5]) if len(parts) > 4 else (None, None)
                 row = {"text": first, "second": second, "label": word(_tokens(parts[0]))}

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from decimal import Decimal
 from random import Random
@@ -14,16 +13,20 @@ from typing import Any
 
 Rows = list[dict[str, Any]]
 TOKENS = (
-    b"\x00", b"\xff", b'"', b"\t", b"\n", b"\r", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"1" * 400,
-    b"1" * 5000, b"1e999", b"-1e999", b"nan", b"Infinity", b"_", b"1_0", b"[" * 300, b"{", b"}", b"'", b",", b":", b"#", b"-",
-    b"!!python/object:os.system ", b"!!int x", b"!!timestamp x", b"!!bool x", b"2020-13-45", b"&a ", b"*a", b"? ", b"null", b"true",
-    b"\xe2\x80\xa8", b"\x1a", b"\x0c", b"\xd9\xa1", b"\x1f\x8b", b"PAR1", b"split", b"score", b"label", b"x" * 140_000, b"...", b"---",
+    b"\x00", b"\xff", b'"', b"\t", b"\n", b"\r", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800",
+    b"1" * 400, b"1" * 5000, b"1e999", b"-1e999", b"nan", b"Infinity", b"_", b"1_0", b"[" * 300, b"{", b"}",
+    b"'", b",", b":", b"#", b"-", b"!!python/object:os.system ", b"!!int x", b"!!timestamp x", b"!!bool x",
+    b"2020-13-45", b"&a ", b"*a", b"? ", b"null", b"true", b"\xe2\x80\xa8", b"\x1a", b"\x0c", b"\xd9\xa1",
+    b"\x1f\x8b", b"PAR1", b"split", b"score", b"label", b"x" * 140_000, b"...", b"---",
 )  # fmt: skip
 VALUES: tuple[Any, ...] = (
-    None, "", " ", "\x00", "a\tb", "a\nb", "a\r\nb", '"', "nan", "1e999", "1_0", "0x1", "-", "entailment", "x", True, False, 0, 1, -1,
-    10**30, 10**400, 2**63, 0.1, -0.0, 1e308, float("nan"), float("inf"), [], {}, [[]], ["a"], ["a", None], {"a": [1]}, [1, "a"],
-    [0.5, float("nan")], "[" * 300, "['a', 'b', 'c']", "[{[]: 1}]", "[" + "-" * 3000 + "1]", "[1, 2", "\ufeffa", "\u2028", "e\u0301",
+    None, "", " ", "\x00", "a\tb", "a\nb", "a\r\nb", '"', "nan", "1e999", "1_0", "0x1", "-", "entailment", "x", True,
+    False, 0, 1, -1, 10**30, 10**400, 2**63, 0.1, -0.0, 1e308, float("nan"), float("inf"), [], {}, [[]], ["a"],
+    ["a", None], {"a": [1]}, [1, "a"], [0.5, float("nan")], "[" * 300, "['a', 'b', 'c']", "[{[]: 1}]",
+    "[" + "-" * 3000 + "1]",
+    "[1, 2", "\ufeffa", "\u2028", "e\u0301",
 )  # fmt: skip
+ENCODINGS = ("utf-16", "utf-16-le", "utf-32-be", "utf-8-sig", "latin-1", "cp1252", "utf-7")
 ONLY_PARQUET: tuple[Any, ...] = (
     b"a", b"\xff", datetime(1, 1, 1), datetime(9999, 12, 31), timedelta(days=-1), Decimal("1.5"), Decimal("1e-30")
 )  # fmt: skip
@@ -47,7 +50,8 @@ def spoilt_rows(rows: Rows, kind: str, rng: Random) -> Rows:
     elif way == 1:
         del row[name]
     elif way == 2:
-        other = rng.choice(["similarity", "text1", "anchor", "id", "split", "sentences", name + " ", name.upper(), "", "\ufeff" + name])
+        others = ["similarity", "text1", "anchor", "id", "split", "sentences", name + " ", name.upper(), ""]
+        other = rng.choice([*others, "\ufeff" + name])
         for each in rows:
             each[other] = each.get(name) if rng.random() < 0.5 else each.pop(name, None)
     elif way == 3:
@@ -65,7 +69,8 @@ def spoilt_bytes(content: bytes, rng: Random) -> bytes:
     if way == 0:
         return content[:other]
     if way == 1 and at < other < size:
-        return content[:at] + content[other : other + 1] + content[at + 1 : other] + content[at : at + 1] + content[other + 1 :]
+        first, second = content[at : at + 1], content[other : other + 1]
+        return content[:at] + second + content[at + 1 : other] + first + content[other + 1 :]
     if way == 2:
         return content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :]
     if way in (3, 4):
@@ -82,7 +87,7 @@ def spoilt_bytes(content: bytes, rng: Random) -> bytes:
         return content.replace(b"\n", rng.choice((b"\r", b"\r\n", b"\n\n", b"\x00", b"\n\r")))
     if way == 9:
         text = content.decode("utf-8", "surrogateescape")
-        return text.encode(rng.choice(("utf-16", "utf-16-le", "utf-32-be", "utf-8-sig", "latin-1", "cp1252", "utf-7")), "replace")
+        return text.encode(rng.choice(ENCODINGS), "replace")
     return content[:at] + bytes(other - at) + content[other:]
 
 
@@ -109,7 +114,9 @@ def written(rows: Rows, kind: str, rng: Random, plain: bool) -> bytes:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else json.dumps(value, default=str) if isinstance(value, (list, dict)) else str(value)[:4000]
+    if isinstance(value, (list, dict)):
+        return json.dumps(value, default=str)
+    return "" if value is None else str(value)[:4000]
 
 
 def _jsonl(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
@@ -138,7 +145,7 @@ def _parquet(rows: Rows, names: list[str], rng: Random, plain: bool) -> bytes:
         values = [row.get(name) for row in rows]
         try:
             columns.append(pyarrow.array(values))
-        except (pyarrow.ArrowException, OverflowError, ValueError, TypeError, UnicodeError):  # values that no column has
+        except (pyarrow.ArrowException, OverflowError, ValueError, TypeError):  # values that no column has
             columns.append(pyarrow.array([str(value)[:4000].encode("utf-8", "replace").decode() for value in values]))
     how: dict[str, Any] = {}
     if not plain:
@@ -172,6 +179,3 @@ def packed(content: bytes, rng: Random, plain: bool) -> bytes:
         return gzip.compress(content, mtime=0)
     at = rng.randrange(len(content) + 1)
     return b"".join(gzip.compress(part, rng.randrange(10), mtime=0) for part in (content[:at], b"", content[at:]))
-
-
-Mutation = Callable[[bytes, Random], bytes]

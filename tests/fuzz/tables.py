@@ -21,7 +21,10 @@ from raoe_train.data.triplets import triplet_table
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
 
-TEXTS = ("a man plays", "Zwei Hunde", "no, \"never\"", "it's 5 % off", "猫が走る", "🎸 and 🥁", "tab-less", "one\u2028line", "x")
+TEXTS = (
+    "a man plays", "Zwei Hunde", 'no, "never"', "it's 5 % off", "猫が走る", "🎸 and 🥁", "tab-less",
+    "one\u2028line", "x",
+)  # fmt: skip
 WORDS = ("entailment", "neutral", "contradiction")
 DELIMITED, OBJECTS = ("tsv", "csv", "jsonl", "parquet"), ("jsonl", "parquet")
 
@@ -45,10 +48,6 @@ def made(table: Any, counts: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]
     return table.to_list(), counts
 
 
-def whole(rows: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    return rows, {}
-
-
 def _pairs(rng: Random) -> Rows:
     with_label, with_score = rng.random() < 0.6, rng.random() < 0.8
     return [
@@ -67,7 +66,8 @@ def _column(record: Record, *names: str) -> Any:
 def _right_pairs(records: list[Record]) -> list[Any]:
     found = []
     for record in records:
-        row: Record = {"sentence1": text(_column(record, "sentence1", "text1")), "sentence2": text(record.get("sentence2"))}
+        first, second = _column(record, "sentence1", "text1"), record.get("sentence2")
+        row: Record = {"sentence1": text(first), "sentence2": text(second)}
         if "score" in record or "similarity" in record:
             row["score"] = number(_column(record, "score", "similarity"))
         if "label" in record:
@@ -101,9 +101,12 @@ def _right_labelled(records: list[Record]) -> list[Any]:
     return found
 
 
+ROLES = {"anchor": "sent0", "positive": "sent1", "negative": "hard_neg"}  # SimCSE's
+
+
 def _triplets(rng: Random) -> Rows:
     if rng.random() < 0.5:
-        names = rng.choice((("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg")))
+        names = rng.choice(([*ROLES], [*ROLES.values()]))
         return [{name: say(rng, 10 * n + k) for k, name in enumerate(names)} for n in range(rng.randrange(1, 7))]
     return [
         {"premise": f"premise {n // 3}", "hypothesis": say(rng, n), "label": (*WORDS[::2], rng.choice(WORDS))[n % 3]}
@@ -115,11 +118,9 @@ def _right_triplets(records: list[Record]) -> list[Any]:
     found: list[Any] = []
     of = defaultdict(lambda: (list[str](), list[str]()))
     for record in records:
-        for names in (("anchor", "positive", "negative"), ("sent0", "sent1", "hard_neg")):
-            alternatives = [(name, *{"positive": ("sent1",), "negative": ("hard_neg",), "anchor": ("sent0",)}.get(name, ())) for name in names]
-            values = [text(_column(record, *those)) for those in alternatives]
-            if None not in values and values[1] != values[2]:
-                found.append(dict(zip(("anchor", "positive", "negative"), values, strict=True)))
+        values = {name: text(_column(record, name, other)) for name, other in ROLES.items()}
+        if None not in values.values() and values["positive"] != values["negative"]:
+            found.append(values)
         first, second = text(_column(record, "premise", "text1")), text(record.get("hypothesis"))
         if first and second and (its := label(record.get("label"))) in (0, 2):
             of[first][its == 2].append(second)
@@ -133,7 +134,8 @@ def _lists(rng: Random) -> Rows:
     rows = []
     for n in range(rng.randrange(1, 6)):
         sentences: Any = [say(rng, 10 * n + k) for k in range(rng.randrange(3, 7))]
-        rows.append({"id": n, "list_sent": repr(sentences)} if as_text else {"id": n, "sentences": sentences, "method": "m"})
+        its: Record = {"list_sent": repr(sentences)} if as_text else {"sentences": sentences, "method": "m"}
+        rows.append({"id": n, **its})
     return rows
 
 
@@ -187,7 +189,7 @@ def _texts(value: Any) -> list[str] | None:
 
 def _right_candidates(records: list[Record]) -> list[Any]:
     found = [
-        {"query": text(record.get("query")), "positive": _texts(record.get("positive")), "negative": _texts(record.get("negative"))}
+        {"query": text(record.get("query")), **{name: _texts(record.get(name)) for name in ("positive", "negative")}}
         for record in records
     ]
     return [row for row in found if None not in row.values()]
@@ -220,9 +222,12 @@ def _right_tuples(records: list[Record]) -> list[Any]:
 
 def _conditional(rng: Random) -> Rows:
     return [
-        {"sentence1": say(rng, n), "sentence2": say(rng, -n), "condition": say(rng, 7), "label": rng.choice((1, 3, "5", 2.5))}
+        {
+            "sentence1": say(rng, n), "sentence2": say(rng, -n), "condition": say(rng, 7),
+            "label": rng.choice((1, 3, "5", 2.5)),
+        }
         for n in range(rng.randrange(1, 7))
-    ]
+    ]  # fmt: skip
 
 
 def _read_conditional(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
@@ -269,20 +274,31 @@ def same_order(rows: list[Any], right: list[Any]) -> bool:
     return all(any(row == each for each in rest) for row in rows)
 
 
+def _counted(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
+    return lambda path, how: made(*read(path, on_error=how))
+
+
+def _rows(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
+    return lambda path, how: (read(path, on_error=how), {})
+
+
 TABLES: dict[str, Table] = {
-    "pairs": Table(_pairs, DELIMITED, lambda path, how: made(*pair_table(path, on_error=how)), _right_pairs),
-    "labelled": Table(_labelled, DELIMITED, lambda path, how: made(*labelled_table(path, on_error=how)), _right_labelled),
-    "triplets": Table(
-        _triplets, DELIMITED, lambda path, how: made(*triplet_table(path, on_error=how)), _right_triplets, ordered=False
-    ),
+    "pairs": Table(_pairs, DELIMITED, _counted(pair_table), _right_pairs),
+    "labelled": Table(_labelled, DELIMITED, _counted(labelled_table), _right_labelled),
+    "triplets": Table(_triplets, DELIMITED, _counted(triplet_table), _right_triplets, ordered=False),
     "lists": Table(_lists, OBJECTS, _read_lists, _right_lists),
     "captions": Table(
-        _captions, DELIMITED, lambda path, how: whole([*read_captions(path, on_error=how).items()]), _right_captions, ordered=False
+        _captions,
+        DELIMITED,
+        _rows(lambda *of, **how: [*read_captions(*of, **how).items()]),
+        _right_captions,
+        ordered=False,
     ),
-    "candidates": Table(_candidates, OBJECTS, lambda path, how: whole(read_candidates(path, on_error=how).to_list()), _right_candidates),
-    "scored tuples": Table(_tuples, OBJECTS, lambda path, how: made(*scored_tuple_table(path, on_error=how)), _right_tuples),
+    "candidates": Table(
+        _candidates, OBJECTS, _rows(lambda *of, **how: read_candidates(*of, **how).to_list()), _right_candidates
+    ),
+    "scored tuples": Table(_tuples, OBJECTS, _counted(scored_tuple_table), _right_tuples),
     "conditional": Table(_conditional, ("csv", "csv", "jsonl"), _read_conditional, _right_conditional),
-    "sentences": Table(_sentences, DELIMITED, lambda path, _: whole(read_sentences(path)), _right_sentences),
+    "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {}), _right_sentences),
     "to score": Table(_pairs, DELIMITED, _read_to_score, _right_to_score),
 }
-

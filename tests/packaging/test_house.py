@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 734,
-    "data": 2142,
+    "artifacts": 739,
+    "data": 2172,
     "encoders": 1890,
-    "evaluation": 1309,
+    "evaluation": 1311,
     "generation": 1310,
     "jobs": 1483,
     "losses": 3058,
-    "studies": 1730,
-    "training": 1771,
-    "the root": 621,
+    "studies": 1731,
+    "training": 1772,
+    "the root": 627,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
