@@ -24,7 +24,7 @@ class Scratch:
     heads: Annotated[int, Option("attention heads", least=1)] = 4
     intermediate_size: Annotated[int, Option("width of the feed-forward part", least=1)] = 256
     dropout: Annotated[float, Option("dropout of hidden states and attention", least=0, below=1)] = 0.1
-    seed: Annotated[int, Option("seed of the random weights", least=0)] = 42
+    seed: Annotated[int, Option("seed of the random weights", least=0, below=2**32)] = 42
 
 
 @dataclass
@@ -66,7 +66,8 @@ class Model(Encoder):
         DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
     ] = None
     bidirectional_layers: Annotated[
-        int | Literal["all"] | None, "so many of a decoder's last layers look both ways, or 'all' [as saved]"
+        int | Literal["all"] | None,
+        Option("so many of a decoder's last layers look both ways, or 'all' [as saved]", least=0),
     ] = None
     bidirectional_mode: Annotated[
         Literal["modify", "sum", "add"],

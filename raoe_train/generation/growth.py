@@ -8,10 +8,9 @@ for the whole list.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.instructions import Instructions, parse_list
@@ -31,17 +30,20 @@ class Generation:
 
     REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
 
-    method: Annotated[str, "guided, iterative (without guidance) or single-step (one prompt for the list)"] = "guided"
+    method: Annotated[
+        Literal["guided", "iterative", "single-step"],
+        "guided, iterative (without guidance) or single-step (one prompt for the list)",
+    ] = "guided"
     steps: Annotated[int, Option("sentences of a chain, its source not counted", least=1)] = 32
     guidance: Annotated[
-        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0, below=math.inf)
+        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0)
     ] = 1.5
     max_new_tokens: Annotated[
         int, Option("longest sentence in tokens; single-step's list may have steps times as many", least=1)
     ] = 64
     batch_size: Annotated[int, Option("chains at a time", least=1)] = 16
     verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
-    seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
+    seed: Annotated[int, Option("of random choices (do_sample), each chain and step its own", least=0)] = 42
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
     max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
@@ -49,10 +51,9 @@ class Generation:
         str | None, "URL of a server of OpenAI's protocol that has the model, http://HOST:8000/v1 [the model is here]"
     ] = None
     key: Annotated[str, "environment variable with the endpoint's key, where it wants one"] = "OPENAI_API_KEY"
-    decoding: Annotated[
-        dict[str, Any],
-        "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
-    ] = field(default_factory=dict)
+    decoding: Annotated[dict[str, Any], Option(keys="raoe_train.generation.sampling:sampling_keys")] = field(
+        default_factory=dict
+    )
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""

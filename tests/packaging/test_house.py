@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 734,
-    "data": 2145,
-    "encoders": 1895,
+    "data": 2142,
+    "encoders": 1890,
     "evaluation": 1309,
-    "generation": 1303,
-    "jobs": 1482,
-    "losses": 3048,
+    "generation": 1310,
+    "jobs": 1483,
+    "losses": 3058,
     "studies": 1730,
-    "training": 1759,
-    "the root": 594,
+    "training": 1771,
+    "the root": 621,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
