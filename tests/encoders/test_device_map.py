@@ -109,7 +109,7 @@ def test_what_does_not_go_together(decoder, monkeypatch):
         ({"random_weights": True}, "device_map is for saved weights"),
         ({"name": "scratch"}, "device_map is for saved weights"),
         ({"device_map": HALF_ON_DISK}, r"leaves 5 parts without room on a GPU \(embed_tokens, rotary_emb, "),
-        ({"device_map": "everywhere"}, "device_map must be a mapping or auto"),
+        ({"device_map": "everywhere"}, "device_map takes NAME=VALUE or auto or balanced"),
     ):
         with pytest.raises(ValueError, match=problem):
             load_encoder(settings.pop("name", decoder), **{"device_map": "auto", "lora": {"r": 2}, **settings})
