@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 734,
-    "data": 2145,
-    "encoders": 1895,
+    "data": 2142,
+    "encoders": 1950,
     "evaluation": 1309,
-    "generation": 1083,
-    "jobs": 1460,
-    "losses": 3048,
+    "generation": 1325,
+    "jobs": 1483,
+    "losses": 3062,
     "studies": 1730,
-    "training": 1759,
-    "the root": 594,
+    "training": 1789,
+    "the root": 621,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
