@@ -1,5 +1,5 @@
-"""State machines: what is kept, shards, and folders of runs, through changes, damage, kills, two processes and clocks that
-go backwards. After every step what is found has to be what a machine without a memory would make.
+"""State machines: what is kept, shards, and folders of runs, through changes, damage, kills, two processes and clocks
+that go backwards. After every step what is found has to be what a machine without a memory would make.
 
 A kill is a child that ends itself at its n-th change of a file, as suddenly as SIGKILL ends it.
 """
