@@ -18,7 +18,9 @@ class Data:
         list[str],
         "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
     ] = field(default_factory=list)
-    dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
+    dev: Annotated[
+        list[str] | None, "sources of development pairs; the encoder best on them, by the mean of several, is kept"
+    ] = None
     dev_share: Annotated[
         float,
         Option(

@@ -55,12 +55,14 @@ def read_training_data(
 
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
-    """(datasets, the pairs of data.dev, or data.dev_share of the first dataset's, which it is without then; or None).
-    A line is printed where those of data.dev are trained on, too."""
-    if (dev := dev_pairs(data, prompt)) is not None:
-        say_shared(datasets, dev, str(data.dev))
-    elif data.dev_share:
-        return held_out(datasets, data.dev_share, seed)
+    """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
+    is printed where those of data.dev are trained on, too."""
+    dev = dev_pairs(data, prompt)
+    for name, pairs in dev.items():
+        say_shared(datasets, pairs, name)
+    if data.dev_share and not dev:
+        datasets, pairs = held_out(datasets, data.dev_share, seed)
+        return datasets, {"held out": pairs}
     return datasets, dev
 
 
