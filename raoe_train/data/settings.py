@@ -49,6 +49,7 @@ class Data:
     max_rows: Annotated[
         int | None, Option("at most so many rows of each training source, drawn with training.seed", least=1)
     ] = None
+    redraw: Annotated[bool, "draw those of data.max_rows anew each epoch, of all rows"] = False
     cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
         None
     )

@@ -16,8 +16,8 @@ class TrainingHead(Dense):
 
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
-    """One at the end of a SentenceTransformer: `saved`, the one that it was trained with, which SimCSE's checkpoints have
-    as BERT's pooler, where there is one; else new, its weights drawn as the encoder's own once were."""
+    """One at the end of a SentenceTransformer: `saved`, the one that it was trained with, where there is one, which
+    SimCSE's checkpoints have as BERT's pooler; else new, its weights drawn as the encoder's own once were."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     own = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and own is not None and getattr(own.weight, "_is_hf_initialized", False):

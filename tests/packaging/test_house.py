@@ -34,14 +34,14 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 734,
-    "data": 2142,
-    "encoders": 1950,
-    "evaluation": 1309,
+    "data": 2145,
+    "encoders": 1995,
+    "evaluation": 1324,
     "generation": 1325,
-    "jobs": 1483,
+    "jobs": 1484,
     "losses": 3062,
     "studies": 1730,
-    "training": 1789,
+    "training": 1816,
     "the root": 621,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
