@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 734,
+    "artifacts": 735,
     "data": 2142,
-    "encoders": 1890,
+    "encoders": 1901,
     "evaluation": 1309,
-    "generation": 1310,
-    "jobs": 1483,
+    "generation": 1311,
+    "jobs": 1488,
     "losses": 3058,
     "studies": 1730,
-    "training": 1771,
-    "the root": 621,
+    "training": 1812,
+    "the root": 634,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
