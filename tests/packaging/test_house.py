@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 734,
+    "artifacts": 735,
     "data": 2145,
-    "encoders": 1995,
+    "encoders": 2006,
     "evaluation": 1324,
-    "generation": 1325,
-    "jobs": 1484,
+    "generation": 1326,
+    "jobs": 1489,
     "losses": 3062,
     "studies": 1730,
-    "training": 1816,
-    "the root": 621,
+    "training": 1857,
+    "the root": 634,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
