@@ -108,7 +108,8 @@ def test_cosent_and_raoe_are_made_of_them(place):
     # ranks one apart are compared, too
     every = [(i, j) for j in range(4) for i in range(j)]
     apart = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
-    assert cosent_loss(c, apart, tau=3.0, backend=backend).item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
+    loss = cosent_loss(c, apart, tau=3.0, backend=backend)
+    assert loss.item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
     # average ranks 0, 1.5, 1.5, 3
     rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[0]
     angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[0]

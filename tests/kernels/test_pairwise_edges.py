@@ -196,7 +196,7 @@ def test_half_gradients_survive_loss_scaling(place):
 def test_scores_of_every_dtype_are_compared_as_they_are(dtype, place):
     """The largest of bfloat16 are far beyond float16's."""
     device, backend = place
-    c, s, l = batch(device, [0.4, 0.2, 0.7], [1, 0, 2], [0, 1, 2])
+    c, s, _ = batch(device, [0.4, 0.2, 0.7], [1, 0, 2], [0, 1, 2])
     scores = (s * 1e38 if dtype == torch.bfloat16 else s).to(dtype)
     expected = rank_margin_loss(c, scores.double(), margin=0, backend="reference" if device == "cpu" else backend)
     loss = rank_margin_loss(c, scores, margin=0, backend=backend)
