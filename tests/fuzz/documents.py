@@ -244,7 +244,7 @@ def _run_folder(rng: Random, folder: Path) -> str:
         file.write_bytes(spoilt_bytes(before, rng))
     try:
         changed = run_directory.changes(arguments, lambda: made)
-        newest = run_directory.newest_checkpoint(run / "checkpoints")
+        newest = run_directory.newest_checkpoint(run / "checkpoints", only_model=True)
         if newest is not None and not newest.name.removeprefix("checkpoint-").isdigit():
             return f"wrong: {newest}"
         run_directory.claim(arguments, made)

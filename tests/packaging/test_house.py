@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 739,
-    "data": 2172,
-    "encoders": 1950,
-    "evaluation": 1311,
-    "generation": 1325,
-    "jobs": 1483,
+    "artifacts": 740,
+    "data": 2175,
+    "encoders": 2006,
+    "evaluation": 1326,
+    "generation": 1326,
+    "jobs": 1489,
     "losses": 3062,
     "studies": 1731,
-    "training": 1790,
-    "the root": 627,
+    "training": 1858,
+    "the root": 640,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
