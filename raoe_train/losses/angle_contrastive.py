@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import from_zero
+from raoe_train.losses.base import AboveZero, FromZero, from_zero
 from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
@@ -35,7 +35,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
-        self, model: SentenceTransformer, scale: float = 20.0, *, angle_weight: float = 1.0, **contrastive: Any
+        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, angle_weight: FromZero = 1.0, **contrastive: Any
     ) -> None:
         super().__init__(model, scale, **contrastive)
         from_zero(angle_weight=angle_weight)

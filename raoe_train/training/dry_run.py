@@ -27,6 +27,8 @@ def would_take(model: Model, datasets: Any, settings: dict[str, Any], loss: dict
 
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
+    if model.device_map is not None:
+        raise ValueError("dry_run loads no weights, so no device has them: leave model.device_map out")
     asked = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
     config = AutoConfig.from_pretrained(model.name, **asked)
     with torch.device("meta"):
