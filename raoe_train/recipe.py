@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -56,6 +57,7 @@ class Parameter(typing.NamedTuple):
     option: Option
 
 
+@functools.cache
 def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
     """The parameters of a job, or the fields of a section, by name."""
     hints = typing.get_type_hints(of, include_extras=True)
