@@ -34,9 +34,9 @@ class Data:
         dict[str, Any] | None,
         "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}",
     ] = None
-    score_scale: Annotated[list[float], "lowest and highest score in data.train; two numbers, or two a source"] = field(
-        default_factory=list
-    )
+    score_scale: Annotated[
+        list[float], "lowest and highest score in data.train; any two numbers, or two a source"
+    ] = field(default_factory=list)
     on_error: Annotated[Literal["raise", "skip"], "a malformed row: raise, or skip (and count)"] = "raise"
     pairing: Annotated[
         Literal["one", "zip", "all"],

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
+from raoe_train.encoders.device_map import placement, spread
 from raoe_train.encoders.named import SCRATCH, Dtype, Encoder, Model, as_model
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def load_encoder(
         )
     if chosen.prompt is not None:
         _apply_prompt(model, chosen.prompt)
+    if found := spread(model, train):
+        model.hf_device_map = found  # trainers look here, and leave it where it is
     return model
 
 
@@ -125,8 +128,9 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
         return
     new = range(getattr(inner.config, "num_hidden_layers", 0) - added, getattr(inner.config, "num_hidden_layers", 0))
     fresh = tuple(f"layers.{number}." for number in new)
-    # transformers' mark on what a checkpoint gave
-    random = [key for key, each in inner.named_parameters() if not getattr(each, "_is_hf_initialized", False)]
+    # transformers' mark on what a checkpoint gave; what a device_map left on disk is on meta until it is needed
+    here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
+    random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
     if missing:
         listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -144,6 +148,8 @@ def _check(chosen: Model, train: bool) -> None:
         raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if chosen.load_in_4bit and train and not chosen.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
+    if chosen.device_map is not None and (chosen.name == SCRATCH or chosen.random_weights):
+        raise ValueError("model.device_map is for saved weights: leave it out, or model.random_weights and scratch")
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add"):
         raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
 
@@ -162,6 +168,7 @@ def _load(chosen: Model) -> Any:
     changes = _changes(chosen, name, hub)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights = {key: value for key, value in weights.items() if value is not None}
+    weights |= placement(chosen.device_map, chosen.device)
     if chosen.load_in_4bit:
         if "num_hidden_layers" in changes:
             raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
@@ -199,7 +206,8 @@ def _pooled(transformer: Any, chosen: Model) -> Any:
 
     pooling = chosen.pooling or _usual_pooling(str(chosen.name), transformer.model.config)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
-    return SentenceTransformer(modules=modules, device=chosen.device)
+    device = chosen.device if chosen.device_map is None else transformer.model.device
+    return SentenceTransformer(modules=modules, device=device)
 
 
 def _usual_pooling(name: str, config: Any) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.encoders.device_map import DeviceMap
 from raoe_train.recipe import Option, convert, parameters
 
 SCRATCH = "scratch"  # the name of a model that is made
@@ -23,7 +24,7 @@ class Scratch:
     heads: Annotated[int, Option("attention heads", least=1)] = 4
     intermediate_size: Annotated[int, Option("width of the feed-forward part", least=1)] = 256
     dropout: Annotated[float, Option("dropout of hidden states and attention", least=0, below=1)] = 0.1
-    seed: Annotated[int, Option("seed of the random weights", least=0)] = 42
+    seed: Annotated[int, Option("seed of the random weights", least=0, below=2**32)] = 42
 
 
 @dataclass
@@ -61,8 +62,12 @@ class Model(Encoder):
     dropout: Annotated[float | None, Option("override the encoder's dropout probabilities", least=0, below=1)] = None
     dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
+    device_map: Annotated[
+        DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
+    ] = None
     bidirectional_layers: Annotated[
-        int | Literal["all"] | None, "so many of a decoder's last layers look both ways, or 'all' [as saved]"
+        int | Literal["all"] | None,
+        Option("so many of a decoder's last layers look both ways, or 'all' [as saved]", least=0),
     ] = None
     bidirectional_mode: Annotated[
         Literal["modify", "sum", "add"],
@@ -100,5 +105,6 @@ def identity(model: Any) -> dict[str, Any]:
     fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
     task = {"task": model.task} if getattr(model, "task", None) is not None else {}
+    said.pop("device_map", None)
     beside = {"second": identity(second)} if (second := second_of(model)) is not None else {}
     return {**said, **task, **beside, "device": None, "files": fingerprint(said["name"])}

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import from_zero
+from raoe_train.losses.base import AboveZero, FromZero, from_zero
 from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.recipe import Option
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
 
@@ -25,7 +26,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
     Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
     angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
     Angle(neutral) < Angle(negative) of whichever anchors. The appendix speaks of these two parts. AnglE itself has a
-    third, CoSENT over cosines of the same pairs, and a tau of 1 for angles (Li and Li 2024, section 3.4).
+    third, CoSENT over cosines of the same pairs, and a tau of 1 for angles (recipe angle).
 
     Args:
         model, scale, contrastive: see InfoNCELoss; scale is tau of all parts, and learned by the contrastive one.
@@ -40,11 +41,11 @@ class AnglEContrastiveLoss(InfoNCELoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: AboveZero = 20.0,
         *,
-        angle_weight: float = 1.0,
-        angle_scale: float | None = None,
-        cosine_weight: float = 0.0,
+        angle_weight: FromZero = 1.0,
+        angle_scale: Annotated[float | None, Option(above=0)] = None,
+        cosine_weight: FromZero = 0.0,
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)

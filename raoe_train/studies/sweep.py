@@ -17,7 +17,7 @@ from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.jobs.shared import job
-from raoe_train.recipe import to_dict
+from raoe_train.recipe import Option, to_dict
 from raoe_train.studies.runs import OF_RUNS, Run, at_scale, chosen, expand, preparations
 from raoe_train.training.measures import polarity_of, tasks_of
 from raoe_train.training.run_directory import CONTENTS, changes, clear_unfinished, finished_metrics, made_from
@@ -31,7 +31,7 @@ def sweep(
     base: Annotated[str, "training recipe that every run starts from"] = "",
     settings: Annotated[dict[str, Any], "changes to that recipe, for every run"] = {},
     variants: Annotated[dict[str, Any], "name: changes; base, seeds, grid and after are special keys"] = {},
-    seeds: Annotated[list[int], "training.seed of the runs of a variant"] = [42],
+    seeds: Annotated[list[int], Option("training.seed of the runs of a variant", least=0, below=2**32)] = [42],
     tasks: Annotated[list[str], "tasks of any kind, before and after, looked up in data_dir"] = [],
     data_dir: Annotated[str | None, "settings.data.dir; any setting may say {data_dir}"] = None,
     model: Annotated[str | None, "settings.model.name; any setting may say {model}"] = None,

@@ -36,6 +36,8 @@ def would_take(model: Model, datasets: Any, settings: dict[str, Any], loss: dict
 
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
+    if model.device_map is not None:
+        raise ValueError("dry_run loads no weights, so no device has them: leave model.device_map out")
     config, parameters, trained, outside = sizes(model)
     tokenizer = AutoTokenizer.from_pretrained(
         model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
@@ -131,10 +133,10 @@ def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, 
 
 def check_fits(model: Model) -> None:
     """ValueError where what `held` says of an encoder is more than the memory of its device: before it is loaded. What
-    has no plain config is not looked at, nor what several processes share."""
+    has no plain config is not looked at, nor what several devices share."""
     import torch
 
-    if model.name == SCRATCH or rank_and_world()[1] > 1:
+    if model.name == SCRATCH or model.device_map is not None or rank_and_world()[1] > 1:
         return
     try:
         config, parameters, trained, _ = sizes(model)

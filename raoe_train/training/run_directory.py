@@ -24,7 +24,8 @@ RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
 CONTENTS = "contents of "
-NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir", "report_to")  # keys of no result
+# keys of no result
+NO_MATTER = ("output", "overwrite", "dry_run", "device", "device_map", "cache", "cache_dir", "report_to")
 
 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
@@ -182,8 +183,10 @@ def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Dotted keys and their values, without those that change no result."""
     found: dict[str, Any] = {}
     for key, value in values.items():
+        if key in NO_MATTER:
+            continue
         if isinstance(value, Mapping) and value:
             found |= _leaves(value, f"{where}{key}.")
-        elif key not in NO_MATTER:
+        else:
             found[f"{where}{key}"] = value
     return found

@@ -34,15 +34,15 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 734,
-    "data": 2145,
-    "encoders": 1895,
+    "data": 2142,
+    "encoders": 1963,
     "evaluation": 1309,
-    "generation": 1083,
-    "jobs": 1460,
-    "losses": 3048,
-    "studies": 1730,
-    "training": 1759,
-    "the root": 594,
+    "generation": 1325,
+    "jobs": 1484,
+    "losses": 3108,
+    "studies": 1771,
+    "training": 1866,
+    "the root": 622,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
