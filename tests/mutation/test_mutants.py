@@ -1,0 +1,21 @@
+"""The list of mutants is of the code as it is. (What they show takes ``python -m tests.mutation``.)"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+from tests.mutation.__main__ import MUTANTS, ROOT
+
+
+def test_every_mutant_is_one_change():
+    assert len(MUTANTS) >= 150
+    for mutant in MUTANTS:
+        text = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert text.count(mutant.old) == 1, mutant
+        changed = text.replace(mutant.old, mutant.new)
+        assert changed != text, mutant
+        if mutant.file.endswith(".py"):
+            ast.parse(changed)
+        assert all((ROOT / word).is_file() for word in mutant.tests.split() if word.startswith("tests/")), mutant
+    assert not [mutant for mutant, count in Counter(mutant[:3] for mutant in MUTANTS).items() if count > 1]
