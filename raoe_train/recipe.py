@@ -77,6 +77,8 @@ def _hints(of: Callable[..., Any] | type) -> dict[str, Any]:
 
 def declared(hint: Any, default: Any) -> Parameter:
     """What an annotation says of a parameter."""
+    if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes an Optional of it where the default is None
+        hint = next((each for each in typing.get_args(hint) if typing.get_origin(each) is typing.Annotated), hint)
     if typing.get_origin(hint) is not typing.Annotated:
         return Parameter(hint, default, Option())
     kind, said = typing.get_args(hint)[:2]

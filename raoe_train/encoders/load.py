@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,6 +59,7 @@ def load_encoder(
     train = train or bool(settings.get("lora"))
     _check(chosen, train)
     check_device(chosen.device)
+    check_attention(chosen.attention)
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
@@ -108,6 +110,14 @@ def check_device(device: str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def check_attention(attention: str | None) -> None:
+    """ValueError for kernels that are not installed, which transformers says of no key of ours."""
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ValueError(
+            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
+        )
 
 
 def check_path(name: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
 from raoe_train.encoders.device_map import DeviceMap, placement
-from raoe_train.encoders.load import check_device, check_path
+from raoe_train.encoders.load import check_attention, check_device, check_path
 
 
 @dataclass
@@ -48,6 +48,7 @@ def load_language_model(model: LanguageModel) -> Any:
         weights["attn_implementation"] = model.attention
     device = model.device or default_device()
     check_device(device)
+    check_attention(model.attention)
     if model.load_in_4bit:
         from raoe_train.encoders.adapters import four_bit
 

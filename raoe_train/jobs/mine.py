@@ -28,7 +28,10 @@ from raoe_train.recipe import Option
 class Mining:
     """Which neighbours make examples."""
 
-    GONE: ClassVar = {"search": "exact search is all there is; leave it out", "batch_size": "say model.batch_size"}
+    GONE: ClassVar[dict[str, str]] = {
+        "search": "exact search is all there is; leave it out",
+        "batch_size": "say model.batch_size",
+    }
 
     k: Annotated[int, Option("nearest neighbours of each sentence, of its own class and of the others", least=1)] = 16
     threshold: Annotated[float, Option("only neighbours whose cosine is above it", least=-1, below=1)] = 0.5

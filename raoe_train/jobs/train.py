@@ -143,7 +143,7 @@ def train(
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(log_writer(folder / "log.jsonl"))
     keep_events(trainer, folder / EVENTS)
-    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS))
+    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS, settings.get("save_only_model", False)))
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.load import check_device
 from raoe_train.recipe import Option, argument, convert, keys, nearest, parameters
 from raoe_train.training.run_directory import CHECKPOINTS
 
@@ -139,7 +140,9 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     given |= {"bf16": training["bf16"]} if "bf16" in training else {}
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
+    check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
+    check_backend(device or ("cpu" if use_cpu else torch.accelerator.current_accelerator()))
     if given.get("bf16") == AUTO:
         given["bf16"] = multiplies_bfloat16(use_cpu)
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
@@ -175,6 +178,19 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return made
+
+
+def check_backend(device: Any) -> None:
+    """ValueError where RAOE_KERNELS_BACKEND names no backend, or one that cannot run on this device."""
+    import torch
+
+    from raoe_kernels import pairwise_cosine
+
+    row = torch.ones(1, 1, device=device)
+    try:
+        pairwise_cosine(row, row)
+    except RuntimeError as error:
+        raise ValueError(f"RAOE_KERNELS_BACKEND: {error}") from None
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:

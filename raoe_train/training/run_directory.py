@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from raoe_train.training.measures import tasks_of
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
+STATE = "trainer_state.json"  # of a checkpoint
 CONTENTS = "contents of "
 # keys of no result
 NO_MATTER = ("output", "overwrite", "dry_run", "device", "device_map", "cache", "cache_dir", "report_to")
@@ -135,10 +137,33 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
     return made[0] if made else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end (its state comes last)."""
-    whole = [path for path in folder.glob("checkpoint-*") if read_json(path / "trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
+    """The newest checkpoint that is whole. One that was not written to its end has no state, which comes last; one that
+    is damaged, or has no optimizer though not `only_model` was saved, is left out with a line that says so."""
+    ended = [path for path in folder.glob("checkpoint-*") if (path / STATE).exists()]
+    for path in sorted(ended, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        if (damaged := _damaged(path, only_model)) is None:
+            return path
+        print(f"{path} is left out: {damaged}", flush=True)
+    return None
+
+
+def _damaged(checkpoint: Path, only_model: bool) -> str | None:
+    """What is wrong with a checkpoint, as far as its files say by themselves, without being read whole."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(checkpoint.rglob("*")):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                with safe_open(str(path), "pt"):  # whose length has to be what its header says
+                    pass
+            elif path.suffix in (".pt", ".pth") and not zipfile.is_zipfile(path):
+                raise ValueError
+        except (ValueError, SafetensorError):
+            return f"{path.relative_to(checkpoint)} is damaged"
+    return None if only_model or any(checkpoint.rglob("*optim*")) else "it has no optimizer's state"
 
 
 def log_writer(path: Path) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from raoe_train.cli import JOBS, job_of, load
 from raoe_train.generation.sampling import Sampling
 from raoe_train.losses.registry import LOSSES, loss_parameters, loss_settings
-from raoe_train.recipe import Parameter, choices, keys, parameters
+from raoe_train.recipe import Option, Parameter, choices, declared, keys, parameters
 from raoe_train.training.arguments import NAMES, Training
 
 NEVER = ("nan", "inf", "-inf", "1e400", 10**400, "-1e400")  # of any number
@@ -114,3 +114,12 @@ def test_help_names_every_choice(job):
     lines = {key: text for key, _, text in keys(job_of(job))}
     for key, each in options(job_of(job)):
         assert all(str(word) in lines[key] for word in choices(each.type)), key
+
+
+def test_what_an_annotation_says_is_seen_on_python_3_10():
+    """Whose get_type_hints makes an Optional of it where the default is None."""
+    hint = Annotated[int | None, Option("so many", least=1)]
+    for each in (hint, typing.Optional[hint]):  # noqa: UP045
+        found = declared(each, None)
+        assert found == Parameter(int | None, None, Option("so many", least=1))
+    assert declared(int | None, None).type == int | None

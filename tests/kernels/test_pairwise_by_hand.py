@@ -105,6 +105,11 @@ def test_cosent_and_raoe_are_made_of_them(place):
     c, s, l = tensors(device, C, scores, labels)
     less = [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
     assert cosent_loss(c, s, tau=3.0, backend=backend).item() == pytest.approx(expected(C, less, 3.0)[0], rel=1e-12)
+    # ranks one apart are compared, too
+    every = [(i, j) for j in range(4) for i in range(j)]
+    apart = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+    loss = cosent_loss(c, apart, tau=3.0, backend=backend)
+    assert loss.item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
     # average ranks 0, 1.5, 1.5, 3
     rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[0]
     angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[0]
@@ -112,6 +117,9 @@ def test_cosent_and_raoe_are_made_of_them(place):
     assert raoe_loss(c, s, l, **options).item() == pytest.approx(2 * rank + 0.5 * angle, rel=1e-12)
     parts = raoe_loss(c, s, l, return_parts=True, **options)
     assert [p.item() for p in parts] == pytest.approx([2 * rank, 0.5 * angle], rel=1e-12)
+    by_label = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 1), (2, 3)], 3.0)[0]
+    whole = raoe_loss(c, s, l, gate="label", **options)
+    assert whole.item() == pytest.approx(2 * rank + 0.5 * by_label, rel=1e-12)
 
 
 def test_each_part_has_its_own_upstream_gradient(place):

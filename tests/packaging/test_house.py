@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 734,
+    "artifacts": 735,
     "data": 2142,
-    "encoders": 1963,
+    "encoders": 1974,
     "evaluation": 1309,
-    "generation": 1325,
-    "jobs": 1484,
+    "generation": 1326,
+    "jobs": 1489,
     "losses": 3108,
     "studies": 1771,
-    "training": 1866,
-    "the root": 622,
+    "training": 1907,
+    "the root": 635,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

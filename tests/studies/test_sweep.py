@@ -98,7 +98,7 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
     [
         ({"variants": {}}, "variants is empty"),
         ({"scale": "paper"}, "scale must be of none, as this sweep has no scales, got 'paper'"),
-        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "base, settings, variants, prepare, tasks and only, got seeds"),
+        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "settings, variants, prepare, tasks and only, got seeds"),
         ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
         ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
         ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),
