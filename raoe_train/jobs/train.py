@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -97,7 +98,7 @@ def train(
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
     if dry_run:
-        datasets, _ = read_training_data(data, blank, seed, prompt=model.prompt)
+        datasets, _ = read_training_data(replace(data, redraw=False), blank, seed, prompt=model.prompt)
         return would_take(model, datasets, enough_steps(settings, datasets, least), loss)
     check_fits(model)
     made: dict[str, Any] = {}
@@ -132,7 +133,7 @@ def train(
         datasets,
         loss,
         teacher,
-        enough_steps(settings, datasets, least),
+        enough_steps(settings, datasets, least, data),
         evaluator=evaluator,
         patience=training.get("patience"),
         by_length=training.get("by_length", True),

@@ -39,7 +39,7 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     found: dict[str, Any] = {
         f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
     }
-    found["data.dev"] = [contents(part) for part in pool(data.dev)] if data.dev else None
+    found["data.dev"] = [contents(part) for source in data.dev for part in pool(source)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}

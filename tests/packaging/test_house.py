@@ -34,14 +34,14 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 735,
-    "data": 2142,
-    "encoders": 1974,
-    "evaluation": 1309,
+    "data": 2145,
+    "encoders": 2024,
+    "evaluation": 1324,
     "generation": 1326,
-    "jobs": 1489,
+    "jobs": 1490,
     "losses": 3108,
     "studies": 1771,
-    "training": 1907,
+    "training": 1934,
     "the root": 635,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
