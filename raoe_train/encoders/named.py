@@ -106,11 +106,6 @@ def identity(model: Any) -> dict[str, Any]:
     fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
     task = {"task": model.task} if getattr(model, "task", None) is not None else {}
-<<<<<<< HEAD
-    said.pop("device_map", None)
+    said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
     beside = {"second": identity(second)} if (second := second_of(model)) is not None else {}
     return {**said, **task, **beside, "device": None, "files": fingerprint(said["name"])}
-=======
-    said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
-    return {**said, **task, "device": None, "files": fingerprint(said["name"])}
->>>>>>> main

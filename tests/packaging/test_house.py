@@ -35,7 +35,7 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 735,
     "data": 2145,
-    "encoders": 2024,
+    "encoders": 2019,
     "evaluation": 1324,
     "generation": 1326,
     "jobs": 1490,

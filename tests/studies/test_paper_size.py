@@ -49,7 +49,8 @@ def test_tables_3_and_4_of_ranking_sentences():
         its = made.arguments
         assert made.family == "weak" or its.model.name == "M"
         training = [its.training[key] for key in ("batch_size", "learning_rate", "eval_steps", "epochs")]
-        assert training == [1, 3e-6, 25, 1] and its.model.max_seq_length == 32
+        assert training == [1, 3e-6, 25, 1] and its.model.max_seq_length == 32 and its.model.training_head
+        assert its.data.dev == ["D/sts/stsb.jsonl.gz#dev", "D/sts/sick.jsonl.gz#dev"]
         assert its.teacher.name == "voidism/diffcse-bert-base-uncased-sts"
         assert its.data.train == ["D/lists/ranking-sentences.jsonl.gz"] and tuple(its.evaluation.tasks) == STS
 
@@ -77,7 +78,7 @@ def test_tables_4_to_6_of_margins():
     assert len({made.name for made in runs}) == 18 * 4 * 2
     assert {made.arguments.model.name for made in runs} == set(FOUR)
     for name, (_, _, mining) in prepared_for("margins", WORDS).items():
-        assert mining["model"] == {"name": "intfloat/e5-small"}  # whatever is trained
+        assert mining["model"] == {"name": "intfloat/e5-small"} and mining["mining"]["count"] == 250000
         source = {"sst2": "sst2-phrases", "headlines": "headlines-split"}[name.partition("-")[0]]
         assert mining["data"]["input"] == f"D/polarity/{source}.jsonl.gz#train"
     for made in runs:
@@ -85,7 +86,7 @@ def test_tables_4_to_6_of_margins():
         task = "sst2-phrases" if made.family.startswith("sst2") else "headlines-split"
         assert its.evaluation.tasks == [f"polarity:{task}"] and its.polarity.max_sentences is None
         training = [its.training[key] for key in ("epochs", "batch_size", "learning_rate")]
-        assert training == [5, 64, 3e-5] and its.data.max_rows == 50000
+        assert training == [5, 64, 3e-5] and (its.data.max_rows, its.data.redraw) == (50000, True)
     sizes = chosen_of("margins", {**WORDS, "scale": "paper-sizes"})
     assert len({made.name for made in sizes}) == 544 == 17 * 4 * 8
     assert {made.arguments.data.max_rows for made in sizes} == {50, 500, 2000, 5000, 10000, 20000, 50000, 100000}
