@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 735,
-    "data": 2145,
+    "artifacts": 740,
+    "data": 2175,
     "encoders": 2006,
-    "evaluation": 1324,
+    "evaluation": 1326,
     "generation": 1326,
     "jobs": 1489,
     "losses": 3062,
-    "studies": 1730,
-    "training": 1857,
-    "the root": 634,
+    "studies": 1731,
+    "training": 1858,
+    "the root": 640,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
