@@ -82,9 +82,9 @@ def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
         if not have:
             known = [f"{key}.{word}" for word in ("name", *_everything())]
             raise ValueError(f"unknown key {key}.{other}{nearest(f'{key}.{other}', known)}")
-        if name in LOSSES and name not in have and said[other] is not None:
+        if isinstance(name, str) and name in LOSSES and name not in have and said[other] is not None:
             raise ValueError(f"loss {name} has no {key}.{other}: {', '.join(have)} have it")
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise ValueError(f"{key}.name must be one of {', '.join(LOSSES)}, got {name!r}")
     chosen: dict[str, Any] = {"name": name}
     for each, parameter in loss_parameters(name).items():
