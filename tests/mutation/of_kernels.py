@@ -139,8 +139,8 @@ KERNELS = [
         ("norm_a <= eps || norm_b <= eps", "norm_a <= eps"),
         ("along * ib * ib", "along * ia * ib"),
         ("std::fill(out_a + start, out_a + args.columns, T(0))", "(void)0"),
-        ("add_blocks<8, W>(a, b, columns, d, sums);", "d = columns - columns % 8;"),
-        ("here.aa + here.bb < 1e38", "true"),
+        ("(of[k + 2 * lanes] + of[k + 3 * lanes])", "of[k + 2 * lanes]"),
+        ("aa + bb < 1e38", "true"),
     ),
     *of(
         "csrc/infonce/widths_cpu.cpp",

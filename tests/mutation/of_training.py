@@ -334,7 +334,7 @@ TRAINING = [
     *of(
         "raoe_train/training/measures.py",
         "training/test_training.py training/test_log_table.py",
-        ("100 * value for key, value", "value for key, value"),
+        ("100 * found[f", "found[f"),
         ("main_score(earlier), main_score(its)", "main_score(its), main_score(its)"),
     ),
 ]  # fmt: skip
