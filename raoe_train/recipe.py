@@ -59,6 +59,7 @@ class Parameter(typing.NamedTuple):
     option: Option
 
 
+@functools.cache
 def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
     """The parameters of a job, or the fields of a section, by name."""
     hints = _hints(of)

@@ -59,7 +59,7 @@ def train(
     polarity: Annotated[Polarity, Option()] = Polarity(),
     output: Annotated[str | None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png"] = None,
     overwrite: Annotated[bool, "replace what another recipe left in output"] = False,
-    dry_run: Annotated[bool, "say what it would take, steps, tokens and memory, without weights and output"] = False,
+    dry_run: Annotated[bool, "say what it would take, steps, memory, hours, without weights and output"] = False,
 ) -> dict[str, Any]:
     """Train an encoder on scored pairs.
 
@@ -85,7 +85,7 @@ def train(
 
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
-    from raoe_train.training.dry_run import would_take
+    from raoe_train.training.dry_run import check_fits, would_take
     from raoe_train.training.model_card import save_with_card
     from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
@@ -100,6 +100,7 @@ def train(
     if dry_run:
         datasets, _ = read_training_data(replace(data, redraw=False), blank, seed, prompt=model.prompt)
         return would_take(model, datasets, enough_steps(settings, datasets, least), loss)
+    check_fits(model)
     made: dict[str, Any] = {}
 
     def claimed() -> dict[str, Any] | None:

@@ -123,12 +123,16 @@ def test_cosent_and_raoe_are_made_of_them(place):
 
 
 def test_each_part_has_its_own_upstream_gradient(place):
+    """Of two rows of similarities, too."""
     device, backend = place
-    c, s, l = tensors(device, C, [1, 2, 2, 4], [1, 0, 1, 0])
-    rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[1]
-    angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[1]
+    _, s, l = tensors(device, C, [1, 2, 2, 4], [1, 0, 1, 0])
     options = dict(margin=1, tau=3.0, rank_weight=2.0, angle_weight=0.5, return_parts=True, backend=backend)
-    of_rank, of_angle = raoe_loss(c.requires_grad_(), s, l, **options)
-    (3 * of_rank - 8 * of_angle).backward()
-    wanted = [3 * 2 * r - 8 * 0.5 * a / math.sqrt(1 - x * x) for r, a, x in zip(rank, angle, C, strict=True)]
-    assert c.grad.tolist() == pytest.approx(wanted, rel=1e-12)
+    both = [C, [-x / 2 for x in C]]
+    c = torch.tensor(both, dtype=torch.float64, device=device, requires_grad=True)
+    of_rank, of_angle = raoe_loss(c, s, l, **options)
+    (3 * of_rank - 8 * of_angle).sum().backward()
+    for values, found in zip(both, c.grad.tolist(), strict=True):
+        rank = expected(values, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[1]
+        angle = expected([-math.acos(x) for x in values], [(0, 1), (0, 3), (2, 3)], 3.0)[1]
+        wanted = [3 * 2 * r - 8 * 0.5 * a / math.sqrt(1 - x * x) for r, a, x in zip(rank, angle, values, strict=True)]
+        assert found == pytest.approx(wanted, rel=1e-12)

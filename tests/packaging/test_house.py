@@ -35,14 +35,14 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 740,
     "data": 2175,
-    "encoders": 2006,
+    "encoders": 2019,
     "evaluation": 1326,
     "generation": 1326,
-    "jobs": 1489,
-    "losses": 3062,
-    "studies": 1731,
-    "training": 1858,
-    "the root": 640,
+    "jobs": 1490,
+    "losses": 3108,
+    "studies": 1772,
+    "training": 1935,
+    "the root": 641,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

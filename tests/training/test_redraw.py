@@ -9,9 +9,10 @@ from datasets import Dataset, DatasetDict
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train import run
+from raoe_train.data.settings import Data
 from raoe_train.losses import CoSENTLoss
 from raoe_train.training import Trainer
-from raoe_train.training.training_data import redrawn
+from raoe_train.training.training_data import enough_steps, redrawn
 from tests.tiny import tiny_encoder
 from tests.training.test_training import settings, write_pairs
 
@@ -69,6 +70,12 @@ def test_steps_are_those_of_what_is_drawn(tmp_path):
     assert [metrics["steps"] for metrics in found] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
     assert weights[0] == weights[1] != weights[2]
+
+
+def test_at_least_so_many_steps_are_of_what_is_drawn():
+    """12 of 48 rows in batches of 5 are 3 steps, so 12 steps are 4 epochs."""
+    drawn = Data(max_rows=ROWS, redraw=True)
+    assert enough_steps({"per_device_train_batch_size": 5}, {"set": range(48)}, 12, drawn)["num_train_epochs"] == 4
 
 
 @pytest.mark.parametrize(
