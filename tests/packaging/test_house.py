@@ -38,7 +38,7 @@ BUDGETS = {
     "encoders": 2019,
     "evaluation": 1326,
     "generation": 1326,
-    "jobs": 1490,
+    "jobs": 1492,
     "losses": 3108,
     "studies": 1772,
     "training": 1935,
