@@ -33,7 +33,7 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 735,
+    "artifacts": 746,
     "data": 2142,
     "encoders": 1961,
     "evaluation": 1309,
