@@ -59,6 +59,7 @@ class Parameter(typing.NamedTuple):
     option: Option
 
 
+@functools.cache
 def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
     """The parameters of a job, or the fields of a section, by name."""
     hints = _hints(of)
@@ -131,15 +132,10 @@ def choices(hint: Any) -> tuple[Any, ...]:
 
 def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping that a job's recipe stands for, its ``extends`` chain merged in."""
-    import yaml
-
     path = recipe_path(recipe, job, beside=_seen[-1].parent if _seen else None)
     if path in _seen:
         raise ValueError(f"recipe {path} extends itself")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
     parent = values.pop("extends", None)
@@ -149,6 +145,17 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
     except (RecursionError, ValueError):
         raise ValueError(f"recipe {path} has a part that holds itself (an alias, *NAME, inside its &NAME)") from None
     return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says; ValueError where that is none."""
+    import yaml
+
+    text = path.read_bytes()
+    try:
+        return yaml.safe_load(text.decode("utf-8-sig"))
+    except Exception as error:  # PyYAML's own, or what int, a date or a dict says of a value
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
 
 
 def shipped(job: str) -> dict[str, Path]:

@@ -53,6 +53,7 @@ def load_encoder(
 
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.scratch import scratch_transformer
+    from raoe_train.encoders.training_head import add_head
 
     register()
     chosen = as_model(encoder, **settings)
@@ -97,6 +98,8 @@ def load_encoder(
         )
     if chosen.prompt is not None:
         _apply_prompt(model, chosen.prompt)
+    if train and chosen.training_head:
+        add_head(model, seed, saved=_takes_first(chosen.name, model.transformers_model.config))
     if found := spread(model, train):
         model.hf_device_map = found  # trainers look here, and leave it where it is
     return model
@@ -160,8 +163,9 @@ def _check(chosen: Model, train: bool) -> None:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
     if chosen.device_map is not None and (chosen.name == SCRATCH or chosen.random_weights):
         raise ValueError("model.device_map is for saved weights: leave it out, or model.random_weights and scratch")
-    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add"):
-        raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
+    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
+        added = "lora, load_in_4bit, training_head and bidirectional_mode add"
+        raise ValueError(f"{added} are for a model that is there, not for scratch")
 
 
 def _load(chosen: Model) -> Any:
@@ -224,7 +228,7 @@ def _usual_pooling(name: str, config: Any) -> str:
     """What a model's family has, where neither its folder nor the recipe says it; a warning where that is a guess."""
     from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
 
-    if any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path)):
+    if _takes_first(name, config):
         return "cls"
     if config.model_type == "modernbert":
         return "cls"
@@ -233,6 +237,10 @@ def _usual_pooling(name: str, config: Any) -> str:
             "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
         )
     return "mean"
+
+
+def _takes_first(name: str, config: Any) -> bool:
+    return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
 
 
 def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:

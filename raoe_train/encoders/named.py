@@ -77,6 +77,7 @@ class Model(Encoder):
     lora: Annotated[dict[str, Any], "train a LoRA adapter: keys of peft.LoraConfig (target_modules: all-linear)"] = (
         field(default_factory=dict)
     )
+    training_head: Annotated[bool, "SimCSE's linear layer and tanh over the embedding, while it is trained"] = False
     scratch: Annotated[Scratch, Option()] = field(default_factory=Scratch)
 
 
@@ -94,10 +95,17 @@ def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
     return {key: value for key, value in asdict(encoder).items() if value != plain[key] and key not in runs}
 
 
+def second_of(encoder: Any) -> FrozenEncoder | None:
+    """The encoder that is asked beside another one, of a teacher that names two."""
+    second = getattr(encoder, "second", None)
+    return second if second is not None and second.name else None
+
+
 def identity(model: Any) -> dict[str, Any]:
     """What decides on what a model gives: its section of the recipe but for where and how fast it runs, and its files'
     fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
     task = {"task": model.task} if getattr(model, "task", None) is not None else {}
-    said.pop("device_map", None)
-    return {**said, **task, "device": None, "files": fingerprint(said["name"])}
+    said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
+    beside = {"second": identity(second)} if (second := second_of(model)) is not None else {}
+    return {**said, **task, **beside, "device": None, "files": fingerprint(said["name"])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -92,7 +93,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined]
+        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined, arg-type]
 
     @property
     def uneven(self) -> bool:
@@ -192,6 +193,7 @@ def settings_of(loss: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in _parameters(loss, True).items() if each.default is not inspect.Parameter.empty}
 
 
+@functools.cache
 def _parameters(loss: Callable[..., Any], evaluated: bool = False) -> dict[str, inspect.Parameter]:
     if not isinstance(loss, type):
         return dict(inspect.signature(loss, eval_str=evaluated).parameters)

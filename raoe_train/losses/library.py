@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
+from torch import nn
 
 from raoe_train.losses.base import AboveZero, FromZero
 from raoe_train.losses.reads import (
+    CLASSES,
     COSINES,
     LABELLED_PAIRS,
     ONE_NEGATIVE,
@@ -61,6 +63,14 @@ def contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine
 def online_contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine") -> Any:
     """contrastive of the batch's hard pairs alone, a sum."""
     return losses.OnlineContrastiveLoss(model, distance_metric=_siamese(distance), margin=margin)
+
+
+@of_recipes(CLASSES)
+def softmax(model: Any) -> Any:
+    """Cross entropy of the three NLI classes, by a linear classifier of (u, v, |u - v|) that is trained beside the
+    encoder, and goes with the loss: SBERT."""
+    # on no model, when asked what it is, it has no classifier
+    return nn.Module() if model is None else losses.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=3)
 
 
 @of_recipes(PAIRS, compares_batch=True)

@@ -43,6 +43,7 @@ OURS: tuple[Any, ...] = (
     library.triplet,
     library.contrastive,
     library.online_contrastive,
+    library.softmax,
     library.multiple_negatives,
     library.distill_kl_div,
     library.margin_mse,
@@ -81,9 +82,9 @@ def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
         if not have:
             known = [f"{key}.{word}" for word in ("name", *_everything())]
             raise ValueError(f"unknown key {key}.{other}{nearest(f'{key}.{other}', known)}")
-        if name in LOSSES and name not in have and said[other] is not None:
+        if isinstance(name, str) and name in LOSSES and name not in have and said[other] is not None:
             raise ValueError(f"loss {name} has no {key}.{other}: {', '.join(have)} have it")
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise ValueError(f"{key}.name must be one of {', '.join(LOSSES)}, got {name!r}")
     chosen: dict[str, Any] = {"name": name}
     for each, parameter in loss_parameters(name).items():
@@ -124,6 +125,8 @@ def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -
     loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
     if chosen.get(DIMS) and chosen.get("memory_size"):
         raise ValueError(f"memory_size must be 0 with {DIMS}: it remembers cosines of one width")
+    if chosen.get(DIMS) and made is library.softmax:
+        raise ValueError(f"{DIMS} must be left out of loss softmax, whose classifier reads the whole embedding")
     loss.reads, loss.compares_batch = made.reads, getattr(made, "compares_batch", False)  # type: ignore[attr-defined]
     if model is None or sweeps or not chosen.get(DIMS):
         return loss

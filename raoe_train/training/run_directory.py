@@ -18,7 +18,7 @@ from raoe_train.artifacts.writing import partial, read_json, write_json, write_t
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
-from raoe_train.recipe import to_dict
+from raoe_train.recipe import read_yaml, to_dict
 from raoe_train.training.measures import tasks_of
 
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
@@ -39,7 +39,7 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     found: dict[str, Any] = {
         f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
     }
-    found["data.dev"] = [contents(part) for part in pool(data.dev)] if data.dev else None
+    found["data.dev"] = [contents(part) for source in data.dev for part in pool(source)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
@@ -50,8 +50,8 @@ def changes(arguments: Any, made: Callable[[], Mapping[str, Any]]) -> list[str] 
     KEY" where it is the same but for what `made` gives, that of made_from; None where there is no run of ours."""
     output = Path(arguments.output or "")
     try:
-        recorded = yaml.safe_load((output / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        recorded = read_yaml(output / RECIPE)
+    except (OSError, ValueError):
         return None
     if not isinstance(recorded, dict) or not {"model", "data", "loss"} <= recorded.keys():
         return None
@@ -140,8 +140,9 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
     """The newest checkpoint that is whole. One that was not written to its end has no state, which comes last; one that
     is damaged, or has no optimizer though not `only_model` was saved, is left out with a line that says so."""
-    ended = [path for path in folder.glob("checkpoint-*") if (path / STATE).exists()]
-    for path in sorted(ended, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # of a copy it is no number
+    ended = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
+    for path in sorted(ended, key=lambda path: int(steps[path]), reverse=True):
         if (damaged := _damaged(path, only_model)) is None:
             return path
         print(f"{path} is left out: {damaged}", flush=True)

@@ -1,4 +1,4 @@
-"""``python -m tests.mutation [FILE ...] [--all]``: change the code in small ways, one at a time: its tests fail.
+"""``python -m tests.mutation [FILE ...] [--all] [--only WORD ...]``: small changes of the code, which its tests notice.
 
 Mutants are those of the rooms of the files given, by default of those changed since main (on main, since the commit
 before). The tests run in a copy of the tree. What survives, and is not listed with a reason, ends it with 1.
@@ -117,10 +117,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="of the rooms of these")
     parser.add_argument("--all", action="store_true", help="every mutant")
+    parser.add_argument("--only", nargs="+", default=[""], help="those of files with such a word in their paths")
     parser.add_argument("--seconds", type=int, default=120, help="of the processor for the tests of one")
     given = parser.parse_args()
     rooms = {room(file) for file in given.files or ([] if given.all else changed())}
-    chosen = [mutant for mutant in MUTANTS if given.all or mutant.room in rooms]
+    chosen = [
+        mutant
+        for mutant in MUTANTS
+        if (given.all or mutant.room in rooms) and any(word in mutant.file for word in given.only)
+    ]
     for name in SHARED:
         importlib.import_module(name)
     sys.dont_write_bytecode = True  # of a file's two versions of one second, Python could take the other's

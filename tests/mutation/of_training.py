@@ -92,7 +92,8 @@ TRAINING = [
         ("{str(word).lower(): label for", "{str(word): label for"),
         ("not scale[0] <= score <= scale[1]", "not scale[0] < score <= scale[1]"),
         ("if not math.isfinite(score):", "if math.isnan(score):"),
-        ("if isinstance(value, bool):\n            raise TypeError", "if False:\n            raise TypeError"),
+        ("if isinstance(value, (bool, bytes)) or", "if"),
+        ('isinstance(value, str) and "_" in value', "False"),
         ('NO_GOLD_LABEL = ("-", "-1", "")', 'NO_GOLD_LABEL = ("-", "")'),
         ("int(value) if value.is_integer() else value", "value"),
     ),
@@ -225,14 +226,14 @@ TRAINING = [
     ),
     *of(
         "raoe_train/losses/reads.py",
-        "losses/test_nli_baselines.py",
+        "training/test_training.py::test_what_mse_compares_with_cosines studies/test_margins.py",
         ("(score - lowest) / (highest - lowest)", "score / highest"),
         ("not -1 <= lowest < 0 < highest <= 1", "not -1 <= lowest < highest <= 1"),
         ('sorted(set(dataset.unique("label")) - {0, 1})', "[]"),
     ),
     *of(
         "raoe_train/training/training_data.py",
-        "training/test_training.py training/test_trainer.py training/test_adapt.py",
+        "training/test_training.py::test_what_mse_compares_with_cosines training/test_adapt.py",
         ("scale[2 * number : 2 * number + 2] or scale[:2]", "scale[:2]"),
         ("least / steps)", "least)"),
         ("permutation(len(by_first))[1:]", "permutation(len(by_first))"),
@@ -333,7 +334,7 @@ TRAINING = [
     *of(
         "raoe_train/training/measures.py",
         "training/test_training.py training/test_log_table.py",
-        ("100 * value for key, value", "value for key, value"),
+        ("100 * found[f", "found[f"),
         ("main_score(earlier), main_score(its)", "main_score(its), main_score(its)"),
     ),
 ]  # fmt: skip

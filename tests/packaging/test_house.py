@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 746,
-    "data": 2142,
-    "encoders": 1961,
-    "evaluation": 1309,
+    "artifacts": 751,
+    "data": 2175,
+    "encoders": 2019,
+    "evaluation": 1326,
     "generation": 1326,
-    "jobs": 1488,
-    "losses": 3062,
-    "studies": 1730,
-    "training": 1830,
-    "the root": 634,
+    "jobs": 1490,
+    "losses": 3108,
+    "studies": 1772,
+    "training": 1935,
+    "the root": 641,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

@@ -260,7 +260,7 @@ def test_the_shipped_sweep(tmp_path):
         wanted = outputs[made.arguments.data.train[0]]
         assert wanted["loss"].removeprefix("online_") == made.arguments.loss["name"].removeprefix("online_")
         set_of = made.arguments.evaluation.tasks[0].removeprefix("polarity:")
-        assert f"/{set_of}.tsv.gz#train" in wanted["data"]["input"]
+        assert f"/polarity/{set_of}.jsonl.gz#train" in wanted["data"]["input"]
 
 
 def result(family, margin, p, s, seed=1, name="set"):
