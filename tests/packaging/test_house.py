@@ -33,7 +33,7 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 740,
+    "artifacts": 751,
     "data": 2175,
     "encoders": 2019,
     "evaluation": 1326,
