@@ -122,12 +122,11 @@ def test_cosent_and_raoe_are_made_of_them(place):
     assert whole.item() == pytest.approx(2 * rank + 0.5 * by_label, rel=1e-12)
 
 
-def test_each_part_has_its_own_upstream_gradient(place):
-    """Of two rows of similarities, too."""
+@pytest.mark.parametrize("both", [[C], [C, [-x / 2 for x in C]]], ids=["one", "matryoshka"])
+def test_each_part_has_its_own_upstream_gradient(place, both):
     device, backend = place
     _, s, l = tensors(device, C, [1, 2, 2, 4], [1, 0, 1, 0])
     options = dict(margin=1, tau=3.0, rank_weight=2.0, angle_weight=0.5, return_parts=True, backend=backend)
-    both = [C, [-x / 2 for x in C]]
     c = torch.tensor(both, dtype=torch.float64, device=device, requires_grad=True)
     of_rank, of_angle = raoe_loss(c, s, l, **options)
     (3 * of_rank - 8 * of_angle).sum().backward()
