@@ -297,7 +297,7 @@ TRAINING = [
         "artifacts/test_owned.py jobs/test_mining.py jobs/test_scoring.py data/test_kept_tokens.py",
         ("all(file_digest(entry / name) == sums[name] for name in files)", "True"),
         ('result.get("settings") == settings', "result"),
-        ("number % world == rank and not path.exists()", "not path.exists()"),
+        ("number % world == rank and not _sound(path, warn=True)", "not _sound(path, warn=True)"),
     ),
     *of(
         "raoe_train/artifacts/provenance.py",
