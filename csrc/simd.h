@@ -24,6 +24,13 @@
 
 namespace raoe {
 
+// The compiler forgets what is in that memory: it then loads vectors, and does not put them together from scalars.
+RAOE_INLINE void forget([[maybe_unused]] const void* memory) {
+#if defined(__GNUC__)
+  __asm__ volatile("" : : "r"(memory) : "memory");
+#endif
+}
+
 #if defined(RAOE_SIMD_DISPATCH)
 #define RAOE_AVX2 "avx2,fma"
 #define RAOE_AVX512 "avx2,fma,avx512f,avx512dq,avx512bw,avx512vl"

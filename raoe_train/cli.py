@@ -18,6 +18,10 @@ from raoe_train.recipe import keys, nearest, shipped
 STUDIES = ("sweep", "report")
 DATA = ("prepare", "score", "lists", "mine", "generate")
 JOBS = ("train", *DATA, "evaluate", "encode", *STUDIES, "merge", "export", "check")
+# what our extras bring, by the names that it is imported by
+OURS = ("accelerate", "bitsandbytes", "datasets", "matplotlib", "pandas", "peft", "pyarrow", "scipy",
+        "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
+EXTRAS = {**dict.fromkeys(OURS, "train"), "mteb": "eval"}
 # the key that words before the first --key go to, where that is no recipe
 WORDS = {"report": "results", "prepare": "names"}
 
@@ -89,8 +93,8 @@ def _main(words: list[str]) -> int:
     except Exception as error:
         if debug:
             raise
-        # no file, a full disk, no such model, a loss that is NaN
-        known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
+        # no file, a full disk, no such model, a loss that is NaN, a model that memory does not hold
+        known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
         said = _explain(error) if known else _unknown(error, options.get("output"))
         print(f"raoe-train: {said}", file=sys.stderr)
         return 2 if known else 3
@@ -148,10 +152,17 @@ def _hide_bars() -> None:
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("raoe_"):
-        extra = "eval" if error.name == "mteb" else "train"
-        return f"{error.name} is not installed; pip install 'raoe[{extra}]' brings what raoe-train needs"
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return f"{error.name} is not installed; pip install 'raoe[{EXTRAS[error.name]}]' brings what raoe-train needs"
+    if _no_memory(error):
+        said = str(error).partition("\n")[0][:200]
+        return f"memory is too small for it: smaller batches need less, or a smaller model ({said})"
     return str(error) or type(error).__name__
+
+
+def _no_memory(error: Exception) -> bool:
+    said = str(error)
+    return isinstance(error, MemoryError) or "out of memory" in said or "can't allocate memory" in said
 
 
 def _help() -> str:

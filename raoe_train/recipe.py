@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -38,8 +39,10 @@ class Option:
     """What is said of a parameter, beside its type."""
 
     help: str = ""  # a line for the command line's help
-    least: float | None = None  # of a number
-    above: float | None = None  # what a number has to be
+    # what a number has to be; none of them: any number
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
     below: float | None = None
     word: str | None = None  # of a section, the key that a bare word in its place stands for
     # functions as MODULE:NAME, imported when asked for
@@ -56,21 +59,30 @@ class Parameter(typing.NamedTuple):
     option: Option
 
 
+@functools.cache
 def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
     """The parameters of a job, or the fields of a section, by name."""
-    hints = typing.get_type_hints(of, include_extras=True)
+    hints = _hints(of)
     if dataclasses.is_dataclass(of):
         defaults = {field.name: _default(field) for field in dataclasses.fields(of)}
     else:
         defaults = {name: given.default for name, given in inspect.signature(of).parameters.items()}
-    found = {}
-    for name, default in defaults.items():
-        kind, option = hints[name], Option()
-        if typing.get_origin(kind) is typing.Annotated:
-            kind, said = typing.get_args(kind)[:2]
-            option = Option(said) if isinstance(said, str) else said
-        found[name] = Parameter(kind, default, option)
-    return found
+    return {name: declared(hints[name], default) for name, default in defaults.items()}
+
+
+@functools.cache
+def _hints(of: Callable[..., Any] | type) -> dict[str, Any]:
+    return typing.get_type_hints(of, include_extras=True)
+
+
+def declared(hint: Any, default: Any) -> Parameter:
+    """What an annotation says of a parameter."""
+    if typing.get_origin(hint) is typing.Union:  # Python 3.10 makes an Optional of it where the default is None
+        hint = next((each for each in typing.get_args(hint) if typing.get_origin(each) is typing.Annotated), hint)
+    if typing.get_origin(hint) is not typing.Annotated:
+        return Parameter(hint, default, Option())
+    kind, said = typing.get_args(hint)[:2]
+    return Parameter(kind, default, Option(said) if isinstance(said, str) else said)
 
 
 def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNamespace:
@@ -100,21 +112,30 @@ def keys(of: Callable[..., Any] | type, where: str = "") -> Iterator[tuple[str, 
         elif dataclasses.is_dataclass(parameter.type):
             yield from keys(parameter.type, f"{where}{name}.")  # type: ignore[arg-type]
         else:
-            bounds = " and ".join(f"{word} {bound:g}" for word, bound in _bounds(parameter.option).items())
-            yield where + name, parameter.default, parameter.option.help + (f" ({bounds})" if bounds else "")
+            yield where + name, parameter.default, with_choices(parameter.option.help, parameter)
+
+
+def with_choices(text: str, parameter: Parameter) -> str:
+    """A line of help that says what a number has to be, "… (at least 0 and below 1)", or which words there are."""
+    bounds = " and ".join(f"{word} {bound:g}" for word, bound in _bounds(parameter.option).items())
+    words = [str(word) for word in choices(parameter.type)]
+    listed = "" if all(word in text for word in words) else ", ".join(words)
+    said = [each for each in (bounds, listed) if each and each not in text]
+    return f"{text} ({'; '.join(said)})" if said else text
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """The words of all Literals in a type."""
+    of = typing.get_args(hint)
+    return of if typing.get_origin(hint) is typing.Literal else tuple(word for part in of for word in choices(part))
 
 
 def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The mapping that a job's recipe stands for, its ``extends`` chain merged in."""
-    import yaml
-
     path = recipe_path(recipe, job, beside=_seen[-1].parent if _seen else None)
     if path in _seen:
         raise ValueError(f"recipe {path} extends itself")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise ValueError(f"recipe {path} must be a mapping, got {type(values).__name__}")
     parent = values.pop("extends", None)
@@ -124,6 +145,17 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
     except (RecursionError, ValueError):
         raise ValueError(f"recipe {path} has a part that holds itself (an alias, *NAME, inside its &NAME)") from None
     return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file says; ValueError where that is none."""
+    import yaml
+
+    text = path.read_bytes()
+    try:
+        return yaml.safe_load(text.decode("utf-8-sig"))
+    except Exception as error:  # PyYAML's own, or what int, a date or a dict says of a value
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
 
 
 def shipped(job: str) -> dict[str, Path]:
@@ -299,23 +331,23 @@ def argument(parameter: Parameter, value: Any, key: str) -> Any:
     return _bounded(option, convert(kind, value, key), key)
 
 
-HOLDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
+HOLDS = {"at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt}
 
 
 def _bounded(option: Option, value: Any, key: str) -> Any:
-    bounds = _bounds(option)
-    if bounds:
-        bounds.setdefault("below", math.inf)
-    for number in value if isinstance(value, list) else [value]:
-        for word, bound in bounds.items() if number is not None else ():
-            if not HOLDS[word](number, bound):
-                raise ValueError(f"{key} must be {word} {bound:g}, got {number!r}")
+    for each in value if isinstance(value, list) else value.values() if isinstance(value, dict) else ():
+        _bounded(option, each, key)
+    for word, bound in _bounds(option).items() if isinstance(value, (int, float)) else ():
+        if not HOLDS[word](value, bound):
+            raise ValueError(f"{key} must be {word} {bound:g}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, got {value!r}")
     return value
 
 
 def _bounds(option: Option) -> dict[str, float]:
     """What a number has to be."""
-    of = {"at least": option.least, "above": option.above, "below": option.below}
+    of = {"at least": option.least, "above": option.above, "at most": option.most, "below": option.below}
     return {word: bound for word, bound in of.items() if bound is not None}
 
 
@@ -345,8 +377,12 @@ def _scalar(kind: type, value: Any, key: str) -> Any:
         number = float(value)
     except (TypeError, ValueError):
         raise problem from None
+    except OverflowError:  # an integer of hundreds of digits
+        raise ValueError(f"{key} must be a number of 64 bits, got a longer one") from None
     if kind is float:
         return number
     if not number.is_integer():
         raise problem
+    if abs(number) >= 2**63:  # as long as libraries take them
+        raise ValueError(f"{key} must be an integer of 64 bits, got {number:g}")
     return int(value) if not isinstance(value, str) or re.fullmatch(r"[-+]?\d+", value) else int(number)

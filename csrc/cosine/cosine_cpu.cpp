@@ -17,49 +17,83 @@ constexpr std::int64_t elements_a_thread = 1 << 17;  // fewer do not pay for sta
 
 using Dims = std::vector<std::int64_t>;
 
+// Sums of a row's a b, a a and b b, side by side in W: an error grows with columns / lanes.
+template <class W>
 struct Products {
-  double ab = 0, aa = 0, bb = 0;
+  static constexpr int lanes = 32;
+  W ab[lanes] = {}, aa[lanes] = {}, bb[lanes] = {};
+
+  template <class T>
+  RAOE_INLINE void add(const T* __restrict a, const T* __restrict b, std::int64_t columns) {
+    std::int64_t d = 0;
+    for (; d + lanes <= columns; d += lanes) {
+      for (int k = 0; k < lanes; ++k) one(a[d + k], b[d + k], k);
+    }
+    const int rest = static_cast<int>(columns - d);
+    if (rest) {  // masked: narrow widths have nothing else
+      for (int k = 0; k < lanes; ++k) one(k < rest ? a[d + k] : T(0), k < rest ? b[d + k] : T(0), k);
+    }
+  }
+
+ private:
+  RAOE_INLINE void one(W x, W y, int k) {
+    ab[k] += x * y;
+    aa[k] += x * x;
+    bb[k] += y * y;
+  }
 };
 
-// Adds the products of whole blocks of `lanes` columns from d on, which are summed side by side in W and joined pair by
-// pair: so an error grows with columns / lanes.
-template <int lanes, class W, class T>
-RAOE_INLINE void add_blocks(const T* __restrict a, const T* __restrict b, std::int64_t columns, std::int64_t& d,
-                            Products& sums) {
-  if (d + lanes > columns) return;
-  W ab[lanes] = {}, aa[lanes] = {}, bb[lanes] = {};
-  for (; d + lanes <= columns; d += lanes) {
-    for (int k = 0; k < lanes; ++k) {
-      const W x = a[d + k], y = b[d + k];
-      ab[k] += x * y;
-      aa[k] += x * x;
-      bb[k] += y * y;
-    }
-  }
-  for (int half = lanes / 2; half; half /= 2) {
-    for (int k = 0; k < half; ++k) {
-      ab[k] += ab[k + half];
-      aa[k] += aa[k + half];
-      bb[k] += bb[k + half];
-    }
-  }
-  sums.ab += ab[0];
-  sums.aa += aa[0];
-  sums.bb += bb[0];
-}
+constexpr std::int64_t rows_at_once = 16;
 
-template <class W, class T>
-RAOE_INLINE Products products(const T* a, const T* b, std::int64_t columns) {
-  Products sums;
-  std::int64_t d = 0;
-  add_blocks<32, W>(a, b, columns, d, sums);
-  add_blocks<8, W>(a, b, columns, d, sums);
-  for (; d < columns; ++d) {
-    sums.ab += static_cast<double>(a[d]) * b[d];
-    sums.aa += static_cast<double>(a[d]) * a[d];
-    sums.bb += static_cast<double>(b[d]) * b[d];
+// The sums of a few rows up to each width, (widths, 3, rows_at_once). Their last lanes are joined all at once: a row's
+// would be scalar additions.
+template <class T>
+class Few {
+ public:
+  explicit Few(std::size_t widths) : parts_(widths * 3 * rows_at_once * lanes), halves_(parts_.size() / 2) {}
+
+  RAOE_INLINE void put(std::size_t width, std::int64_t row, const Products<T>& products) {
+    forget(&products);
+    T* const to = parts_.data() + (static_cast<std::int64_t>(width) * 3 * rows_at_once + row) * lanes;
+    fold(products.ab, to);
+    fold(products.aa, to + rows_at_once * lanes);
+    fold(products.bb, to + 2 * rows_at_once * lanes);
   }
-  return sums;
+
+  RAOE_INLINE const T* join() {
+    halve(parts_.data(), halves_.size(), halves_.data());
+    halve(halves_.data(), halves_.size() / 2, parts_.data());
+    halve(parts_.data(), halves_.size() / 4, halves_.data());
+    return halves_.data();
+  }
+
+ private:
+  static constexpr int lanes = 8;
+
+  static RAOE_INLINE void fold(const T* __restrict of, T* __restrict to) {
+    for (int k = 0; k < lanes; ++k) to[k] = (of[k] + of[k + lanes]) + (of[k + 2 * lanes] + of[k + 3 * lanes]);
+  }
+  static RAOE_INLINE void halve(const T* __restrict from, std::size_t count, T* __restrict to) {
+    for (std::size_t i = 0; i < count; ++i) to[i] = from[2 * i] + from[2 * i + 1];
+  }
+
+  std::vector<T> parts_, halves_;
+};
+
+// Squares of very small or large floats leave the range of float.
+RAOE_INLINE bool in_range(double aa, double bb) { return aa > 1e-28 && bb > 1e-28 && aa + bb < 1e38; }
+
+// A row's sums in double.
+template <class T>
+RAOE_NOINLINE void exactly(const T* a, const T* b, std::int64_t columns, double& ab, double& aa, double& bb) {
+  Products<double> products;
+  products.add(a, b, columns);
+  ab = aa = bb = 0;
+  for (int k = 0; k < Products<double>::lanes; ++k) {
+    ab += products.ab[k];
+    aa += products.aa[k];
+    bb += products.bb[k];
+  }
 }
 
 // d cosine / d row x the upstream gradient = other across - row own.
@@ -77,7 +111,7 @@ RAOE_INLINE void cosines(const double* __restrict ab, const double* __restrict a
   for (std::int64_t r = 0; r < rows; ++r) {
     const double norm_a = std::sqrt(aa[r]), norm_b = std::sqrt(bb[r]);
     const bool dead = norm_a <= eps || norm_b <= eps;
-    const double over_a = 1 / norm_a, over_b = 1 / norm_b, cosine = ab[r] / (norm_a * norm_b);
+    const double over_a = 1 / norm_a, over_b = 1 / norm_b, cosine = ab[r] * (over_a * over_b);
     inverse_a[r] = static_cast<T>(dead ? 0 : over_a);
     inverse_b[r] = static_cast<T>(dead ? 0 : over_b);
     c[r] = static_cast<T>(dead ? 0 : cosine);
@@ -109,47 +143,49 @@ void each_block(std::int64_t rows, std::int64_t columns, int threads, const Body
   });
 }
 
-// What each width of a few rows needs, side by side: (K, rows_at_once) sums or factors. A width's results lie `rows` from
-// those of the next, which is often a power of two: written row by row they would fall into one set of the cache.
-constexpr std::int64_t rows_at_once = 16;
-struct Few {
-  explicit Few(std::size_t widths) : first(widths * rows_at_once), second(first), third(first) {}
-  std::vector<double> first, second, third;
-};
-
 template <class T>
 void forward(const CosineArgs& args, const Dims& dims, int threads) {
   const T *const a = static_cast<const T*>(args.a), *const b = static_cast<const T*>(args.b);
   each_block(args.rows, args.columns, threads, [&](std::int64_t first, std::int64_t end) RAOE_INLINE_LAMBDA {
-    Few sums(dims.size());
+    Few<T> few(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
-      const std::int64_t few = std::min(rows_at_once, end - r);
-      for (std::int64_t i = 0; i < few; ++i) {
+      const std::int64_t rows = std::min(rows_at_once, end - r);
+      for (std::int64_t i = 0; i < rows; ++i) {
         const T *const row_a = a + (r + i) * args.stride_a, *const row_b = b + (r + i) * args.stride_b;
-        Products sum;
-        std::int64_t start = 0, at = i;
-        for (const std::int64_t width : dims) {
-          Products here = products<T>(row_a + start, row_b + start, width - start);
-          // Squares of very small or large floats leave the range of float.
-          if (!(here.aa > 1e-28 && here.bb > 1e-28 && here.aa + here.bb < 1e38)) {
-            here = products<double>(row_a + start, row_b + start, width - start);
-          }
-          sum = {sum.ab + here.ab, sum.aa + here.aa, sum.bb + here.bb};
-          const std::size_t to = static_cast<std::size_t>(at);
-          sums.first[to] = sum.ab, sums.second[to] = sum.aa, sums.third[to] = sum.bb;
-          start = width;
-          at += rows_at_once;
+        Products<T> products;
+        std::int64_t start = 0;
+        for (std::size_t k = 0; k < dims.size(); ++k) {
+          products.add(row_a + start, row_b + start, dims[k] - start);
+          few.put(k, i, products);
+          start = dims[k];
         }
       }
-      for (std::size_t k = 0; k < dims.size(); ++k) {
+      const T* sums = few.join();
+      for (std::size_t k = 0; k < dims.size(); ++k, sums += 3 * rows_at_once) {
+        double ab[rows_at_once], aa[rows_at_once], bb[rows_at_once];
+        bool good = true;
+        for (std::int64_t i = 0; i < rows; ++i) {
+          ab[i] = sums[i], aa[i] = sums[i + rows_at_once], bb[i] = sums[i + 2 * rows_at_once];
+          good &= in_range(aa[i], bb[i]);
+        }
+        for (std::int64_t i = 0; !good && i < rows; ++i) {
+          if (in_range(aa[i], bb[i])) continue;
+          exactly(a + (r + i) * args.stride_a, b + (r + i) * args.stride_b, dims[k], ab[i], aa[i], bb[i]);
+        }
         const std::int64_t to = static_cast<std::int64_t>(k) * args.rows + r;
-        const std::size_t from = k * rows_at_once;
-        cosines(&sums.first[from], &sums.second[from], &sums.third[from], few, args.eps, static_cast<T*>(args.c) + to,
-                static_cast<T*>(args.inverse_a) + to, static_cast<T*>(args.inverse_b) + to);
+        cosines(ab, aa, bb, rows, args.eps, static_cast<T*>(args.c) + to, static_cast<T*>(args.inverse_a) + to,
+                static_cast<T*>(args.inverse_b) + to);
       }
     }
   });
 }
+
+// What each width of a few rows needs, side by side: (K, rows_at_once). A width's results lie `rows` from those of the
+// next, which is often a power of two: written row by row they would fall into one set of the cache.
+struct Factors {
+  explicit Factors(std::size_t widths) : first(widths * rows_at_once), second(first), third(first) {}
+  std::vector<double> first, second, third;
+};
 
 template <class T>
 void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
@@ -159,7 +195,7 @@ void backward(const CosineGradArgs& args, const Dims& dims, int threads) {
   const T* const inverse_b = static_cast<const T*>(args.inverse_b);
   T *const grad_a = static_cast<T*>(args.grad_a), *const grad_b = static_cast<T*>(args.grad_b);
   each_block(args.rows, args.columns, threads, [&](std::int64_t first, std::int64_t end) RAOE_INLINE_LAMBDA {
-    Few factors(dims.size());
+    Factors factors(dims.size());
     for (std::int64_t r = first; r < end; r += rows_at_once) {
       const std::int64_t few = std::min(rows_at_once, end - r);
       // A column is in every width that reaches beyond it: factors are summed from the widest on.

@@ -16,7 +16,9 @@
 namespace raoe {
 namespace {
 
-constexpr std::int64_t cells_a_thread = 1 << 15;  // fewer do not pay for starting one
+constexpr std::int64_t cells_a_part = 1 << 15;    // fewer do not pay for starting a thread
+constexpr std::int64_t rows_a_part = 32;          // fewer do not pay for sums of their own along the columns
+constexpr std::int64_t most_parts = 64;
 constexpr std::int64_t block = 1024;              // columns that are summed in T before they are joined in double
 constexpr int lanes = 32;
 
@@ -108,10 +110,9 @@ template <class T>
 struct Rows {
   const WidthsArgs& args;
   std::vector<T> logits = std::vector<T>(static_cast<std::size_t>(args.widths * args.columns));
-  std::vector<T> along = std::vector<T>(args.along_rows ? logits.size() : 0);
   std::vector<T> weights = std::vector<T>(static_cast<std::size_t>(args.widths));
 
-  RAOE_INLINE void row(std::int64_t i) {
+  RAOE_INLINE void row(std::int64_t i, T* along) {
     const std::int64_t columns = args.columns, own = args.own[i];
     const std::uint8_t* const ignored = args.ignored ? args.ignored + i * columns : nullptr;
     const bool gradients = args.along_rows != nullptr;
@@ -143,7 +144,7 @@ struct Rows {
       const T* const e = logits.data() + k * columns;
       const T* const of_columns = static_cast<const T*>(args.of_columns) + k * columns;
       const T weight = weights[static_cast<std::size_t>(k)];
-      T* const sums = along.data() + k * columns;
+      T* const sums = along + k * columns;
       if (k + 1 == args.widths) {
         make_weights<true>(e, of_columns, weight, e, row_of(k, i), sums, columns);
       } else {
@@ -161,21 +162,27 @@ struct Rows {
 template <class T>
 void each_row(const WidthsArgs& args, int threads) {
   const std::int64_t cells = args.widths * args.rows * args.columns;
-  const std::int64_t useful = std::min<std::int64_t>(std::min<std::int64_t>(threads, args.rows), cells / cells_a_thread);
-  Team team(static_cast<int>(std::max<std::int64_t>(useful, 1)));
-  const std::int64_t parts = team.size();
-  std::vector<Rows<T>> shares;
-  for (std::int64_t part = 0; part < parts; ++part) shares.push_back({args});
-  team.each(parts, [&](std::int64_t part) {
+  // Sums along the columns are a part's, and parts are the data's, so that results are the same by any number of threads.
+  const std::int64_t useful = std::min(most_parts, std::min(args.rows / rows_a_part, cells / cells_a_part));
+  const std::int64_t parts = std::max<std::int64_t>(useful, 1);
+  Team team(static_cast<int>(std::min<std::int64_t>(threads, parts)));
+  std::vector<Rows<T>> memory;
+  for (int k = 0; k < team.size(); ++k) memory.push_back({args});
+  const std::int64_t size = args.along_rows ? args.widths * args.columns : 0;
+  std::vector<T> sums(static_cast<std::size_t>(parts * size));
+  team.each(team.size(), [&](std::int64_t k) {
     vectorised([&]() RAOE_INLINE_LAMBDA {
-      Rows<T>& share = shares[static_cast<std::size_t>(part)];
-      for (std::int64_t i = args.rows * part / parts; i < args.rows * (part + 1) / parts; ++i) share.row(i);
+      for (std::int64_t part = k; part < parts; part += team.size()) {
+        T* const along = sums.data() + part * size;
+        for (std::int64_t i = args.rows * part / parts; i < args.rows * (part + 1) / parts; ++i) {
+          memory[static_cast<std::size_t>(k)].row(i, along);
+        }
+      }
     });
   });
-  if (args.along_rows == nullptr) return;
   T* const along = static_cast<T*>(args.along_columns);
-  for (const Rows<T>& share : shares) {
-    for (std::size_t j = 0; j < share.along.size(); ++j) along[j] += share.along[j];
+  for (std::int64_t part = 0; part < parts; ++part) {
+    for (std::int64_t j = 0; j < size; ++j) along[j] += sums[static_cast<std::size_t>(part * size + j)];
   }
 }
 

@@ -14,14 +14,14 @@ from tqdm import tqdm
 
 from raoe_train.artifacts.processes import locked, rank_and_world
 from raoe_train.artifacts.provenance import digest, file_digest, versions
-from raoe_train.artifacts.writing import partial, read_json, replacing, write_json
+from raoe_train.artifacts.writing import partial, read_json, replacing, write_json, write_text
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
-SUMS = "sha256.json"  # of the files beside it
+SUMS, SUM = "sha256.json", ".sha256"  # of the files beside it, and of the one that it has the name of
 POLL = 0.2  # seconds
 
 
@@ -118,15 +118,26 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
     """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
-    missing = [number for number, path in enumerate(paths) if number % world == rank and not path.exists()]
+    missing = [number for number, path in enumerate(paths) if number % world == rank and not _sound(path, warn=True)]
     for number in tqdm(missing, desc=name, unit="shard", disable=None):
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
+            write_text(beside(paths[number], SUM), file_digest(temporary))  # first: no shard is there without its sum
     return paths
+
+
+def _sound(shard: Path, warn: bool = False) -> bool:
+    """Whether a shard is there with the very bytes that were written."""
+    if not (shard.exists() and beside(shard, SUM).exists()):
+        return False
+    sound = file_digest(shard) == beside(shard, SUM).read_text(encoding="utf-8")
+    if warn and not sound:
+        logger.warning("%s is damaged, and is made anew", shard)
+    return sound
 
 
 def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
     """The shards of all processes, which are waited for."""
-    while not all(path.exists() for path in paths):
+    while not all(map(_sound, paths)):
         time.sleep(POLL)
     return [np.load(path) for path in paths]

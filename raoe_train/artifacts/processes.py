@@ -87,9 +87,10 @@ def locked(folder: Path, concluded: Callable[[], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def owned(output: Path) -> Iterator[None]:
+def owned(output: Path, overwrite: bool = False) -> Iterator[None]:
     """In this block no other process has the output, by a lock file OUTPUT.lock, which goes with the process that holds
-    it; ValueError where one has. Where nothing can be written nothing is owned."""
+    it; ValueError where one has. OSError where nothing can be written, but for an output that is there, and is not to
+    be overwritten: it may be read, and is not owned."""
     path = output.with_name(f"{output.name}.{LOCK}")
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
@@ -97,9 +98,9 @@ def owned(output: Path) -> Iterator[None]:
     except BlockingIOError:
         raise ValueError(f"{output}: another process is writing to it; wait, or choose another output") from None
     except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if overwrite or not output.exists() or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise
-        yield  # what is there may still be read
+        yield
         return
     try:
         yield

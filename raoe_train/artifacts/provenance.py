@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+import time
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 PICTURES = ("run.png", "changes.png")  # of a run
 SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)  # beside a model
 EVENTS = "events.out.tfevents."  # of TensorBoard, the same
+SETTLED = 10**9  # nanoseconds after which what is known of a file is believed
 DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
 
 
@@ -44,11 +46,14 @@ def fingerprint(model: str) -> str | None:
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
     state = path.stat()
-    return _digest(path.absolute(), state.st_size, state.st_mtime_ns)
+    # a file's own time can be set; when it was changed cannot, but twice within a tick of the clock is the same
+    known = (path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+    settled = time.time_ns() - state.st_ctime_ns > SETTLED
+    return _digest(*known) if settled else _digest.__wrapped__(*known)
 
 
 @lru_cache(4096)
-def _digest(path: Path, size: int, time: int) -> str:
+def _digest(path: Path, *state: int) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

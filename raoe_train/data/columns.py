@@ -121,16 +121,21 @@ def parse_word(column: str, value: Any) -> str:
     """A class, or another name; 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
     if isinstance(value, float):
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    word = "" if value is None else str(value).strip()
-    if not word:
+    word = optional_word(value).strip()
+    if not word or isinstance(value, (list, dict, bytes)):
         raise RowProblem(f"{column} is {value!r}, which names nothing")
     return word
+
+
+def optional_word(value: Any) -> str:
+    """A name as a text, "" where there is none."""
+    return "" if value is None else str(value)
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
     """A finite number, inside `scale` where one is declared."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, (bool, bytes)) or (isinstance(value, str) and "_" in value):  # 1_0 is 10 to Python
             raise TypeError
         score = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -148,7 +153,7 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
-        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or label < 0):
+        if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
             raise ValueError(
                 f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
             )

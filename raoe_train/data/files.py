@@ -69,8 +69,9 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
     return READERS[known_kind(path)](path)
 
 
-def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str | None]]:
-    """(number, line without its end) of a text file, plain or .gz; None for a line that is not UTF-8 (`encoding`).
+def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
+    """(number, line) of a text file, plain or .gz, with or without their `ends`; None for a line that is not UTF-8
+    (`encoding`).
 
     Only a line feed ends a line: U+2028, form feeds and the like are characters of a sentence.
     """
@@ -81,7 +82,7 @@ def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str |
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 try:
-                    yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode(encoding)
+                    yield number, (raw if ends else raw.removesuffix(b"\n").removesuffix(b"\r")).decode(encoding)
                 except UnicodeDecodeError:
                     yield number, None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -104,10 +105,10 @@ def _csv(path: Path) -> Iterator[Row]:
 
 def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
     def lines() -> Iterator[str]:
-        for number, line in text_lines(path):
+        for number, line in text_lines(path, ends=True):  # which may be a quoted field's
             if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
                 raise ValueError(f"{path}, line {number}: not UTF-8")
-            yield line + "\n"
+            yield line
 
     reader = csv.reader(lines(), strict=True)
     while True:
@@ -147,7 +148,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
             yield number, RowProblem("blank line", reason="blank line")
         else:
             try:
-                fields = json.loads(line)
+                fields = OBJECTS.decode(line)
                 if "\\ud" in line.lower():  # no table and no file takes half of a pair
                     json.dumps(fields, ensure_ascii=False).encode()
             except UnicodeEncodeError:
@@ -161,18 +162,32 @@ def _jsonl(path: Path) -> Iterator[Row]:
             yield number, fields
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError(f"a key twice: {', '.join(name for name, _ in pairs)}")
+    return fields
+
+
+OBJECTS = json.JSONDecoder(object_pairs_hook=_once)  # the standard one takes the last of two values
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
+            if len(set(names := table.schema_arrow.names)) != len(names):
+                raise ValueError(f"it names a column twice: {names}")
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
                     yield number, fields
-    except pyarrow.ArrowException as error:
+    except Exception as error:  # of any class, where bytes are wrong or a value is none of Python's
+        if isinstance(error, OSError) and error.errno:
+            raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
@@ -191,7 +206,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
 
             listed = list(values)  # one table: a column's type comes from all of its values
             table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
-            pyarrow.parquet.write_table(table, temporary)
+            pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
         with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
             if kind == "jsonl":
@@ -201,7 +216,11 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             else:
                 cells = ([cell(value, kind) for value in row] for row in itertools.chain([columns], values))
                 if kind == "csv":
-                    csv.writer(file, lineterminator="\n").writerows(cells)
+                    quotings = [
+                        csv.writer(file, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+                    ]
+                    for row in cells:  # Python before 3.13 leaves a bare \r without quotes
+                        quotings["\r" in "".join(row)].writerow(row)
                 else:
                     file.writelines("\t".join(row) + "\n" for row in cells)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import parse_sentence, parse_word
+from raoe_train.data.columns import optional_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.rows import Counts, read_table
 from raoe_train.data.sources import Source
@@ -56,11 +56,9 @@ def distinct(data: Dataset, counts: Mapping[str, Any]) -> tuple[Dataset, Counts]
 
 def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
     found = source.columns.find(fields, ("label",), (*TEXTS, "split"))
-    if all(name in found for name in TEXTS):
-        columns = [found[name] for name in TEXTS]
-    else:
-        columns = [source.columns.find(fields, ("sentence",))["sentence"]]
+    asked = TEXTS if any(name in found for name in TEXTS) else ("sentence",)
+    columns = list(source.columns.find(fields, asked).values())
     named = zip(("text", "second"), columns, strict=False)
     texts = {name: parse_sentence(column, fields[column]) for name, column in named}
     label = parse_word(found["label"], fields[found["label"]])
-    return {**texts, "label": label, "split": str(fields[found["split"]]) if "split" in found else ""}
+    return {**texts, "label": label, "split": optional_word(fields[found["split"]]) if "split" in found else ""}

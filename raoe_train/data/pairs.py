@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import LabelMap, RowProblem, parse_label, parse_score, parse_sentence, resolve_label_map
+from raoe_train.data.columns import (
+    LabelMap,
+    RowProblem,
+    optional_word,
+    parse_label,
+    parse_score,
+    parse_sentence,
+    resolve_label_map,
+)
 from raoe_train.data.rows import Counts, Reader, by_column, read_table
 from raoe_train.data.sources import Source
 
@@ -85,7 +93,7 @@ def pair_table(
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
         "label": partial(parse_label, label_map=resolve_label_map(labels)),
-        "subset": lambda column, value: str(value),
+        "subset": lambda column, value: optional_word(value),
     }
     must = (*TEXTS, *require, *(names or ()))
     plain, labelled = by_column(readers, must), by_column(readers, [name for name in must if name != "score"])

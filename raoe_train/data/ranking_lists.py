@@ -6,7 +6,7 @@ import ast
 import os
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import RowProblem, parse_sentence
+from raoe_train.data.columns import RowProblem, optional_word, parse_sentence
 from raoe_train.data.rows import Counts, read_table
 from raoe_train.data.sources import Source
 
@@ -36,7 +36,7 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
         if name in lines:
             raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         lines[name] = source.line
-        return {"id": name, "sentences": sentences, "method": str(fields.get("method", ""))}
+        return {"id": name, "sentences": sentences, "method": optional_word(fields.get("method"))}
 
     return read_table(source, parse, "list", on_error=on_error)
 
@@ -48,7 +48,7 @@ def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
             sentences = ast.literal_eval(sentences)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             raise RowProblem(f"{sentences[:40]!r}… is no list of texts", reason="no list") from None
     if not isinstance(sentences, list):
         there = ", ".join(map(repr, fields))

@@ -18,7 +18,9 @@ class Data:
         list[str],
         "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
     ] = field(default_factory=list)
-    dev: Annotated[str | None, "source of development pairs; the encoder best on them is kept"] = None
+    dev: Annotated[
+        list[str] | None, "sources of development pairs; the encoder best on them, by the mean of several, is kept"
+    ] = None
     dev_share: Annotated[
         float,
         Option(
@@ -34,9 +36,9 @@ class Data:
         dict[str, Any] | None,
         "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}",
     ] = None
-    score_scale: Annotated[list[float], "lowest and highest score in data.train; two numbers, or two a source"] = field(
-        default_factory=list
-    )
+    score_scale: Annotated[
+        list[float], "lowest and highest score in data.train; any two numbers, or two a source"
+    ] = field(default_factory=list)
     on_error: Annotated[Literal["raise", "skip"], "a malformed row: raise, or skip (and count)"] = "raise"
     pairing: Annotated[
         Literal["one", "zip", "all"],
@@ -47,6 +49,7 @@ class Data:
     max_rows: Annotated[
         int | None, Option("at most so many rows of each training source, drawn with training.seed", least=1)
     ] = None
+    redraw: Annotated[bool, "draw those of data.max_rows anew each epoch, of all rows"] = False
     cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
         None
     )

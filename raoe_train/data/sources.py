@@ -119,8 +119,8 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
                 f"{source.name}, {source.unit} {line}: no column {column!r} to find #{split} in; "
                 f"there are: {', '.join(map(repr, fields))}"
             )
-        splits[str(fields[column])] += 1
-        if fields[column] == split:
+        splits[its := str(fields[column])] += 1
+        if its == split:
             yield line, fields
     if split not in splits:
         there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 BATCH = 4096  # rows that are Python objects at a time
-READING = 1  # to be raised where rows are read by other rules: what was kept is then made anew
+READING = 2  # to be raised where rows are read by other rules: what was kept is then made anew
 ROWS, COUNTS = "rows.arrow", "counts.json"
 
 

@@ -11,12 +11,18 @@ import numpy as np
 
 from raoe_train.artifacts import once
 from raoe_train.artifacts.provenance import digest
-from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.named import Encoder, identity
+from raoe_train.encoders.embed import encode_sentences, unit_rows
+from raoe_train.encoders.named import Encoder, identity, second_of
 
 
 def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Callable[[Sequence[str]], np.ndarray]:
-    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked. Errors call it its `role`."""
+    """Sentences to embeddings, [n, d] float32; the encoder is loaded when first asked. Errors call it its `role`.
+
+    Of an encoder with a `second` one: both of norm 1, side by side, so that their cosines are the means of both's.
+    """
+    if (second := second_of(encoder)) is not None:
+        both = [embedder(replace(encoder, second=None), role, batch_size), embedder(second, role, batch_size)]  # type: ignore[call-arg]
+        return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in both])
     prompt, asked = encoder.prompt, {"task": getattr(encoder, "task", None)}
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
         prompt, asked["prompt"] = None, prompt

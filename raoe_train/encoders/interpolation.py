@@ -34,12 +34,6 @@ def best_between(
     return best, curve
 
 
-def check_weights(weights: Sequence[float], name: str) -> None:
-    """ValueError, which begins with their name, for none or for one that is not from 0 to 1."""
-    if not weights or not all(0 <= weight <= 1 for weight in weights):
-        raise ValueError(f"{name} are numbers from 0, the encoder before training, to 1, after it; got {weights}")
-
-
 def interpolate(encoder: Any, start: Mapping[str, Tensor], end: Mapping[str, Tensor], weight: float) -> None:
     """Give an encoder the weights start + weight (end - start), made in float32, or in float64 where they are.
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
+from raoe_train.encoders.device_map import placement, spread
 from raoe_train.encoders.named import SCRATCH, Dtype, Encoder, Model, as_model
 
 logger = logging.getLogger(__name__)
@@ -51,12 +53,14 @@ def load_encoder(
 
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.scratch import scratch_transformer
+    from raoe_train.encoders.training_head import add_head
 
     register()
     chosen = as_model(encoder, **settings)
     train = train or bool(settings.get("lora"))
     _check(chosen, train)
     check_device(chosen.device)
+    check_attention(chosen.attention)
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
@@ -94,6 +98,10 @@ def load_encoder(
         )
     if chosen.prompt is not None:
         _apply_prompt(model, chosen.prompt)
+    if train and chosen.training_head:
+        add_head(model, seed, saved=_takes_first(chosen.name, model.transformers_model.config))
+    if found := spread(model, train):
+        model.hf_device_map = found  # trainers look here, and leave it where it is
     return model
 
 
@@ -105,6 +113,14 @@ def check_device(device: str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def check_attention(attention: str | None) -> None:
+    """ValueError for kernels that are not installed, which transformers says of no key of ours."""
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ValueError(
+            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
+        )
 
 
 def check_path(name: str) -> None:
@@ -125,8 +141,9 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
         return
     new = range(getattr(inner.config, "num_hidden_layers", 0) - added, getattr(inner.config, "num_hidden_layers", 0))
     fresh = tuple(f"layers.{number}." for number in new)
-    # transformers' mark on what a checkpoint gave
-    random = [key for key, each in inner.named_parameters() if not getattr(each, "_is_hf_initialized", False)]
+    # transformers' mark on what a checkpoint gave; what a device_map left on disk is on meta until it is needed
+    here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
+    random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
     if missing:
         listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -144,8 +161,11 @@ def _check(chosen: Model, train: bool) -> None:
         raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if chosen.load_in_4bit and train and not chosen.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
-    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add"):
-        raise ValueError("lora, load_in_4bit and bidirectional_mode add are for a model that is there, not for scratch")
+    if chosen.device_map is not None and (chosen.name == SCRATCH or chosen.random_weights):
+        raise ValueError("model.device_map is for saved weights: leave it out, or model.random_weights and scratch")
+    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
+        added = "lora, load_in_4bit, training_head and bidirectional_mode add"
+        raise ValueError(f"{added} are for a model that is there, not for scratch")
 
 
 def _load(chosen: Model) -> Any:
@@ -162,6 +182,7 @@ def _load(chosen: Model) -> Any:
     changes = _changes(chosen, name, hub)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights = {key: value for key, value in weights.items() if value is not None}
+    weights |= placement(chosen.device_map, chosen.device)
     if chosen.load_in_4bit:
         if "num_hidden_layers" in changes:
             raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
@@ -199,14 +220,15 @@ def _pooled(transformer: Any, chosen: Model) -> Any:
 
     pooling = chosen.pooling or _usual_pooling(str(chosen.name), transformer.model.config)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
-    return SentenceTransformer(modules=modules, device=chosen.device)
+    device = chosen.device if chosen.device_map is None else transformer.model.device
+    return SentenceTransformer(modules=modules, device=device)
 
 
 def _usual_pooling(name: str, config: Any) -> str:
     """What a model's family has, where neither its folder nor the recipe says it; a warning where that is a guess."""
     from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
 
-    if any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path)):
+    if _takes_first(name, config):
         return "cls"
     if config.model_type == "modernbert":
         return "cls"
@@ -215,6 +237,10 @@ def _usual_pooling(name: str, config: Any) -> str:
             "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
         )
     return "mean"
+
+
+def _takes_first(name: str, config: Any) -> bool:
+    return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
 
 
 def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.encoders.device_map import DeviceMap
 from raoe_train.recipe import Option, convert, parameters
 
 SCRATCH = "scratch"  # the name of a model that is made
@@ -23,7 +24,7 @@ class Scratch:
     heads: Annotated[int, Option("attention heads", least=1)] = 4
     intermediate_size: Annotated[int, Option("width of the feed-forward part", least=1)] = 256
     dropout: Annotated[float, Option("dropout of hidden states and attention", least=0, below=1)] = 0.1
-    seed: Annotated[int, Option("seed of the random weights", least=0)] = 42
+    seed: Annotated[int, Option("seed of the random weights", least=0, below=2**32)] = 42
 
 
 @dataclass
@@ -61,8 +62,12 @@ class Model(Encoder):
     dropout: Annotated[float | None, Option("override the encoder's dropout probabilities", least=0, below=1)] = None
     dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
+    device_map: Annotated[
+        DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
+    ] = None
     bidirectional_layers: Annotated[
-        int | Literal["all"] | None, "so many of a decoder's last layers look both ways, or 'all' [as saved]"
+        int | Literal["all"] | None,
+        Option("so many of a decoder's last layers look both ways, or 'all' [as saved]", least=0),
     ] = None
     bidirectional_mode: Annotated[
         Literal["modify", "sum", "add"],
@@ -72,6 +77,7 @@ class Model(Encoder):
     lora: Annotated[dict[str, Any], "train a LoRA adapter: keys of peft.LoraConfig (target_modules: all-linear)"] = (
         field(default_factory=dict)
     )
+    training_head: Annotated[bool, "SimCSE's linear layer and tanh over the embedding, while it is trained"] = False
     scratch: Annotated[Scratch, Option()] = field(default_factory=Scratch)
 
 
@@ -89,9 +95,17 @@ def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
     return {key: value for key, value in asdict(encoder).items() if value != plain[key] and key not in runs}
 
 
+def second_of(encoder: Any) -> FrozenEncoder | None:
+    """The encoder that is asked beside another one, of a teacher that names two."""
+    second = getattr(encoder, "second", None)
+    return second if second is not None and second.name else None
+
+
 def identity(model: Any) -> dict[str, Any]:
     """What decides on what a model gives: its section of the recipe but for where and how fast it runs, and its files'
     fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
     task = {"task": model.task} if getattr(model, "task", None) is not None else {}
-    return {**said, **task, "device": None, "files": fingerprint(said["name"])}
+    said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
+    beside = {"second": identity(second)} if (second := second_of(model)) is not None else {}
+    return {**said, **task, **beside, "device": None, "files": fingerprint(said["name"])}

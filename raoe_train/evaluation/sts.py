@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,18 +67,25 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 class StsEvaluator(SentenceEvaluator):
     """of_pairs for a trainer: NAME_spearman_cosine, what the best model is chosen by, and NAME_pearson_cosine, from -1
-    to 1; NaN where they are undefined."""
+    to 1; NaN where they are undefined. Of several sets by name these are their means, beside NAME_SET_spearman_cosine
+    and NAME_SET_pearson_cosine of each."""
 
-    def __init__(self, pairs: Dataset, batch_size: int, name: str) -> None:
+    def __init__(self, pairs: Dataset | Mapping[str, Dataset], batch_size: int, name: str) -> None:
         super().__init__()
-        self.task, self.batch_size, self.name = of_pairs(pairs), batch_size, name
+        sets = pairs if isinstance(pairs, Mapping) else {name: pairs}
+        self.tasks = {each: of_pairs(its) for each, its in sets.items()}
+        self.batch_size, self.name = batch_size, name
         self.primary_metric = f"{name}_spearman_cosine"
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        found = evaluate_tasks(model, {self.name: self.task}, self.batch_size)["tasks"][self.name]
-        values = {name: math.nan if found[name] is None else found[name] / 100 for name in ("spearman", "pearson")}
-        named = {f"{self.name}_{name}_cosine": value for name, value in values.items()}
+        found = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
+        named: dict[str, float] = {}
+        for metric in ("spearman", "pearson"):
+            of = {each: math.nan if its[metric] is None else its[metric] / 100 for each, its in found.items()}
+            named[f"{self.name}_{metric}_cosine"] = sum(of.values()) / len(of)
+            if len(of) > 1:
+                named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in of.items()}
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named

@@ -59,7 +59,7 @@ class Polarity:
         int, Option("sentences to retrieve from, drawn from train: so many times those of test", least=1)
     ] = 5
     max_sentences: Annotated[int | None, Option("at most so many of test, drawn with seed", least=1)] = None
-    seed: Annotated[int, "of what is drawn"] = 42
+    seed: Annotated[int, Option("of what is drawn", least=0, below=2**32)] = 42
     curve: Annotated[list[int], Option("other numbers of retrieved sentences, too", least=1)] = field(
         default_factory=list
     )

@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicLayer
 from raoe_kernels import guided_log_probs
 from raoe_train.generation.contexts import Context, merged, stacked
 from raoe_train.generation.sampling import Sampling, draw, uniforms
-from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot
+from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot, device_of
 
 __all__ = ["Answer", "Context", "GuidedDecoder", "Request", "Sampling"]
 
@@ -43,13 +43,14 @@ class GuidedDecoder:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling or Sampling()
         if self.sampling.stop_strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer")
+        self.device = device_of(model)
         self.eos = _eos(model, self.sampling)
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
         # else the head runs over every position of a prompt
         self._last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        self._warpers = self.sampling.warpers(model.device)
+        self._warpers = self.sampling.warpers(self.device)
         self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
         self._batch: Batch | None = None
 
@@ -79,7 +80,7 @@ class GuidedDecoder:
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
-            history = self.sampling.history(len(request.near), self.eos, self.model.device)
+            history = self.sampling.history(len(request.near), self.eos, self.device)
             drawn = uniforms(request.seed, request.max_new_tokens) if self.sampling.do_sample else None
             slot = Slot(key, request, history, drawn)
             rows.append(Row(slot, request.near))
@@ -122,7 +123,7 @@ class GuidedDecoder:
 
     def _read(self, rows: list[Row]) -> tuple[Tensor, list[Row], Any]:
         """What is new in the rows' contexts: their logits, [R, V], with the rows in their order, and a cache."""
-        device = self.model.device
+        device = self.device
         covered = {
             row: known.covers(row.ids) if (known := row.slot.request.known) and not self._windows else 0 for row in rows
         }

@@ -8,19 +8,19 @@ for the whole list.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.generation.instructions import Instructions, parse_list
-from raoe_train.generation.rules import verify_chain, verify_sentence
+from raoe_train.generation.rules import unfinished, verify_chain, verify_sentence
 from raoe_train.recipe import Option
 
 if TYPE_CHECKING:
     from raoe_train.generation.contexts import Context
     from raoe_train.generation.decoding import GuidedDecoder
+    from raoe_train.generation.endpoint import Endpoint, Reply
     from raoe_train.generation.slots import Answer, Request
 
 
@@ -30,24 +30,30 @@ class Generation:
 
     REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
 
-    method: Annotated[str, "guided, iterative (without guidance) or single-step (one prompt for the list)"] = "guided"
+    method: Annotated[
+        Literal["guided", "iterative", "single-step"],
+        "guided, iterative (without guidance) or single-step (one prompt for the list)",
+    ] = "guided"
     steps: Annotated[int, Option("sentences of a chain, its source not counted", least=1)] = 32
     guidance: Annotated[
-        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0, below=math.inf)
+        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0)
     ] = 1.5
     max_new_tokens: Annotated[
         int, Option("longest sentence in tokens; single-step's list may have steps times as many", least=1)
     ] = 64
     batch_size: Annotated[int, Option("chains at a time", least=1)] = 16
     verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
-    seed: Annotated[int, "of random choices (do_sample), each chain and step its own"] = 42
+    seed: Annotated[int, Option("of random choices (do_sample), each chain and step its own", least=0)] = 42
     prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
     chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
     max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
-    decoding: Annotated[
-        dict[str, Any],
-        "fields of GenerationConfig, also as generation.NAME: do_sample, temperature, top_p, stop_strings ...",
-    ] = field(default_factory=dict)
+    endpoint: Annotated[
+        str | None, "URL of a server of OpenAI's protocol that has the model, http://HOST:8000/v1 [the model is here]"
+    ] = None
+    key: Annotated[str, "environment variable with the endpoint's key, where it wants one"] = "OPENAI_API_KEY"
+    decoding: Annotated[dict[str, Any], Option(keys="raoe_train.generation.sampling:sampling_keys")] = field(
+        default_factory=dict
+    )
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""
@@ -55,6 +61,8 @@ class Generation:
         values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
             values["guidance"] = 1.0
+        if self.endpoint:  # where it is does not matter
+            values["endpoint"] = "completions" if self.chat is False else "chat completions"
         return {**values, **{name: value for name, value in sorted(self.decoding.items()) if value is not None}}
 
 
@@ -89,15 +97,14 @@ class Chain:
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: Answer | Reply) -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
-        self.tokens += len(answer.ids)
+        self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
         written: list[str] | str = [text]
         if single:
-            cut = answer.finish == "length"
-            written = "not complete: cut off at max_new_tokens" if cut else parse_list(text, steps)
+            written = unfinished(answer.finish) or parse_list(text, steps)
         if isinstance(written, str):
             # what there is, for those who want to see it
             self.sentences += filter(None, map(str.strip, text.splitlines()))
@@ -118,7 +125,7 @@ class Chain:
             self.reason, self.finished = reason, True
 
 
-def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
+def grow(chains: Iterator[Chain], decoder: GuidedDecoder | Endpoint, slots: int) -> Iterator[Chain]:
     """Finished chains of `chains`, as they finish, `slots` of them in flight.
 
     A chain's next step, or the next chain, joins those under way as soon as a quarter of them wait to, where the

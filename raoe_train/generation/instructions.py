@@ -23,10 +23,11 @@ def texts() -> dict[str, Any]:
 
 
 class Instructions:
-    """Token ids of the instruction that is about a sentence.
+    """Token ids of the instruction that is about a sentence; without a tokenizer its text.
 
     Args:
         tokenizer: transformers'. Where it has a chat template the instruction is a user's message, else plain text.
+            None is that of a server, which has a template and puts it around a message.
         method: one of METHODS.
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
         template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}.
@@ -41,7 +42,7 @@ class Instructions:
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
             raise ValueError(f"generation.prompt must say where the sentence goes, {{sentence}}, got {template!r}")
-        has_one = bool(getattr(tokenizer, "chat_template", None))
+        has_one = tokenizer is None or bool(getattr(tokenizer, "chat_template", None))
         if chat and not has_one:
             raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
         self.tokenizer, self.chat = tokenizer, has_one if chat is None else chat
@@ -56,9 +57,11 @@ class Instructions:
         """The instruction about `sentence`, without what a chat template puts around it."""
         return self.template.replace("{sentence}", sentence)
 
-    def __call__(self, sentence: str) -> list[int]:
+    def __call__(self, sentence: str) -> Any:
         """Token ids of all of it, up to where the answer begins."""
         text = self.text(sentence)
+        if self.tokenizer is None:
+            return text
         if self.chat:
             message = [{"role": "user", "content": text}]
             text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.load import check_device, check_path
+from raoe_train.encoders.device_map import DeviceMap, placement
+from raoe_train.encoders.load import check_attention, check_device, check_path
 
 
 @dataclass
@@ -20,6 +21,9 @@ class LanguageModel:
     device: Annotated[str | None, "torch device; by default the best there is"] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, "of the weights [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
+    device_map: Annotated[
+        DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
+    ] = None
     load_in_4bit: Annotated[bool, "weights in 4 bits (NF4); needs a GPU to be fast"] = False
 
 
@@ -44,16 +48,18 @@ def load_language_model(model: LanguageModel) -> Any:
         weights["attn_implementation"] = model.attention
     device = model.device or default_device()
     check_device(device)
+    check_attention(model.attention)
     if model.load_in_4bit:
         from raoe_train.encoders.adapters import four_bit
 
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
         weights["device_map"] = {"": torch.device(device)}
+    weights |= placement(model.device_map, model.device)
     loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model.name} is not a whole language model; it has no {', '.join(missing[:3])}")
-    return (network if model.load_in_4bit else network.to(device)).eval()
+    return (network if "device_map" in weights else network.to(device)).eval()
 
 
 def default_device() -> str:

@@ -41,11 +41,11 @@ BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
     """What is wrong with one generated sentence, without spaces around it, or None. `source` is what its chain began
-    with, `finish` how its generation ended: "length" means that it was cut off."""
+    with, `finish` how its generation ended: see unfinished."""
+    if why := unfinished(finish):
+        return why
     if not sentence:
         return "empty"
-    if finish == "length":
-        return "not complete: cut off at max_new_tokens"
     if BREAKS.search(sentence):
         return "more than one line"
     if "\ufffd" in sentence:
@@ -59,6 +59,13 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
     if (found := BOILERPLATE.search(sentence)) and not BOILERPLATE.search(source):
         return f"boilerplate: {found[0].strip()!r}"
     return None
+
+
+def unfinished(finish: str) -> str | None:
+    """Why an answer that ended so is not all of one, or None: "eos" and "stop" are its own end."""
+    if finish in ("eos", "stop"):
+        return None
+    return "not complete: cut off at max_new_tokens" if finish == "length" else f"not complete: {finish}"
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:

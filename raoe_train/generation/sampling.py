@@ -6,14 +6,14 @@ processors that read earlier tokens see this row's, without padding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from raoe_train.recipe import nearest
+from raoe_train.recipe import Option, convert, keys, nearest
 
 # Fields of GenerationConfig that read a row's own history, and those that are then applied to all rows alike.
 HISTORY = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
@@ -25,19 +25,19 @@ class Sampling:
     """Fields of transformers.GenerationConfig, with their meaning there; None leaves a step out."""
 
     do_sample: bool = False
-    repetition_penalty: float | None = None
-    no_repeat_ngram_size: int | None = None
-    bad_words_ids: list[list[int]] | None = None
-    min_new_tokens: int | None = None
-    suppress_tokens: list[int] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    epsilon_cutoff: float | None = None
-    eta_cutoff: float | None = None
-    eos_token_id: int | list[int] | None = None
+    repetition_penalty: Annotated[float | None, Option(above=0)] = None
+    no_repeat_ngram_size: Annotated[int | None, Option(least=0)] = None
+    bad_words_ids: Annotated[list[list[int]] | None, Option(least=0)] = None
+    min_new_tokens: Annotated[int | None, Option(least=0)] = None
+    suppress_tokens: Annotated[list[int] | None, Option(least=0)] = None
+    temperature: Annotated[float | None, Option(above=0)] = None
+    top_k: Annotated[int | None, Option(least=0)] = None
+    top_p: Annotated[float | None, Option(above=0, most=1)] = None
+    min_p: Annotated[float | None, Option(least=0, most=1)] = None
+    typical_p: Annotated[float | None, Option(above=0, most=1)] = None
+    epsilon_cutoff: Annotated[float | None, Option(least=0, below=1)] = None
+    eta_cutoff: Annotated[float | None, Option(least=0, below=1)] = None
+    eos_token_id: Annotated[list[int] | None, Option(least=0)] = None
     stop_strings: list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Sampling:
                 raise ValueError(
                     f"unknown key generation.{name}{near}; of GenerationConfig there are {', '.join(FIELDS)}"
                 )
-        return cls(**given)
+        return convert(cls, {name: value for name, value in given.items() if value is not None}, "generation")
 
     @property
     def has_history(self) -> bool:
@@ -98,6 +98,12 @@ class Sampling:
 
 
 FIELDS = tuple(field.name for field in fields(Sampling))
+
+
+def sampling_keys(where: str) -> Iterator[tuple[str, Any, str]]:
+    """(dotted key, default, help) of Sampling's fields in the place of generation.decoding, for the command's help."""
+    for key, default, text in keys(Sampling, where.removesuffix("decoding.")):
+        yield key, default, f"GenerationConfig's{text}"
 
 
 def uniforms(seed: int, count: int) -> Tensor:

@@ -22,7 +22,7 @@ class Seeds:
     encoder: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
     clusters: Annotated[int, Option("k-means clusters", least=1)] = 1000
     per_cluster: Annotated[int, Option("sentences drawn of each", least=1)] = 20
-    seed: Annotated[int, "of the clusters and the draw"] = 42
+    seed: Annotated[int, Option("of the clusters and the draw", least=0, below=2**32)] = 42
 
     def effective(self) -> dict[str, Any] | None:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""

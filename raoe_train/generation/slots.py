@@ -42,6 +42,10 @@ class Answer:
     # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
 
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
 
 @dataclass(eq=False)
 class Slot:
@@ -69,12 +73,19 @@ class Row:
         return len(self.ids) + max(len(self.slot.ids) - 1, 0)
 
 
+def device_of(model: Any) -> torch.device:
+    """Where a transformers model wants its inputs: of one with a device_map, whose weights may be anywhere, as its hook
+    says."""
+    said = getattr(getattr(model, "_hf_hook", None), "execution_device", None)
+    return model.device if said is None else torch.device(said)
+
+
 class Batch:
     """N answers under way, the R rows of their contexts in a left-padded cache, and as tensors what a step reads."""
 
     def __init__(self, slots: list[Slot], rows: list[Row], cache: Any, model: Any) -> None:
         self.slots, self.rows, self.cache, self.model = slots, rows, cache, model
-        ints = functools.partial(torch.tensor, dtype=torch.long, device=model.device)
+        ints = functools.partial(torch.tensor, dtype=torch.long, device=device_of(model))
         number = {slot: place for place, slot in enumerate(slots)}
         near = {row.slot: place for place, row in enumerate(rows) if not row.far}
         far = {row.slot: place for place, row in enumerate(rows) if row.far}
@@ -93,7 +104,7 @@ class Batch:
         self.count = ints([len(slot.ids) for slot in slots])  # [N], tokens generated so far
         # [N, most new tokens]
         drawn = [slot.uniforms for slot in slots if slot.uniforms is not None]
-        self.uniforms = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(model.device) if drawn else None
+        self.uniforms = torch.nn.utils.rnn.pad_sequence(drawn, batch_first=True).to(device_of(model)) if drawn else None
 
     def context(self, slot: Slot) -> Context | None:
         """The nearer context of an answer, where it is to be kept: copies, so that nothing holds the whole cache."""
@@ -111,7 +122,9 @@ class Batch:
         """Of these slots alone."""
         places = [place for place, row in enumerate(self.rows) if row.slot in slots]
         if len(places) < len(self.rows):
-            self.cache.batch_select_indices(torch.tensor(places, device=self.model.device))
+            # an index of the CPU's is good for layers on several devices
+            where = "cpu" if hasattr(self.model, "hf_device_map") else self.model.device
+            self.cache.batch_select_indices(torch.tensor(places, device=where))
         return Batch(slots, [self.rows[place] for place in places], self.cache, self.model)
 
     def joined(self, other: Batch) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ from raoe_train.data.sentences import each_sentence
 from raoe_train.data.settings import Data
 from raoe_train.generation.rules import BREAKS, LETTER
 
+# Llama's and Qwen's, DeepSeek's, Mistral's, Gemma's
+SPECIAL = re.compile(r"<\|\w+\|>|<｜[^｜]+｜>|</?s>|\[/?INST\]|<\w+_of_\w+>")
 Sentences = list[tuple[int, str]]
 """(number of the row in its source, from 1; the sentence without spaces around it)."""
 
@@ -56,7 +59,12 @@ def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Senten
 
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
-    """What read_starts asks of a sentence: none of the tokenizer's special tokens, and at most `longest` tokens."""
+    """What read_starts asks of a sentence: none of the tokenizer's special tokens, and at most `longest` tokens.
+    Without a tokenizer nothing that looks like a special token, and at most `longest` words."""
+    if tokenizer is None:
+        return lambda sentence: (
+            "special token" if SPECIAL.search(sentence) else "too long" if len(sentence.split()) > longest else None
+        )
     # a sentence with one would end the instruction, or speak for the model
     special = [token for token in tokenizer.all_special_tokens if token]
 

@@ -21,7 +21,7 @@ from raoe_train.generation.models import LanguageModel, load_language_model, loa
 from raoe_train.generation.seeds import Seeds, select_seeds
 from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.shared import file_to_write, job
-from raoe_train.recipe import Option
+from raoe_train.recipe import Option, parameters
 
 
 @job(together=True)
@@ -56,7 +56,8 @@ def generate(
     path = file_to_write(output, data.input, "the sentences to begin with")
     ledger = Ledger(path, "chain", "sentences", *rank_and_world())
     sampling = Sampling.of(generation.decoding, [known.name for known in fields(Generation)])
-    tokenizer = load_tokenizer(model)
+    asks = _endpoint(model, generation, sampling)
+    tokenizer = None if asks else load_tokenizer(model)
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     if sampling.stop_strings is None and not instructions.chat:
         # without a chat template nothing but an end of line tells a model that its turn is over
@@ -64,7 +65,7 @@ def generate(
         sampling.stop_strings = [f"\n{generation.steps + 1}."] if single else ["\n"]
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
-        "model": identity(model),
+        "model": identity(LanguageModel(model.name) if asks else model),
         "generation": generation.effective(),
         "prompt": digest([instructions.template, instructions.chat]),
         "input": digest(sentences),
@@ -94,7 +95,7 @@ def generate(
         if waiting:
             from raoe_train.generation.decoding import GuidedDecoder
 
-            decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
+            decoder = asks or GuidedDecoder(load_language_model(model), tokenizer, sampling)
             line = {
                 "method": generation.method,
                 "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
@@ -128,6 +129,27 @@ def generate(
         write_json(ledger.summary, result)
     _print(result)
     return result
+
+
+def _endpoint(model: LanguageModel, generation: Generation, sampling: Any) -> Any:
+    """What asks a model that is served elsewhere; None where it is to be here."""
+    if not generation.endpoint:
+        return None
+    from raoe_train.generation.endpoint import Endpoint
+
+    if generation.method == "guided":
+        raise ValueError(
+            "generation.method guided mixes log-probabilities of all tokens, which no endpoint gives: iterative or "
+            "single-step, or leave generation.endpoint out"
+        )
+    if not model.name:
+        raise ValueError("model.name is missing: the language model, as the endpoint calls it")
+    for name, (_, default, _) in parameters(LanguageModel).items():
+        if name not in ("name", "dtype") and getattr(model, name) != default:  # the recipe has a dtype
+            raise ValueError(f"model.{name} has no effect on a model that generation.endpoint has")
+    return Endpoint(
+        generation.endpoint, model.name, sampling, chat=generation.chat is not False, key=generation.key
+    )
 
 
 def _write(grown: Any, ledger: Ledger, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def lists(
     teacher: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
     length: Annotated[int, Option("sentences of a list, its premise included", least=SHORTEST)] = 33,
     max_lists: Annotated[int | None, Option("at most so many lists, drawn with seed", least=1)] = None,
-    seed: Annotated[int, "of max_lists"] = 42,
+    seed: Annotated[int, Option("of max_lists", least=0, below=2**32)] = 42,
     output: Annotated[str | None, "JSONL or parquet file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,
 ) -> dict[str, Any]:

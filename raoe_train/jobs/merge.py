@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from raoe_train.artifacts.provenance import commit, versions
 from raoe_train.artifacts.writing import replacing_folder, write_json
 from raoe_train.data.settings import Data
-from raoe_train.encoders.interpolation import best_between, check_weights, weights_of
+from raoe_train.encoders.interpolation import best_between, weights_of
 from raoe_train.encoders.named import Model
 from raoe_train.evaluation.tasks import evaluate_encoder, main_score
 from raoe_train.jobs.shared import folder_to_write, job
@@ -20,10 +20,10 @@ from raoe_train.training.measures import dev_evaluator, dev_metrics, dev_pairs
 def merge(
     model: Annotated[Model, Option(word="name")] = Model(),
     start: Annotated[str | None, "the encoder that model was trained from, by name or path"] = None,
-    weights: Annotated[list[float], "of model's weights, the rest of start's: from 0 to 1"] = [0.5],
+    weights: Annotated[list[float], Option("of model's weights, the rest of start's", least=0, most=1)] = [0.5],
     data: Annotated[Data, Option(word="dev")] = Data(),
     tasks: Annotated[list[str], "to evaluate at every weight, as of the job evaluate, looked up in data.dir"] = [],
-    batch_size: Annotated[int, "sentences at a time"] = 64,
+    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, "directory to write the encoder to"] = None,
     overwrite: Annotated[bool, "replace what is in output"] = False,
 ) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def merge(
 
     if not start:
         raise ValueError("--start is missing: the encoder that the model was trained from")
-    check_weights(weights, "weights")
+    if not weights:
+        raise ValueError("weights is empty: say numbers from 0, the encoder before training, to 1, after it")
     if len(weights) > 1 and output and not data.dev:
         raise ValueError(f"--data.dev is missing: the pairs to choose one of {len(weights)} weights by")
     folder = folder_to_write(output, overwrite, model.name, start) if output else None

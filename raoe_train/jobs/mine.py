@@ -28,13 +28,16 @@ from raoe_train.recipe import Option
 class Mining:
     """Which neighbours make examples."""
 
-    GONE: ClassVar = {"search": "exact search is all there is; leave it out", "batch_size": "say model.batch_size"}
+    GONE: ClassVar[dict[str, str]] = {
+        "search": "exact search is all there is; leave it out",
+        "batch_size": "say model.batch_size",
+    }
 
     k: Annotated[int, Option("nearest neighbours of each sentence, of its own class and of the others", least=1)] = 16
     threshold: Annotated[float, Option("only neighbours whose cosine is above it", least=-1, below=1)] = 0.5
     drop: Annotated[float, Option("share of the examples to leave out, at random", least=0, below=1)] = 0.0
     count: Annotated[int | None, Option("at most so many examples, drawn at random", least=1)] = None
-    seed: Annotated[int, "of what is left out"] = 42
+    seed: Annotated[int, Option("of what is left out", least=0, below=2**32)] = 42
     cache: Annotated[str | None, "directory that keeps embeddings and neighbours for other losses [until the end]"] = (
         None
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from raoe_train.artifacts.once import finish, found
+from raoe_train.artifacts.once import finish, found, parts
 from raoe_train.artifacts.provenance import digest
 from raoe_train.data.files import write_rows
 from raoe_train.data.public import find_public, public_rows, public_sets
@@ -75,9 +75,11 @@ def _prepared(
                     f"{name} has {rows[split]} rows{' of ' * bool(split)}{split} in {where}, and {published} were "
                     f"published ({its['page']}): it is not whole, or another version; --counts false takes it as it is"
                 )
+        parts(path, settings).mkdir(parents=True, exist_ok=True)  # says whose the file is, until its summary does
 
     every = counted()
-    first = next(every)
+    if (first := next(every, None)) is None:
+        raise ValueError(f"{name} has no rows in {where}")
     write_rows(path, list(first), itertools.chain([first], every))
     result = {"rows": dict(rows), "left_out": dict(left_out), "from": where}
     return finish(path, settings, {**result, "licence": its["licence"], "page": its["page"]})

@@ -33,7 +33,9 @@ def job(function: Callable[..., Any] | None = None, *, together: bool = False) -
             raise ValueError(f"{function.__name__} is for one process: start it without torchrun")
         values = arguments(function, inspect.signature(function).bind_partial(*given, **named).arguments)
         output = getattr(values, "output", None)
-        alone = owned(Path(output)) if output and rank_and_world()[0] == 0 else contextlib.nullcontext()
+        alone: Any = contextlib.nullcontext()
+        if output and rank_and_world()[0] == 0:
+            alone = owned(Path(output), getattr(values, "overwrite", False))
         with explained(output), alone:
             return function(**vars(values))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -58,7 +59,7 @@ def train(
     polarity: Annotated[Polarity, Option()] = Polarity(),
     output: Annotated[str | None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png"] = None,
     overwrite: Annotated[bool, "replace what another recipe left in output"] = False,
-    dry_run: Annotated[bool, "say what it would take, steps, tokens and memory, without weights and output"] = False,
+    dry_run: Annotated[bool, "say what it would take, steps, memory, hours, without weights and output"] = False,
 ) -> dict[str, Any]:
     """Train an encoder on scored pairs.
 
@@ -84,7 +85,7 @@ def train(
 
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
-    from raoe_train.training.dry_run import would_take
+    from raoe_train.training.dry_run import check_fits, would_take
     from raoe_train.training.model_card import save_with_card
     from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
@@ -97,8 +98,9 @@ def train(
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
     if dry_run:
-        datasets, _ = read_training_data(data, blank, seed, prompt=model.prompt)
+        datasets, _ = read_training_data(replace(data, redraw=False), blank, seed, prompt=model.prompt)
         return would_take(model, datasets, enough_steps(settings, datasets, least), loss)
+    check_fits(model)
     made: dict[str, Any] = {}
 
     def claimed() -> dict[str, Any] | None:
@@ -131,7 +133,7 @@ def train(
         datasets,
         loss,
         teacher,
-        enough_steps(settings, datasets, least),
+        enough_steps(settings, datasets, least, data),
         evaluator=evaluator,
         patience=training.get("patience"),
         by_length=training.get("by_length", True),
@@ -142,7 +144,7 @@ def train(
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
     trainer.add_callback(log_writer(folder / "log.jsonl"))
     keep_events(trainer, folder / EVENTS)
-    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS))
+    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS, settings.get("save_only_model", False)))
     if checkpoint is not None:
         print(f"going on from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

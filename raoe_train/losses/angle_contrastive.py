@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Annotated, Any
 
 import torch
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import from_zero
+from raoe_train.losses.base import AboveZero, FromZero, from_zero
 from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.recipe import Option
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
 
@@ -23,23 +25,36 @@ class AnglEContrastiveLoss(InfoNCELoss):
 
     Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
     angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
-    Angle(neutral) < Angle(negative) of whichever anchors. AnglE's third part, CoSENT of cosines, is not in it: the
-    appendix speaks of a contrastive and an angular part.
+    Angle(neutral) < Angle(negative) of whichever anchors. The appendix speaks of these two parts. AnglE itself has a
+    third, CoSENT over cosines of the same pairs, and a tau of 1 for angles (recipe angle).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss; scale is tau of both parts, and learned by the contrastive one.
+        model, scale, contrastive: see InfoNCELoss; scale is tau of all parts, and learned by the contrastive one.
         angle_weight: weight of the angular part, from 0.
+        angle_scale: tau of the angular part, above 0, where it has another.
+        cosine_weight: weight of CoSENT over cosines, from 0.
     """
 
     name = "angle_contrastive"
     cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
-        self, model: SentenceTransformer, scale: float = 20.0, *, angle_weight: float = 1.0, **contrastive: Any
+        self,
+        model: SentenceTransformer,
+        scale: AboveZero = 20.0,
+        *,
+        angle_weight: FromZero = 1.0,
+        angle_scale: Annotated[float | None, Option(above=0)] = None,
+        cosine_weight: FromZero = 0.0,
+        **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
-        from_zero(angle_weight=angle_weight)
+        from_zero(angle_weight=angle_weight, cosine_weight=cosine_weight)
+        if angle_scale is not None and not 0 < angle_scale < math.inf:
+            raise ValueError(f"angle_scale must be a number above 0, got {angle_scale!r}")
         self.angle_weight = angle_weight
+        self.angle_scale = angle_scale
+        self.cosine_weight = cosine_weight
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
@@ -49,12 +64,19 @@ class AnglEContrastiveLoss(InfoNCELoss):
             raise ValueError(
                 f"AnglEContrastiveLoss takes anchor, positive, negative, perhaps neutral; got {len(embeddings)} columns"
             )
-        contrast = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
+        loss = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
+        loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
+        if not self.cosine_weight:
+            return loss
+        return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
+
+    def _order(self, similarity_of: Any, embeddings: list[Tensor], tau: float | None) -> Tensor:
+        """CoSENT of the classes over a similarity of two (n, D), summed over widths."""
         anchor, *others = embeddings
         first, second = anchor.repeat(len(others), 1), torch.cat(others)
         widths = self.dims or (anchor.shape[1],)
-        similarity = torch.stack([util.pairwise_angle_sim(first[:, :d], second[:, :d]) for d in widths], dim=1)
+        similarity = torch.stack([similarity_of(first[:, :d], second[:, :d]) for d in widths], dim=1)
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
-        return contrast + self.angle_weight * cosent_loss(similarity.T, score, tau=self.current_scale).sum()
+        return cosent_loss(similarity.T, score, tau=tau or self.current_scale).sum()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -16,9 +17,15 @@ from torch import Tensor, nn
 
 from raoe_train.losses.gathering import Gather
 from raoe_train.losses.reads import SCORED_PAIRS, Reads
+from raoe_train.recipe import Option
 
 AUTO = "auto"
-Scale = float | Literal["auto"]
+# what keywords of losses have to be: recipes check it, and their help says it
+AboveZero = Annotated[float, Option(above=0)]
+FromZero = Annotated[float, Option(least=0)]
+Share = Annotated[float, Option(least=0, below=1)]
+Count = Annotated[int | None, Option(least=1)]
+Scale = Annotated[float | Literal["auto"], Option(above=0)]
 ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
 
 
@@ -59,8 +66,8 @@ class CachedLoss(CachedLossMixin, nn.Module):
         model: SentenceTransformer,
         scale: Scale = 20.0,
         *,
-        mini_batch_size: int | None = None,
-        mini_batch_num_tokens: int | None = None,
+        mini_batch_size: Count = None,
+        mini_batch_num_tokens: Count = None,
         gather_across_devices: Gather = False,
     ) -> None:
         super().__init__()
@@ -86,7 +93,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined]
+        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined, arg-type]
 
     @property
     def uneven(self) -> bool:
@@ -186,6 +193,7 @@ def settings_of(loss: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in _parameters(loss, True).items() if each.default is not inspect.Parameter.empty}
 
 
+@functools.cache
 def _parameters(loss: Callable[..., Any], evaluated: bool = False) -> dict[str, inspect.Parameter]:
     if not isinstance(loss, type):
         return dict(inspect.signature(loss, eval_str=evaluated).parameters)

@@ -117,8 +117,12 @@ class ByLength(CachedLossMixin, nn.Module):
         """CachedLossMixin's: (embeddings of a run, the random state before)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
-            before = RandContext(*run.values()) if copy_random_state else None
+            before = RandContext(*run.values(), *self._devices()) if copy_random_state else None
             return self._embedded(run), before
+
+    def _devices(self) -> list[Tensor]:
+        """A tensor on each device of an encoder that has several: each has a random state of its own."""
+        return [torch.empty(0, device=place) for place in {*getattr(self.model, "hf_device_map", {}).values()}]
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
         model = self.model if model is None else model

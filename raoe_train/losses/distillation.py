@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
-from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.base import AboveZero, CachedLoss
 from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -31,7 +31,7 @@ class DistillationLoss(CachedLoss):
     reads = PAIRS_WITH_TEXTS
     cites = ("liu2023rankcse",)
 
-    def __init__(self, model: SentenceTransformer, embed: Embed, scale: float = 20.0, **cached: Any) -> None:
+    def __init__(self, model: SentenceTransformer, embed: Embed, scale: AboveZero = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         if self.gather_across_devices:
             raise ValueError(

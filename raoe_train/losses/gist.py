@@ -11,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
+from raoe_train.losses.base import AboveZero
 from raoe_train.losses.in_batch import InBatchLoss, one_of
 from raoe_train.losses.reads import TRIPLETS_WITH_TEXTS
 
@@ -50,7 +51,7 @@ class GISTLoss(InBatchLoss):
         self,
         model: SentenceTransformer,
         embed: Callable[[Sequence[str]], np.ndarray],
-        scale: float = 100.0,
+        scale: AboveZero = 100.0,
         *,
         margin_strategy: MarginStrategy = "absolute",
         margin: float = 0.0,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import info_nce_loss
-from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.base import AboveZero, CachedLoss
 from raoe_train.losses.duplicates import groups_as_ids, related_as_ids, text_ids
 from raoe_train.losses.gathering import averaged, gather_rows, process_rows
 from raoe_train.losses.reads import TRIPLETS
+from raoe_train.recipe import Option
 
 LEARNED = (1.0, 100.0)  # between which tau is learned: CLIP's
 OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
@@ -48,10 +49,10 @@ class InBatchLoss(CachedLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: AboveZero = 20.0,
         *,
         learn_scale: bool = False,
-        end_scale: float | None = None,
+        end_scale: Annotated[float | None, Option(above=0)] = None,
         mask_duplicates: bool = True,
         **cached: Any,
     ) -> None:

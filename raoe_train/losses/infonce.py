@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import info_nce_loss, pairwise_cosine
-from raoe_train.losses.base import from_zero
+from raoe_train.losses.base import AboveZero, FromZero, Share, from_zero
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import InBatchLoss, one_of
@@ -48,7 +48,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             query_to_doc and doc_to_query).
         hardness_mode: which logits get hardness_strength x their cosine, as a constant, on top; in_batch_negatives
             (Lan et al. 2025), hard_negatives (a row's own; EmbeddingGemma) or all_negatives.
-        hardness_strength: from 0; 9 and 5 in these papers.
+        hardness_strength: factor of these cosines, from 0; 9 and 5 in these papers.
         hard_negatives_only: a row is compared with its own positive and its own hard negatives alone; no embedding is
             gathered.
         positives: what a row's positives are, its own, or those of the rows with the same label or anchor text, too.
@@ -64,16 +64,16 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 20.0,
+        scale: AboveZero = 20.0,
         *,
         symmetric: bool = False,
         directions: list[Direction] = ONE_WAY,
         partition_mode: Partition = "joint",
         hardness_mode: Hardness | None = None,
-        hardness_strength: float = 0.0,
+        hardness_strength: FromZero = 0.0,
         hard_negatives_only: bool = False,
         positives: Positives = "own",
-        debias: float = 0.0,
+        debias: Share = 0.0,
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)

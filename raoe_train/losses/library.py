@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
+from torch import nn
 
-from raoe_train.losses.base import from_zero
+from raoe_train.losses.base import AboveZero, FromZero
 from raoe_train.losses.reads import (
+    CLASSES,
     COSINES,
     LABELLED_PAIRS,
     ONE_NEGATIVE,
@@ -40,40 +42,45 @@ def mse(model: Any) -> Any:
 
 
 @of_recipes(ONE_NEGATIVE)
-def triplet(model: Any, margin: float = 5.0, distance: Distance = "euclidean") -> Any:
+def triplet(model: Any, margin: FromZero = 5.0, distance: Distance = "euclidean") -> Any:
     """Mean of max(0, distance to the positive - distance to the negative + margin).
 
     Args:
         margin: least difference of distances.
         distance: of two embeddings, cosine or euclidean.
     """
-    from_zero(margin=margin)
     metric = getattr(losses.TripletDistanceMetric, distance.upper())
     return losses.TripletLoss(model, distance_metric=metric, triplet_margin=margin)
 
 
 @of_recipes(LABELLED_PAIRS)
-def contrastive(model: Any, margin: float = 0.5, distance: Distance = "cosine") -> Any:
+def contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine") -> Any:
     """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others."""
-    from_zero(margin=margin)
     return losses.ContrastiveLoss(model, distance_metric=_siamese(distance), margin=margin)
 
 
 @of_recipes(LABELLED_PAIRS, compares_batch=True)
-def online_contrastive(model: Any, margin: float = 0.5, distance: Distance = "cosine") -> Any:
+def online_contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine") -> Any:
     """contrastive of the batch's hard pairs alone, a sum."""
-    from_zero(margin=margin)
     return losses.OnlineContrastiveLoss(model, distance_metric=_siamese(distance), margin=margin)
 
 
+@of_recipes(CLASSES)
+def softmax(model: Any) -> Any:
+    """Cross entropy of the three NLI classes, by a linear classifier of (u, v, |u - v|) that is trained beside the
+    encoder, and goes with the loss: SBERT."""
+    # on no model, when asked what it is, it has no classifier
+    return nn.Module() if model is None else losses.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=3)
+
+
 @of_recipes(PAIRS, compares_batch=True)
-def multiple_negatives(model: Any, scale: float = 20.0) -> Any:
+def multiple_negatives(model: Any, scale: AboveZero = 20.0) -> Any:
     """Each first sentence is to find its partner among the batch's second ones."""
     return losses.MultipleNegativesRankingLoss(model, scale=scale)
 
 
 @of_recipes(SCORED_TUPLES)
-def distill_kl_div(model: Any, temperature: float = 1.0, similarity: Similarity = "dot") -> Any:
+def distill_kl_div(model: Any, temperature: AboveZero = 1.0, similarity: Similarity = "dot") -> Any:
     """KL divergence of the similarities of a query's texts from a teacher's scores of them, as distributions.
 
     Args:

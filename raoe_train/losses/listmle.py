@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
-from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.base import AboveZero, CachedLoss
 from raoe_train.losses.gathering import process_rows
 from raoe_train.losses.reads import LISTS
 
@@ -46,7 +46,7 @@ class ListLoss(CachedLoss):
     compares_batch = False
     needs_teacher = False
 
-    def __init__(self, model: SentenceTransformer, scale: float = 20.0, **cached: Any) -> None:
+    def __init__(self, model: SentenceTransformer, scale: AboveZero = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         self._checked_labels = False
 
@@ -108,7 +108,7 @@ class ListMLELoss(ListLoss):
     cites = ("xia2008listwise", "he2025refining")
 
     def __init__(
-        self, model: SentenceTransformer, scale: float = 20.0, *, ties: Ties = "ordinal", **cached: Any
+        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, ties: Ties = "ordinal", **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         if ties not in get_args(Ties):

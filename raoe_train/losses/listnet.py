@@ -9,6 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import list_net_loss
+from raoe_train.losses.base import AboveZero
 from raoe_train.losses.listmle import ListLoss
 
 
@@ -28,7 +29,7 @@ class ListNetLoss(ListLoss):
     needs_teacher = True
 
     def __init__(
-        self, model: SentenceTransformer, scale: float = 20.0, *, teacher_scale: float = 20.0, **cached: Any
+        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, teacher_scale: AboveZero = 20.0, **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         if not 0 < teacher_scale < math.inf:

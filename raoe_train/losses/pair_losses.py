@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
-from raoe_train.losses.base import AUTO, CachedLoss, carrying
+from raoe_train.losses.base import AUTO, CachedLoss, Count, Scale, carrying
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.pair_memory import PairMemory
 from raoe_train.losses.reads import SCORED_PAIRS
+from raoe_train.recipe import Option
 
 
 class LossParts(dict):
@@ -66,10 +67,10 @@ class PairLoss(CachedLoss):
     def __init__(
         self,
         model: Any,
-        scale: Any = 20.0,
+        scale: Scale = 20.0,
         *,
-        memory_size: int = 0,
-        memory_age: int | None = None,
+        memory_size: Annotated[int, Option(least=0)] = 0,
+        memory_age: Count = None,
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)

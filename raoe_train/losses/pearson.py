@@ -14,7 +14,7 @@ class PearsonLoss(OneSweep, PairLoss):
     """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
 
     It is the same for scores times any positive number and plus any other, so that it needs neither their scale nor a
-    temperature: `scale` has no part in it. A batch whose scores are all equal teaches nothing.
+    temperature, and `scale` has no part in it. A batch whose scores are all equal teaches nothing.
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
-from raoe_train.losses.base import Scale, from_zero
+from raoe_train.losses.base import FromZero, Scale, from_zero
 from raoe_train.losses.pair_losses import LossParts, PairLoss
 from raoe_train.losses.widths import OneSweep
 
@@ -34,7 +34,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         self,
         model: SentenceTransformer,
         scale: Scale = 20.0,
-        margin: float = 2,
+        margin: FromZero = 2,
         ties: Ties = "average",
         **cached: Any,
     ) -> None:
@@ -100,15 +100,15 @@ class RAOELoss(OneSweep, PairLoss):
         self,
         model: SentenceTransformer,
         scale: Scale = 20.0,
-        margin: float = 2,
-        rank_weight: float = 1.0,
-        angle_weight: float = 1.0,
+        margin: FromZero = 2,
+        rank_weight: FromZero = 1.0,
+        angle_weight: FromZero = 1.0,
         ties: Ties = "average",
         gate: Gate = "label+score",
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
-        from_zero(margin=margin)
+        from_zero(margin=margin, rank_weight=rank_weight, angle_weight=angle_weight)
         self.margin = margin
         self.rank_weight = rank_weight
         self.angle_weight = angle_weight

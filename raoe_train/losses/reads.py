@@ -114,6 +114,14 @@ def _labelled_pairs(source: str, data: Data, prompt: str | None, loss: Any) -> T
     return dataset, counts
 
 
+def _classes(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
+    asked = {"names": [*SENTENCES, "label"], "labels": data.labels}
+    dataset, counts = _kept(source, data, "NLI pairs", pair_table, "score", **asked)
+    if beyond := sorted(set(dataset.unique("label")) - {0, 1, 2}):
+        raise ValueError(f"{source}: classes are 0, 1 and 2, got {', '.join(map(str, beyond))}")
+    return dataset, counts
+
+
 def _pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     return _kept(source, data, "pairs", pair_table, "score", "label", names=SENTENCES)
 
@@ -144,6 +152,7 @@ TRIPLETS = Reads("triplets", _triplets)  # anchor, positive, negative and, with 
 TRIPLETS_WITH_TEXTS = Reads("triplets", _triplets, TextCollator)
 ONE_NEGATIVE = Reads("triplets", _one_negative)
 LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
+CLASSES = Reads("NLI pairs", _classes)  # of three classes
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
 SCORED_TUPLES = Reads("scored tuples", _scored_tuples)  # query, positive, negatives, a teacher's scores of these

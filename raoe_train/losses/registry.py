@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
@@ -22,7 +22,7 @@ from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
 from raoe_train.losses.sigmoid import SigmoidLoss
-from raoe_train.recipe import UNDER, convert, nearest
+from raoe_train.recipe import UNDER, Option, Parameter, argument, declared, nearest, with_choices
 
 OURS: tuple[Any, ...] = (
     RAOELoss,
@@ -43,12 +43,14 @@ OURS: tuple[Any, ...] = (
     library.triplet,
     library.contrastive,
     library.online_contrastive,
+    library.softmax,
     library.multiple_negatives,
     library.distill_kl_div,
     library.margin_mse,
     library.CausalLM,
 )
 LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in OURS}
+WIDTHS = Annotated[list[int], Option(least=1)]
 DIMS = "matryoshka_dims"  # of every loss of an encoder: what does not take it itself is trained inside a MatryoshkaLoss
 
 
@@ -76,22 +78,22 @@ def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
     said = {name: None if str(value).lower() in ("none", "null") else value for name, value in given.items()}
     earlier, name = said.pop(UNDER, None) or {}, said.pop("name", None) or RAOELoss.name
     for other in said:
-        have = [loss for loss in LOSSES if other in _hints(loss)]
+        have = [loss for loss in LOSSES if other in loss_parameters(loss)]
         if not have:
             known = [f"{key}.{word}" for word in ("name", *_everything())]
             raise ValueError(f"unknown key {key}.{other}{nearest(f'{key}.{other}', known)}")
-        if name in LOSSES and name not in have and said[other] is not None:
+        if isinstance(name, str) and name in LOSSES and name not in have and said[other] is not None:
             raise ValueError(f"loss {name} has no {key}.{other}: {', '.join(have)} have it")
-    if name not in LOSSES:
+    if not isinstance(name, str) or name not in LOSSES:
         raise ValueError(f"{key}.name must be one of {', '.join(LOSSES)}, got {name!r}")
     chosen: dict[str, Any] = {"name": name}
-    for each, (hint, default) in _hints(name).items():
-        if each == "scale" and said.get(each) == AUTO and hint is float:
+    for each, parameter in loss_parameters(name).items():
+        if each == "scale" and said.get(each) == AUTO and parameter.type is float:
             raise ValueError(f"{key}.scale 'auto' is measured on scored pairs; for loss {name} give a number: 20")
         if said.get(each) is not None:
-            chosen[each] = convert(hint, said[each], f"{key}.{each}")
+            chosen[each] = argument(parameter, said[each], f"{key}.{each}")
         else:
-            chosen[each] = _as_far(hint, None if each in said else earlier.get(each), default)
+            chosen[each] = _as_far(parameter, None if each in said else earlier.get(each))
     try:
         make_loss(chosen)
     except ValueError as error:
@@ -103,14 +105,14 @@ def loss_keys(where: str) -> Iterator[tuple[str, Any, str]]:
     """(dotted key, default, help) of every key that some loss has, for the command line's help."""
     yield f"{where}name", RAOELoss.name, ", ".join(LOSSES)
     for key in _everything():
-        by_default: dict[str, tuple[Any, list[str]]] = {}
-        for loss in LOSSES:
-            if key in _hints(loss):
-                default = _hints(loss)[key][1]
-                by_default.setdefault(str(default), (default, []))[1].append(loss)
         text = "also train the first so many dimensions" if key == DIMS else _said(key)
-        for default, losses in by_default.values():
-            yield where + key, default, f"{text} ({', '.join(losses)})"
+        alike: dict[tuple[str, str], tuple[Any, list[str]]] = {}
+        for loss in LOSSES:
+            if found := loss_parameters(loss).get(key):
+                of = str(found.default), with_choices(text, found)
+                alike.setdefault(of, (found.default, []))[1].append(loss)
+        for (_, said), (default, losses) in alike.items():
+            yield where + key, default, f"{said} ({', '.join(losses)})"
 
 
 def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -> Any:
@@ -123,6 +125,8 @@ def make_loss(chosen: Mapping[str, Any], model: Any = None, embed: Any = None) -
     loss = made(model, embed=embed, **own) if asks_teacher(made) else made(model, **own)
     if chosen.get(DIMS) and chosen.get("memory_size"):
         raise ValueError(f"memory_size must be 0 with {DIMS}: it remembers cosines of one width")
+    if chosen.get(DIMS) and made is library.softmax:
+        raise ValueError(f"{DIMS} must be left out of loss softmax, whose classifier reads the whole embedding")
     loss.reads, loss.compares_batch = made.reads, getattr(made, "compares_batch", False)  # type: ignore[attr-defined]
     if model is None or sweeps or not chosen.get(DIMS):
         return loss
@@ -134,28 +138,29 @@ def asks_teacher(loss: Callable[..., Any]) -> bool:
     return "embed" in inspect.signature(loss).parameters
 
 
-def _hints(name: str) -> dict[str, tuple[Any, Any]]:
-    """{keyword: (annotation, default)} of a loss, those that a recipe can say."""
+def loss_parameters(name: str) -> dict[str, Parameter]:
+    """The keywords of a loss that a recipe can say."""
     loss = LOSSES[name]
-    hints = {
-        key: (Any if each.annotation is each.empty else each.annotation, each.default)
+    found = {
+        key: declared(Any if each.annotation is each.empty else each.annotation, each.default)
         for key, each in settings_of(loss).items()
         if not callable(each.default)
     }
-    return hints if loss.reads is SENTENCES_ALONE else {**hints, DIMS: (list[int], [])}  # type: ignore[attr-defined]
+    dims = {DIMS: declared(WIDTHS, [])}
+    return found if loss.reads is SENTENCES_ALONE else {**found, **dims}  # type: ignore[attr-defined]
 
 
 def _everything() -> list[str]:
-    listed = [key for name in LOSSES for key in _hints(name)]
+    listed = [key for name in LOSSES for key in loss_parameters(name)]
     return [*dict.fromkeys(key for key in listed if key != DIMS), DIMS]
 
 
-def _as_far(hint: Any, value: Any, default: Any) -> Any:
+def _as_far(parameter: Parameter, value: Any) -> Any:
     """What was said of another loss, or the default where this one cannot have it."""
     try:
-        return convert(hint, default if value is None else value, "")
+        return argument(parameter, parameter.default if value is None else value, "")
     except ValueError:
-        return convert(hint, default, "")
+        return argument(parameter, parameter.default, "")
 
 
 def _said(key: str) -> str:

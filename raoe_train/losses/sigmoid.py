@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
+from raoe_train.losses.base import AboveZero
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import averaged, gather_rows, visited
 from raoe_train.losses.in_batch import InBatchLoss
@@ -43,7 +44,7 @@ class SigmoidLoss(InBatchLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: float = 10.0,
+        scale: AboveZero = 10.0,
         *,
         bias: float = -10.0,
         learn_scale: bool = True,

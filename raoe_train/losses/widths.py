@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from raoe_train.losses.base import CachedLoss
+from raoe_train.losses.base import CachedLoss, Scale
 
 
 class OneSweep(CachedLoss):
@@ -25,7 +25,7 @@ class OneSweep(CachedLoss):
             pairs, which remembers cosines of one width.
     """
 
-    def __init__(self, model: Any, scale: Any = 20.0, *, matryoshka_dims: Sequence[int] = (), **cached: Any) -> None:
+    def __init__(self, model: Any, scale: Scale = 20.0, *, matryoshka_dims: Sequence[int] = (), **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         widths = sorted(matryoshka_dims)
         if widths and cached.get("memory_size"):

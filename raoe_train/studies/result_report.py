@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,32 +76,33 @@ def _result(label: str, path: Path) -> Result:
         raise FileNotFoundError(f"no such result: {file}")
     found = read_json(file)
     after = found.get("after", found)
-    tasks = after.get("tasks") if isinstance(after, dict) else None
+    tasks: Any = after.get("tasks") if isinstance(after, dict) else None
+    model: Any
+    data: Any
     settings, made = found.get("settings", {}), found.get("versions", {})
-    if (
-        not isinstance(tasks, dict)
-        or not tasks
-        or not all(map(_is_task, tasks.values()))
-        or not (isinstance(settings, dict) and isinstance(made, dict))
-    ):
+    model, data = (settings.get(name) or {} for name in ("model", "tasks")) if isinstance(settings, dict) else (0, 0)
+    whole = tasks and all(isinstance(part, dict) for part in (tasks, made, model, data))
+    if not whole or not all(map(_is_task, tasks.values())) or not all(isinstance(of, str) for of in data.values()):
         raise ValueError(
             f"{file} is no result of `raoe-train evaluate --output` (nor metrics.json of a run with evaluation.tasks)"
         )
     made_by = {
         "model": found.get("model") or str(path),
-        "files": (settings.get("model") or {}).get("files"),
+        "files": str(model.get("files") or ""),
         "commit": found.get("commit"),
         "versions": made,
     }
-    return Result(label, tasks, dict(settings.get("tasks", {})), read_outcomes(file, settings), made_by)
+    return Result(label, tasks, data, read_outcomes(file, settings), made_by)
 
 
 def _is_task(found: Any) -> bool:
     """Whether it is the result of a task: of a kind, with a main metric that is a number or undefined."""
     if not isinstance(found, dict) or not all(isinstance(found.get(name, ""), str) for name in ("kind", "main")):
         return False
+    if not all(isinstance(found.get(name, 0), (int, float)) for name in ("pairs", "examples")):
+        return False
     main = main_score(found)
-    return main is None or (isinstance(main, (int, float)) and math.isfinite(main))
+    return main is None or (isinstance(main, (int, float)) and abs(main) < 1000)  # x100, and no NaN
 
 
 def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
@@ -154,7 +154,8 @@ def _differences(results: Sequence[Result], resamples: int, seed: int) -> dict[s
     for other in others:
         rows: dict[str, dict[str, Any]] = {}
         drawn = []
-        for word in (word for word in first.tasks if word in first.outcomes and word in other.outcomes):
+        both = first.outcomes.keys() & other.outcomes.keys() & other.tasks.keys()
+        for word in (word for word in first.tasks if word in both):
             a, b = main_score(first.tasks[word]), main_score(other.tasks[word])
             if a is None or b is None:
                 continue
@@ -248,7 +249,7 @@ def _makers(results: Sequence[Result]) -> list[str]:
     lines = ["", "## Made by", ""]
     for result in results:
         of = result.made_by
-        said = {"model": of["model"], "its files": (of["files"] or "")[:12], "commit": of["commit"]}
+        said = {"model": of["model"], "its files": of["files"][:12], "commit": of["commit"]}
         shown = {name: value for name, value in said.items() if value}
         lines.append(f"- {cell(result.label)}: {made_with({**shown, **of['versions']})}")
     return lines

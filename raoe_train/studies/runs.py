@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import itertools
 import json
 import re
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.provenance import digest
-from raoe_train.cli import load
-from raoe_train.recipe import merge, nest, to_dict
+from raoe_train.cli import job_of, load
+from raoe_train.recipe import arguments, merge, nest, read_recipe, to_dict
 
 # Keys of a variant that are not changes to the training recipe.
 SPECIAL = ("base", "seeds", "grid", "after")
+OF_RUNS = ("variants", "base", "settings", "over", "seeds", "tasks", "overwrite")  # what `expand` takes of `at_scale`
 
 
 @dataclass
@@ -49,8 +51,8 @@ def expand(
 ) -> list[Run]:
     """Every run of the table, a run after those it builds on.
 
-    `words` are the sweep's data_dir, model and output, which any text may speak of; `over` is on top of every variant;
-    for the others see sweep.
+    `words` are the sweep's data_dir, model and output, which any text may speak of; `over`, {shell pattern: changes},
+    is on top of the variants that it matches; for the others see sweep.
     """
     if not variants:
         raise ValueError("variants is empty: name at least one, {} if it changes nothing")
@@ -59,13 +61,17 @@ def expand(
     for word, section, key in (("data_dir", "data", "dir"), ("model", "model", "name")):
         if words[word]:
             shared[section] = {key: words[word]}
-    shared, over = merge(shared, _filled(settings, words)), _filled(nest(over), words)
+    shared = merge(shared, settings)
     runs: dict[str, Run] = {}
     directories: dict[str, str] = {}
+    read = functools.cache(functools.partial(read_recipe, job="train"))
     for family, wish in variants.items():
-        changes = nest(wish or {})
+        changes = merge(shared, nest(wish or {}))
+        for pattern, its in over.items():
+            if fnmatch.fnmatchcase(family, pattern):
+                changes = merge(changes, nest(its))
+        changes = _filled(changes, words)
         special = {key: changes.pop(key, None) for key in SPECIAL}
-        changes = merge(merge(shared, _filled(changes, words)), over)
         grid = dict(_leaves(special["grid"] or {}))
         for values, seed in itertools.product(itertools.product(*grid.values()), special["seeds"] or seeds):
             point = dict(zip(grid, values, strict=True))
@@ -80,27 +86,31 @@ def expand(
                 before = _before(family, special["after"], seed, runs)
                 fixed["model"] = {"name": str(before.directory)}
             asked = merge(merge(changes, nest(point)), fixed)
-            arguments = load("train", special["base"] or base or None, asked)
-            settled = digest({**to_dict(arguments), "output": None})
-            arguments.output = directories.setdefault(settled, output)
-            runs[name] = Run(name, variant, family, seed, arguments, point, before)
+            recipe = special["base"] or base
+            made = arguments(job_of("train"), merge(read(recipe) if recipe else {}, asked))
+            settled = digest({**to_dict(made), "output": None})
+            made.output = directories.setdefault(settled, output)
+            runs[name] = Run(name, variant, family, seed, made, point, before)
     return list(runs.values())
 
 
-def at_scale(
-    scale: str | None, scales: Mapping[str, Any], prepare: Mapping[str, Any], tasks: list[str], only: list[str]
-) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
-    """(what comes on top of every variant, prepare, tasks, only) of a sweep at one of its scales, or as it is."""
+def at_scale(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a sweep at one of its scales, or as they are, and `over`: what comes on top of its variants."""
+    scale, scales = asked["scale"], asked["scales"]
     if scale is None:
-        return {}, dict(prepare), tasks, only
+        return {**asked, "over": {}}
     if scale not in scales:
         raise ValueError(f"scale must be of {', '.join(scales) or 'none, as this sweep has no scales'}, got {scale!r}")
     its = dict(scales[scale])
-    own = [its.pop(key, default) for key, default in (("settings", {}), ("prepare", {}), ("tasks", tasks))]
-    wanted = its.pop("only", [])
+    over = {"*": its.pop("settings", {}), **its.pop("variants", {})}
+    if strange := [name for name in over if not fnmatch.filter(asked["variants"], name)]:
+        raise ValueError(f"scales.{scale}.variants.{strange[0]} is none of {', '.join(asked['variants'])}")
+    prepare = merge(nest(asked["prepare"]), nest(its.pop("prepare", {})))
+    own = {key: its.pop(key, asked[key]) for key in ("base", "tasks", "only")}
     if its:
-        raise ValueError(f"scales.{scale} has settings, prepare, tasks and only, got {', '.join(its)}")
-    return own[0], merge(nest(prepare), nest(own[1])), own[2], only or wanted
+        known = "base, settings, variants, prepare, tasks and only"
+        raise ValueError(f"scales.{scale} has {known}, got {', '.join(its)}")
+    return {**asked, **own, "over": over, "prepare": prepare, "only": asked["only"] or own["only"]}
 
 
 def _before(family: str, after: str, seed: int, runs: Mapping[str, Run]) -> Run:

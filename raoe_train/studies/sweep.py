@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,8 @@ from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import run as run_job
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.jobs.shared import job
-from raoe_train.recipe import to_dict
-from raoe_train.studies.runs import Run, at_scale, chosen, expand, preparations
+from raoe_train.recipe import Option, to_dict
+from raoe_train.studies.runs import OF_RUNS, Run, at_scale, chosen, expand, preparations
 from raoe_train.training.measures import polarity_of, tasks_of
 from raoe_train.training.run_directory import CONTENTS, changes, clear_unfinished, finished_metrics, made_from
 
@@ -31,7 +31,7 @@ def sweep(
     base: Annotated[str, "training recipe that every run starts from"] = "",
     settings: Annotated[dict[str, Any], "changes to that recipe, for every run"] = {},
     variants: Annotated[dict[str, Any], "name: changes; base, seeds, grid and after are special keys"] = {},
-    seeds: Annotated[list[int], "training.seed of the runs of a variant"] = [42],
+    seeds: Annotated[list[int], Option("training.seed of the runs of a variant", least=0, below=2**32)] = [42],
     tasks: Annotated[list[str], "tasks of any kind, before and after, looked up in data_dir"] = [],
     data_dir: Annotated[str | None, "settings.data.dir; any setting may say {data_dir}"] = None,
     model: Annotated[str | None, "settings.model.name; any setting may say {model}"] = None,
@@ -43,6 +43,7 @@ def sweep(
     keep_models: Annotated[bool, "keep the weights of finished runs"] = False,
     output: Annotated[str | None, "directory for results.jsonl, report.md and the plots"] = None,
     overwrite: Annotated[bool, "redo runs whose settings changed"] = False,
+    dry_run: Annotated[bool, "say what each run would take, as that of train does, and make nothing"] = False,
 ) -> dict[str, Any]:
     """A table of training runs: variants x seeds, each evaluated on the same tasks.
 
@@ -51,14 +52,16 @@ def sweep(
     (a variant above it, whose encoder of the same seed, or only one, it goes on from). In any text ``{data_dir}``,
     ``{model}`` and ``{output}`` stand for those settings. What `prepare` names is done before, in its order, as far as
     a run (or another of them) speaks of its output. A scale has `prepare` and `settings`, which come on top of those of
-    the sweep and of every variant, and `tasks` and `only` in place of the sweep's.
+    the sweep and of every variant, `variants`, {shell pattern: changes on top of those that it matches}, and `base`,
+    `tasks` and `only` in place of the sweep's.
 
     Cells with the same settings are one run, whose directory has the name of the first. A run that fails does not stop
     the others. Run again, finished runs are not redone. After each run results.jsonl and the tables of report.md are
     those of all that are finished; the plots are drawn in the end.
 
     Returns:
-        {"results": a dict for each finished run, "failed": names of runs that failed}.
+        {"results": a dict for each finished run, "failed": names of runs that failed}. Of dry_run the results are
+        {run: what train's dry_run returns}, and failed are runs whose data or model is not there.
 
     Raises:
         ValueError: a recipe that makes no sense, found before anything runs.
@@ -69,20 +72,22 @@ def sweep(
     if not output:
         raise ValueError("--output is missing: the directory to write to")
     words = {key: asked[key] for key in ("data_dir", "model", "output")}
-    over, prepare, tasks, only = at_scale(scale, scales, prepare, tasks, only)
-    runs = expand(
-        variants, words, base=base, settings=settings, over=over, seeds=seeds, tasks=tasks, overwrite=overwrite
-    )
+    sized = at_scale(asked)
+    runs = expand(words=words, **{key: sized[key] for key in OF_RUNS})
+    prepare, tasks = sized["prepare"], sized["tasks"]
     for pair in compare:
         if not (isinstance(pair, list) and len(pair) == 2 and all(name in variants for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")
-    wanted = chosen(runs, only)
-    for name, (kind, recipe, values) in preparations(prepare, words, wanted).items():
+    wanted = chosen(runs, sized["only"])
+    prepared = preparations(prepare, words, wanted)
+    if dry_run:
+        return _would_take(wanted, prepared)
+    for name, (kind, recipe, values) in prepared.items():
         print(f"[prepare] {name}", flush=True)
         run_job(kind, recipe, **values)
     folder = Path(output)
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    said = {key: value for key, value in asked.items() if key not in ("output", "overwrite", "only")}
+    said = {key: value for key, value in asked.items() if key not in ("output", "overwrite", "only", "dry_run")}
     report = SweepReport(folder, tasks, compare, measure, said, _starts(folder / "start", tasks, wanted))
     table = _Table(runs)
     if not keep_models:
@@ -111,6 +116,32 @@ def sweep(
     report.write(results, failed, draw=True)
     print((folder / "report.md").read_text(encoding="utf-8"))
     return {"results": results, "failed": failed}
+
+
+def _would_take(runs: Sequence[Run], prepared: Mapping[str, Any]) -> dict[str, Any]:
+    for name, (kind, _, values) in prepared.items():
+        if not Path(str(values["output"])).exists():
+            print(f"[prepare] {name}: {values['output']} is not there yet, {kind} makes it")
+    found: dict[str, dict[str, Any]] = {}
+    known: dict[str, str] = {}  # seeds, and most numbers of a loss, change nothing of it
+    for run in runs:
+        start = run
+        while start.after is not None:
+            start = start.after
+        said = to_dict(run.arguments)
+        said["model"]["name"] = start.arguments.model.name
+        loss = {key: said["loss"].get(key) for key in ("name", "gate", "mini_batch_size", "mini_batch_num_tokens")}
+        key = digest({**said, "output": None, "loss": loss, "training": {**said["training"], "seed": None}})
+        print(f"{run.name}{f', as {known[key]}' if key in known else ':'}", flush=True)
+        try:
+            name = known.setdefault(key, run.name)
+            found[run.name] = found[name] if name != run.name else run_job("train", **{**said, "dry_run": True})
+        except (OSError, ValueError) as error:
+            print(f"  {error}" if known[key] == run.name else "  which says why not")
+    for gpu in next(iter(found.values()), {"hours": {}})["hours"]:
+        total = sum(each["hours"][gpu] for each in found.values())
+        print(f"{gpu}: {total:.2g} hours for {len(found)} of {len(runs)} runs, by arithmetic")
+    return {"results": found, "failed": [run.name for run in runs if run.name not in found]}
 
 
 class _Table:

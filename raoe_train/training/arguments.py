@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.encoders.interpolation import check_weights
+from raoe_train.encoders.load import check_device
 from raoe_train.recipe import Option, argument, convert, keys, nearest, parameters
 from raoe_train.training.run_directory import CHECKPOINTS
 
@@ -63,9 +63,19 @@ class Training:
     patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
     by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
     keep: Annotated[float, Option("weight of holding the embeddings of a batch's texts where they were", least=0)] = 0
-    interpolate: Annotated[list[float] | None, "weights between before and after, to keep those best on data.dev"] = (
-        None
-    )
+    interpolate: Annotated[
+        list[float] | None,
+        Option("weights between before and after, to keep those best on data.dev", least=0, most=1),
+    ] = None
+    learning_rate_mapping: Annotated[dict[str, float] | None, Option("pattern of names: their rate", least=0)] = None
+    eval_delay: Annotated[float, Option("epochs or steps before the first evaluation", least=0)] = 0
+    eval_accumulation_steps: Annotated[int | None, Option("predictions go to the CPU after so many", least=1)] = None
+    torch_empty_cache_steps: Annotated[int | None, Option("a GPU's cache is emptied every so many", least=1)] = None
+    dataloader_prefetch_factor: Annotated[int | None, Option("batches that a process makes ahead", least=1)] = None
+    ddp_bucket_cap_mb: Annotated[int | None, Option("megabytes of gradients that go together", least=1)] = None
+    ddp_timeout: Annotated[int, Option("seconds that processes wait for each other", least=1)] = 1800
+    neftune_noise_alpha: Annotated[float | None, Option("noise on embeddings of tokens", least=0)] = None
+    label_smoothing_factor: Annotated[float, Option("of a language model's loss", least=0, below=1)] = 0
 
 
 def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
@@ -93,7 +103,8 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
     if training.get("interpolate") is not None:
         if not has_dev:
             raise ValueError("training.interpolate needs data.dev to choose a weight by")
-        check_weights(training["interpolate"], "training.interpolate")
+        if not training["interpolate"]:
+            raise ValueError("training.interpolate is empty: say numbers from 0, before training, to 1, after it")
     if training.get("eval_strategy", "no") != "no" and not has_dev:
         raise ValueError(
             f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
@@ -101,6 +112,8 @@ def check_training(training: dict[str, Any], has_dev: bool) -> None:
         )
     if "output_dir" in training:
         raise ValueError("training.output_dir is output/checkpoints; set output")
+    if "local_rank" in training:
+        raise ValueError("training.local_rank is for torchrun or accelerate to say; leave it out")
     known = [field.name for field in fields(SentenceTransformerTrainingArguments) if field.init]
     words = [f"training.{name}" for name in (*known, *NAMES.values(), *OWN)]
     for key in training:
@@ -127,7 +140,9 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     given |= {"bf16": training["bf16"]} if "bf16" in training else {}
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
+    check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
+    check_backend(device or ("cpu" if use_cpu else torch.accelerator.current_accelerator()))
     if given.get("bf16") == AUTO:
         given["bf16"] = multiplies_bfloat16(use_cpu)
     when = given.get("eval_strategy", "epoch" if has_dev else "no")
@@ -163,6 +178,19 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return made
+
+
+def check_backend(device: Any) -> None:
+    """ValueError where RAOE_KERNELS_BACKEND names no backend, or one that cannot run on this device."""
+    import torch
+
+    from raoe_kernels import pairwise_cosine
+
+    row = torch.ones(1, 1, device=device)
+    try:
+        pairwise_cosine(row, row)
+    except RuntimeError as error:
+        raise ValueError(f"RAOE_KERNELS_BACKEND: {error}") from None
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:

@@ -34,6 +34,8 @@ def checked_loss(data: Data, teacher: Teacher, loss: dict[str, Any], training: d
         raise ValueError(f"loss {loss['name']} learns similarities: --teacher.information both or semantic")
     if teacher.name is not None and not (asks or lists):
         raise ValueError(f"loss {loss['name']} asks no teacher: leave --teacher.name out")
+    if data.redraw and (data.max_rows is None or blank.reads is SENTENCES_ALONE):
+        raise ValueError("data.redraw draws so many rows anew each epoch, and no single sentences: --data.max_rows")
     if data.shuffle_lists and not lists:
         raise ValueError(f"loss {loss['name']} reads no lists: leave --data.shuffle_lists out")
     check_training(training, bool(data.dev or data.dev_share))

@@ -34,6 +34,8 @@ def language_model_trainer(
         settings: of transformers.TrainingArguments.
     """
     decoder, tokenizer = model[0].model, model.tokenizer
+    if getattr(model, "hf_device_map", None):
+        raise ValueError("loss causal_lm trains a decoder on one device: leave model.device_map out")
     # With a head of its own, that would be trained, too, and then thrown away.
     if decoder.config.model_type not in ARCHITECTURES or not decoder.config.tie_word_embeddings:
         raise ValueError(f"loss causal_lm trains a decoder with tied embeddings, not a {decoder.config.model_type!r}")

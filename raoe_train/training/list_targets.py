@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +37,8 @@ class Teacher(FrozenEncoder):
     omega: Annotated[
         float, Option("how far similarities are moved towards the list's order (information both)", least=0)
     ] = 0.5
+    # another encoder, whose cosines are taken the mean with
+    second: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
 
 
 def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from raoe_train.data.conditional import read_scored
@@ -46,17 +47,19 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
     return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
 
 
-def dev_pairs(data: Data, prompt: str | None) -> Any:
-    """The pairs of data.dev; None without it."""
-    if not data.dev:
-        return None
-    asked = {"columns": data.columns or None, "labels": data.labels_of(data.dev), "on_error": data.on_error}
-    return read_scored(data.dev, prompt, **asked)  # type: ignore[arg-type]
+def dev_pairs(data: Data, prompt: str | None) -> dict[str, Any]:
+    """{name of its file: the pairs} of each source of data.dev."""
+    found: dict[str, Any] = {}
+    for source in data.dev or []:
+        asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
+        name = Path(source).name
+        found[source if name in found else name] = read_scored(source, prompt, **asked)
+    return found
 
 
-def dev_evaluator(pairs: Any, batch_size: int) -> Any:
+def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:
     """The evaluator on development pairs; None where there are none."""
-    if pairs is None:
+    if not pairs:
         return None
     from raoe_train.evaluation.sts import StsEvaluator
 
@@ -64,9 +67,9 @@ def dev_evaluator(pairs: Any, batch_size: int) -> Any:
 
 
 def dev_metrics(evaluator: Any, model: Any) -> dict[str, float | None]:
-    """Correlations x 100, as of a task; None where they are undefined."""
+    """Correlations x 100, as of a task, the mean of several sets; None where they are undefined."""
     found = evaluator(model) if evaluator is not None else {}
-    values = {key.split("_")[1]: 100 * value for key, value in found.items()}
+    values = {name: 100 * found[f"dev_{name}_cosine"] for name in ("spearman", "pearson") if found}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 

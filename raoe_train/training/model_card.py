@@ -10,6 +10,7 @@ import yaml
 
 from raoe_train.artifacts.markdown import cell, made_with, table
 from raoe_train.artifacts.writing import read_json, write_text
+from raoe_train.encoders.training_head import drop_head
 from raoe_train.training.account import in_words
 from raoe_train.training.measures import score_rows
 from raoe_train.training.run_directory import MADE_FROM, RECIPE
@@ -20,6 +21,7 @@ BEFORE = "\n## Training Details\n"  # of their card; where it has none our secti
 def save_with_card(encoder: Any, folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
     """Save an encoder into its run's folder; its card says what `metrics` (metrics.json's), recipe.yaml and
     made_from.json do, and shows `plots`, lines of Markdown."""
+    drop_head(encoder)
     card = encoder.model_card_data
     for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
         if dataset.get("name"):
@@ -49,7 +51,7 @@ def _section(folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> 
         for number, (source, count) in enumerate(zip(recipe["data"]["train"], rows, strict=False), 1)
     ]
     if dev := recipe["data"].get("dev"):
-        data.append([f"{cell(dev)} (dev)", "", _sum(made.get("data.dev"))])
+        data.append([f"{cell(' and '.join(dev))} (dev)", "", _sum(made.get("data.dev"))])
     made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
     between = metrics.get("interpolation")
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ from raoe_train.artifacts.writing import partial, read_json, write_json, write_t
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
-from raoe_train.recipe import to_dict
+from raoe_train.recipe import read_yaml, to_dict
 from raoe_train.training.measures import tasks_of
 
 RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
+STATE = "trainer_state.json"  # of a checkpoint
 CONTENTS = "contents of "
-NO_MATTER = ("output", "overwrite", "dry_run", "device", "cache", "cache_dir", "report_to")  # keys of no result
+# keys of no result
+NO_MATTER = ("output", "overwrite", "dry_run", "device", "device_map", "cache", "cache_dir", "report_to")
 
 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
@@ -36,7 +39,7 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     found: dict[str, Any] = {
         f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
     }
-    found["data.dev"] = [contents(part) for part in pool(data.dev)] if data.dev else None
+    found["data.dev"] = [contents(part) for source in data.dev for part in pool(source)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
@@ -47,8 +50,8 @@ def changes(arguments: Any, made: Callable[[], Mapping[str, Any]]) -> list[str] 
     KEY" where it is the same but for what `made` gives, that of made_from; None where there is no run of ours."""
     output = Path(arguments.output or "")
     try:
-        recorded = yaml.safe_load((output / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        recorded = read_yaml(output / RECIPE)
+    except (OSError, ValueError):
         return None
     if not isinstance(recorded, dict) or not {"model", "data", "loss"} <= recorded.keys():
         return None
@@ -134,10 +137,34 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
     return made[0] if made else load_encoder(replace(model, name=str(initial)), sentences=texts, seed=seed, train=True)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that was written to its end (its state comes last)."""
-    whole = [path for path in folder.glob("checkpoint-*") if read_json(path / "trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
+    """The newest checkpoint that is whole. One that was not written to its end has no state, which comes last; one that
+    is damaged, or has no optimizer though not `only_model` was saved, is left out with a line that says so."""
+    steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # of a copy it is no number
+    ended = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
+    for path in sorted(ended, key=lambda path: int(steps[path]), reverse=True):
+        if (damaged := _damaged(path, only_model)) is None:
+            return path
+        print(f"{path} is left out: {damaged}", flush=True)
+    return None
+
+
+def _damaged(checkpoint: Path, only_model: bool) -> str | None:
+    """What is wrong with a checkpoint, as far as its files say by themselves, without being read whole."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(checkpoint.rglob("*")):
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+            elif path.suffix == ".safetensors":
+                with safe_open(str(path), "pt"):  # whose length has to be what its header says
+                    pass
+            elif path.suffix in (".pt", ".pth") and not zipfile.is_zipfile(path):
+                raise ValueError
+        except (ValueError, SafetensorError):
+            return f"{path.relative_to(checkpoint)} is damaged"
+    return None if only_model or any(checkpoint.rglob("*optim*")) else "it has no optimizer's state"
 
 
 def log_writer(path: Path) -> Any:
@@ -182,8 +209,10 @@ def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Dotted keys and their values, without those that change no result."""
     found: dict[str, Any] = {}
     for key, value in values.items():
+        if key in NO_MATTER:
+            continue
         if isinstance(value, Mapping) and value:
             found |= _leaves(value, f"{where}{key}.")
-        elif key not in NO_MATTER:
+        else:
             found[f"{where}{key}"] = value
     return found

@@ -75,7 +75,7 @@ class StopsAtNaN:
             hints.append("training.bf16 false")
         hints.append("a look at these rows: scores that are no numbers, sentences that are empty or not text")
         yield "to try: " + "; ".join(hints)
-        last = newest_checkpoint(Path(self.args.output_dir))
+        last = newest_checkpoint(Path(self.args.output_dir), self.args.save_only_model)
         yield (
             f"The last good checkpoint is {last}: --model.name {last} starts another run from it"
             if last

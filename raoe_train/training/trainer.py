@@ -124,6 +124,8 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
             made = found.get("train", made)
         if keep and not by_length:
             raise ValueError("keep is for batches read by length: leave by_length as it is")
+        if not by_length and getattr(model, "hf_device_map", None):
+            raise ValueError("model.device_map is for batches read by length: leave training.by_length as it is")
         if by_length:
             kept = Keep(model, keep) if keep else None
             wrap = functools.partial(_by_length, packed=by_length == "packed", keep=kept)
@@ -134,6 +136,15 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
     @property
     def scales(self) -> dict[str, float]:
         return {name: each.current_scale for name, each in self._with_scale.items()}
+
+    # sentence-transformers would move a loss to one device, and the encoder in it
+    def prepare_loss(self, loss: Any, model: Any) -> Any:
+        if not getattr(model, "hf_device_map", None):
+            return super().prepare_loss(loss, model)
+        placed = {*model.modules()}
+        for part in (part for part in loss.modules() if part not in placed):
+            part._apply(lambda tensor: tensor.to(model.device), recurse=False)
+        return loss
 
     def padding_saved(self) -> int:
         losses = {id(each): each for each in (self.loss.values() if isinstance(self.loss, Mapping) else [self.loss])}

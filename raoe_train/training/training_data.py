@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sentence_transformers.base.sampler import DefaultBatchSampler
+from torch.utils.data import RandomSampler
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.data.settings import Data
@@ -41,7 +44,7 @@ def read_training_data(
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
         dataset, counts = loss.reads.read(source, its, prompt, loss)
-        if data.max_rows is not None and len(dataset) > data.max_rows:
+        if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
             # in memory: a table that is memory-mapped would get files of indices beside it
             drawn = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = drawn.flatten_indices(keep_in_memory=True)
@@ -55,12 +58,14 @@ def read_training_data(
 
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
-    """(datasets, the pairs of data.dev, or data.dev_share of the first dataset's, which it is without then; or None).
-    A line is printed where those of data.dev are trained on, too."""
-    if (dev := dev_pairs(data, prompt)) is not None:
-        say_shared(datasets, dev, str(data.dev))
-    elif data.dev_share:
-        return held_out(datasets, data.dev_share, seed)
+    """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
+    is printed where those of data.dev are trained on, too."""
+    dev = dev_pairs(data, prompt)
+    for name, pairs in dev.items():
+        say_shared(datasets, pairs, name)
+    if data.dev_share and not dev:
+        datasets, pairs = held_out(datasets, data.dev_share, seed)
+        return datasets, {"held out": pairs}
     return datasets, dev
 
 
@@ -91,12 +96,27 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
 
 
-def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], least: int) -> dict[str, Any]:
-    """The trainer's settings with as many epochs as make at least so many steps."""
+def enough_steps(
+    settings: dict[str, Any], datasets: Mapping[str, Any], least: int, data: Data | None = None
+) -> dict[str, Any]:
+    """The trainer's settings with as many epochs as make at least so many steps, and batches that are drawn anew each
+    epoch, where `data` says so."""
+    drawn = data.max_rows if data is not None and data.redraw else None
+    if drawn is not None:
+        if "batch_sampler" in settings:
+            raise ValueError("data.redraw draws batches by itself: leave training.batch_sampler out")
+        settings = {**settings, "batch_sampler": partial(redrawn, rows=drawn)}
     together = settings.get("per_device_train_batch_size", 8) * rank_and_world()[1]
-    batches = sum(math.ceil(len(dataset) / together) for dataset in datasets.values())
+    batches = sum(math.ceil(min(len(dataset), drawn or len(dataset)) / together) for dataset in datasets.values())
     steps = math.ceil(batches / settings.get("gradient_accumulation_steps", 1))
     return {**settings, "num_train_epochs": max(settings.get("num_train_epochs", 3), least / steps)}
+
+
+def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
+    """Batches of so many rows, other ones each epoch: a permutation of all is cut off, which the trainer's generator
+    draws by seed and epoch, so that a run that goes on draws the same."""
+    drawn = RandomSampler(dataset, num_samples=min(rows, len(dataset)), generator=settings["generator"])
+    return DefaultBatchSampler(drawn, **settings)  # type: ignore[arg-type]
 
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:

@@ -1,10 +1,12 @@
-"""``python -m tests.adversary [--cases N] [--seed S]``: commands that cannot end well, and how they end."""
+"""``python -m tests.adversary [--cases N] [--seed S]``: commands that cannot end well, some that can, and
+how they end."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import io
+import json
 import os
 import random
 import shutil
@@ -20,7 +22,7 @@ KEPT = {"thesis/chapter.tex": b"two years", "data.tsv": b"sentence1\tsentence2\n
 
 
 def ends(case: Case, folder: Path) -> str:
-    """How a case ends: "error" is as it should be; "silent", "unforeseen", "crash", "lost" and "unclear" are not."""
+    """How a case ends: "error", or "right" of one that is, is as it should be; others ("silent", "lost" …) are not."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "tmp").mkdir(parents=True)
     for name, content in {**KEPT, **case.files}.items():
@@ -44,6 +46,12 @@ def ends(case: Case, folder: Path) -> str:
     last = [line for line in said.getvalue().splitlines() if line.startswith("raoe-train: ")]
     if status == 3:
         return f"unforeseen ({last[-1].split(':')[1].strip() if last else '?'})"
+    if case.pairs:
+        if status:
+            return f"refused ({last[-1] if last else status})"
+        rows = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+        found = [({row["sentence1"], row["sentence2"]}, row["score"]) for row in rows]
+        return "right" if found == [(set(case.pairs), 0)] else "wrong"
     if status == 0:
         return "silent"
     return "error" if not case.words or (last and len(said.getvalue()) < 20_000) else "unclear"
@@ -57,7 +65,7 @@ def tried(chosen: list[Case]) -> tuple[Counter[str], list[tuple[str, Case]]]:
         for case in chosen:
             end = ends(case, Path(folder) / "here")
             found[end] += 1
-            if end != "error":
+            if end != ("right" if case.pairs else "error"):
                 bad.append((end, case))
     return found, bad
 

@@ -1,7 +1,12 @@
-"""What a careless or a hostile user gives the command: words for options, files for data, recipes."""
+"""What a careless or a hostile user gives the command: words for options, files for data, recipes; and what is odd, but
+right."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,10 +16,12 @@ from raoe_train.recipe import keys
 
 @dataclass(frozen=True)
 class Case:
-    """A command in a folder with these files. It cannot end well, so anything but an error in a sentence fails."""
+    """A command in a folder with these files. It cannot end well, so anything but an error in a sentence fails; or,
+    where there are texts that it `pairs`, it is a right one, and has to write this pair and nothing else."""
 
     words: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
+    pairs: tuple[str, str] | None = None
 
 
 # What every job needs to get as far as its files; the models are not there, so that no case can end well.
@@ -80,8 +87,38 @@ RESULTS = ("[]", "{", '{"tasks": 3}', '{"tasks": {"a": {"spearman": "x"}}}', '{"
            '{"tasks": {"a": {"main": []}}}', '{"tasks": {"a": {}}, "settings": 3}', "[" * 5000)  # fmt: skip
 
 
+# Texts that are right, whatever they look like, beside one that is plain; the last two no table of tabs can have.
+OTHER = "nothing of the kind"
+ODD = ("null", "NaN", "-0", "1e5", "=SUM(A1)", "'", '"', 'she said "no", twice', "a,b;c|d", "#!", "{text}", "%s", "\\n",
+       "<script>", "~/x", "../x", "\u202eabc", "\U0001f469\u200d\U0001f680", "e\u0301", "\u0130stanbul", "\ufffd",
+       "x" * 5000, "two\nlines", "a\ttab")  # fmt: skip
+
+
+def right() -> Iterator[Case]:
+    """Two texts of two classes, in all formats and ends of lines: the one pair that there is of them."""
+    for text in ODD:
+        for name in ("t.tsv", "t.csv", "t.jsonl", "odd name é.csv.gz"):
+            for start, end in (("", "\n"), ("\ufeff", "\r\n")):
+                rows = [("text", "class", "note"), (text, "x", ""), (OTHER, "y", "more")]
+                made = io.StringIO(newline="")
+                if ".jsonl" in name:
+                    made.write("".join(json.dumps(dict(zip(rows[0], row, strict=True))) + end for row in rows[1:]))
+                elif ".csv" in name:
+                    csv.writer(made, lineterminator=end).writerows(rows)
+                elif text in ODD[-2:] or '"' in text:
+                    continue
+                else:
+                    made.write("".join("\t".join(row) + end for row in rows))
+                content = (start + made.getvalue()).encode()
+                content = gzip.compress(content) if name.endswith(".gz") else content
+                words = ("mine", "--data.input", name, "--data.columns", "sentence=text", "label=class")
+                words += ("--loss", "mse", "--mining.count", "1", "--output", "out.jsonl")
+                yield Case(words, {name: content}, (text, OTHER))
+
+
 def cases() -> Iterator[Case]:
     """All cases, the same ones in the same order each time."""
+    yield from right()
     for job, needs in NEEDS.items():
         for key, *_ in keys(job_of(job)):
             taken = {f"--{key}"} & set(needs)

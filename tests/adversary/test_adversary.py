@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from tests.adversary.__main__ import sample, tried
+from tests.adversary.cases import right
 
 CASES = 300
 
 
 def test_every_error_is_a_sentence():
     counts, bad = tried(sample(CASES, seed=0))
-    assert not bad and counts["error"] == CASES
+    assert not bad and counts["error"] + counts["right"] == CASES
+
+
+def test_what_is_odd_and_right_is_done():
+    counts, bad = tried(list(right())[::8])
+    assert not bad and counts["right"] > 15

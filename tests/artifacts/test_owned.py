@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from raoe_train.artifacts.processes import owned
-from raoe_train.cli import main
+from raoe_train.cli import JOBS, main
 
 HOLDER = "import sys; from pathlib import Path; from raoe_train.artifacts.processes import owned\n" \
     "with owned(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"  # fmt: skip
@@ -39,10 +39,27 @@ def test_what_is_made_for_the_lock_goes_with_it(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_may_not_be_written_may_be_read(tmp_path, monkeypatch):
-    def refused(*_, **__):
-        raise PermissionError(13, "Permission denied")
+@pytest.fixture
+def refused(monkeypatch):
+    """As where nothing may be written; root, who may, is told so by hand."""
 
-    monkeypatch.setattr(os, "open", refused)
+    def no(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", no)
+
+
+def test_what_may_not_be_written_may_be_read(tmp_path, refused):
+    (tmp_path / "out").write_text("of an earlier run")
     with owned(tmp_path / "out"):
         pass
+    with pytest.raises(PermissionError), owned(tmp_path / "out", overwrite=True):
+        raise AssertionError
+    with pytest.raises(PermissionError), owned(tmp_path / "new"):
+        raise AssertionError
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_output_that_cannot_be_written_is_found_before_anything_else(tmp_path, refused, capsys, job):
+    assert main([job, "--output", str(tmp_path / "out")]) == 2
+    assert f"cannot write {tmp_path / 'out'}" in capsys.readouterr().err

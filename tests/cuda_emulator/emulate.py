@@ -10,7 +10,7 @@ import importlib.util
 import re
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,13 +30,19 @@ def translate(source: str) -> str:
 SMALL_TILES = {"ONE_BLOCK_PAIRS = 4096": "ONE_BLOCK_PAIRS = 0", "BLOCK = 256, LOADS = 16": "BLOCK = 32, LOADS = 2"}
 
 
-def build(folder: Path, changes: Mapping[str, str], counting: bool = False, compiler: str = "g++") -> ModuleType:
+def build(
+    folder: Path,
+    changes: Mapping[str, str],
+    counting: bool = False,
+    compiler: str = "g++",
+    sanitize: Sequence[str] = (),
+) -> ModuleType:
     """The module, with a function `schedule(order, blocks)` besides: the order in which emulated threads run, and of
     how many blocks a cooperative launch may be.
 
     changes are replaced in the headers: the constants of another tile size. With counting, `watch((address, bytes,
     ...))` begins, and `operations()` is what has been put on the stream since, a line each: bytes read and written,
-    blocks, threads, name.
+    blocks, threads, name. sanitize: gcc's flags; frames of fibers, which longjmp leaves, are not looked at.
     """
     sources = []
     for path in [*CSRC.rglob("*.cu"), CSRC / "bindings_cuda.cpp"]:
@@ -61,6 +67,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
         raise AssertionError(f"no header says {missing}")
     includes = [HERE / "include", sysconfig.get_paths()["include"]]
     flags = ["-std=c++17", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", *(f"-I{path}" for path in includes)]
+    flags += [*sanitize, "--param", "asan-stack=0"] if sanitize else []
     kernels = sources[:-1]  # the binding moves no memory of a call's
     if counting:
         sources.append(HERE / "counters.cpp")
@@ -70,7 +77,7 @@ def build(folder: Path, changes: Mapping[str, str], counting: bool = False, comp
         seen = ["-fsanitize=thread", "-fno-threadsafe-statics"] if counting and source in kernels else []
         subprocess.run([compiler, *flags, *seen, "-c", str(source), "-o", str(objects[-1])], check=True)
     library = folder / "_native_cuda.abi3.so"
-    subprocess.run([compiler, "-shared", "-o", str(library), *map(str, objects)], check=True)
+    subprocess.run([compiler, "-shared", *sanitize, "-o", str(library), *map(str, objects)], check=True)
     spec = importlib.util.spec_from_file_location("_native_cuda", library)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -44,9 +44,11 @@ class _AsCpuModule(ModuleType):
 
 
 def pytest_configure(config) -> None:
+    os.environ.pop("LD_PRELOAD", None)  # of tests/sanitizers, which is not to look at compilers
     folder = tempfile.mkdtemp(prefix="raoe_emulated_")
     small = os.environ.get("RAOE_EMULATED_TILES") == "small"
-    cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {})
+    sanitize = os.environ.get("RAOE_SANITIZE", "").split()
+    cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {}, sanitize=sanitize)
     cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")), 3 if small else 132)
     sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)
     from raoe_kernels.pairwise import gradient, native

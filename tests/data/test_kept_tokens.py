@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_kept_tokens_are_the_encoders(tmp_path, name, capsys, monkeypatch):
     assert "tokens of 14 different sentences" in capsys.readouterr().out
 
 
-def test_tokens_are_found_again_by_what_they_depend_on(tmp_path):
+def test_tokens_are_found_again_by_what_they_depend_on(tmp_path, monkeypatch):
     cache = str(tmp_path / "cache")
 
     def table(texts):
@@ -104,6 +105,8 @@ def test_tokens_are_found_again_by_what_they_depend_on(tmp_path):
     assert stores(model) == 6
     model[0].processing_kwargs = {"text": {"max_length": 5}}
     assert stores(model) == 7
+    monkeypatch.setattr(tokens, "version", lambda package: "0.1" if package == "tokenizers" else version(package))
+    assert stores(model) == 8
 
 
 @pytest.mark.parametrize("damage", [lambda data: bytes(len(data)), lambda data: data[:-4], lambda data: None])

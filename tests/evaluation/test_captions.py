@@ -35,9 +35,22 @@ def score(word, images):
 @pytest.mark.parametrize("block", [1, 2, 256])
 def test_by_hand(tmp_path, monkeypatch, block):
     monkeypatch.setattr(captions, "BLOCK", block)
-    assert score(write(tmp_path, IMAGES), IMAGES) == {
-        "accuracy": pytest.approx(100 / 3), "images": 3, "captions": 15
-    }
+    found = score(write(tmp_path, IMAGES), IMAGES)
+    listed = found.pop("retrieved")
+    assert found == {"accuracy": pytest.approx(100 / 3), "images": 3, "captions": 15}
+    # by degrees from the query: 5, 5, 10, 10; 5, 5, 10, 75; 5, 10, 10, 15; what is equally near in any order
+    expected = [
+        ("one 0", [{"one 1", "one 2"}, {"one 3", "one 4"}]),
+        ("two 0", [{"two 1", "two 2"}, {"two 3"}, {"three 1"}]),
+        ("three 0", [{"three 2"}, {"three 3", "two 4"}, {"three 1"}]),
+    ]
+    for row, (query, ranks) in zip(listed, expected, strict=True):
+        assert row["query"] == query
+        assert row["own"] == [text.split()[0] == query.split()[0] for text in row["captions"]]
+        near = iter(row["captions"])
+        assert [{next(near) for _ in rank} for rank in ranks] == ranks and next(near, None) is None
+    monkeypatch.setattr(captions, "LISTED", 2)
+    assert [row["query"] for row in score(write(tmp_path, IMAGES), IMAGES)["retrieved"]] == ["one 0", "two 0"]
     # without "three" nothing is between "two" and its last one, which is 80 away; "one" begins at 10, 170 away
     two = {name: IMAGES[name] for name in ("one", "two")}
     assert score(write(tmp_path, two), two)["accuracy"] == 100.0
@@ -59,7 +72,8 @@ def test_a_tie_counts_against_the_encoder(tmp_path):
 
 def test_more_than_five_captions_are_left_out(tmp_path):
     images = {"one": [*IMAGES["one"], 120], "two": IMAGES["two"]}
-    assert score(write(tmp_path, images), images) == {"accuracy": 100.0, "images": 2, "captions": 10}
+    found = score(write(tmp_path, images), images)
+    assert (found["accuracy"], found["images"], found["captions"]) == (100.0, 2, 10)
 
 
 def test_what_cannot_be(tmp_path):

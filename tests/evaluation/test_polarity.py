@@ -137,6 +137,7 @@ def folder(tmp_path):
     """A set in data_dir/polarity, one of the same name elsewhere, and two encoders."""
     rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:3])]
     rows += [("train", n % 2, f"{text} {word}") for n, text in enumerate(SENTENCES) for word in ("", "now")]
+    rows += rows[3:6]  # sources are different texts: 22
     for name in ("polarity", "transfer"):
         (tmp_path / name).mkdir()
         lines = ["split\tlabel\ttext", *("\t".join(map(str, row)) for row in rows)]

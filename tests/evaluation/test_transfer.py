@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raoe_train.data.files import write_rows
-from raoe_train.evaluation.classifiers import LogisticRegression
+from raoe_train.evaluation.classifiers import Classifier, LogisticRegression
 from raoe_train.evaluation.tasks import read_tasks
 
 APART = {"0": [-1.0, 0.0], "1": [1.0, 0.0]}
@@ -137,6 +137,84 @@ def test_examples_come_in_the_order_of_senteval(tmp_path):
     found = [score(read(tmp_path, order), features) for order in (rows, rows[::-1], rows[1::2] + rows[::2])]
     assert found[0] == found[1] == found[2]
     assert 55 < found[0]["dev_accuracy"] < 90
+
+
+def sentevals(kind, rows, vectors):
+    """(test accuracy, dev accuracy) by senteval/tools/validation.py and what calls it (binary.py, trec.py, mrpc.py,
+    sst.py), step by step: scikit-learn's logistic regression on numpy arrays, 5 folds."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
+
+    def fit(power, x, y):
+        return LogisticRegression(C=2.0**power, tol=1e-8, max_iter=10_000).fit(x, y)
+
+    def features(some):
+        if kind != "pairs":
+            return np.array([vectors[row["text"]] for row in some]), np.array([row["label"] for row in some])
+        a, b = (np.array([vectors[row[name]] for row in some]) for name in ("sentence1", "sentence2"))
+        return np.c_[np.abs(a - b), a * b], np.array([row["label"] for row in some])
+
+    def in_folds(powers, x, y):
+        scores = []
+        for power in powers:
+            folds = StratifiedKFold(n_splits=5, shuffle=True, random_state=1111).split(x, y)
+            scores.append(round(100 * np.mean([fit(power, x[a], y[a]).score(x[b], y[b]) for a, b in folds]), 2))
+        return powers[int(np.argmax(scores))], max(scores)
+
+    names = ("sentence1", "sentence2") if kind == "pairs" else ("text",)
+    rows = sorted(rows, key=lambda row: (*(len(row[name].split()) for name in names), row["label"]))
+    if kind == "folds":  # InnerKFoldClassifier
+        (x, y), tests, devs = features(rows), [], []
+        for train, test in StratifiedKFold(n_splits=5, shuffle=True, random_state=1111).split(x, y):
+            power, dev = in_folds(range(-2, 4), x[train], y[train])
+            tests.append(100 * fit(power, x[train], y[train]).score(x[test], y[test]))
+            devs.append(dev)
+        return np.mean(tests), np.mean(devs)
+    splits = {row["split"] for row in rows}
+    parts = {split: features([row for row in rows if row["split"] == split]) for split in splits}
+    if kind == "dev":  # SplitClassifier
+        scores = [round(100 * fit(power, *parts["train"]).score(*parts["dev"]), 2) for power in range(-2, 4)]
+        power, dev = range(-2, 4)[int(np.argmax(scores))], max(scores)
+    else:  # KFoldClassifier
+        power, dev = in_folds(range(-1, 6), *parts["train"])
+    return 100 * fit(power, *parts["train"]).score(*parts["test"]), dev
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", ["folds", "test", "pairs", "dev"])
+def test_sentevals_protocol_step_by_step(kind, seed, tmp_path):
+    """On what is hard to tell apart, so that every fold and every penalty shows."""
+    rng = np.random.default_rng(seed)
+    names = ("sentence1", "sentence2") if kind == "pairs" else ("text",)
+    rows, vectors = [], {}
+    for number in range(150):
+        label, row = number % 2, {}
+        for name in names:  # the number of characters says nothing of that of tokens
+            row[name] = " ".join(["a" * rng.integers(1, 30)] * rng.integers(1, 4) + [f"{name}{number}"])
+            vectors[row[name]] = rng.normal(label * 0.25, [0.5, 0.1, 1.0, 0.3]).astype(np.float32)
+        row["label"] = str(label)
+        if kind != "folds":
+            row["split"] = "train" if number < 90 else "dev" if number < 120 and kind == "dev" else "test"
+        rows.append(row)
+    found = score(read(tmp_path, rows, classifier=Classifier(kfold=5)), vectors)
+    accuracy, dev = sentevals(kind, rows, {text: vector.astype(np.float64) for text, vector in vectors.items()})
+    assert found["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+    assert found["dev_accuracy"] == pytest.approx(dev, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "chosen"),
+    [([0.70001, 0.70004, 0.7], 0.25), ([0.7, 0.70006, 0.7], 0.5), ([0.7, 0.6, 0.8], 1.0)],
+)
+def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, monkeypatch):
+    """70.00, 70.00 and 70.00 per cent; 70.00, 70.01 and 70.00."""
+    used = []
+    given = np.array([accuracies + [0.0] * 3])
+    monkeypatch.setattr(LogisticRegression, "validated", lambda self, train, folds, grid: given)
+    real = LogisticRegression.predicted
+    monkeypatch.setattr(LogisticRegression, "predicted", lambda *its: (used.append(its[-1]), real(*its))[1])
+    score(read(tmp_path, single()[0]), single()[1])
+    assert set(used) == {chosen}
 
 
 @pytest.mark.parametrize(

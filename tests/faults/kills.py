@@ -26,6 +26,8 @@ from typing import Any
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
+     "raoe_train.jobs.evaluate", "raoe_train.jobs.mine", "raoe_train.jobs.lists", "raoe_train.jobs.merge",
+     "raoe_train.jobs.export", "raoe_train.jobs.encode", "raoe_train.jobs.prepare", "raoe_train.evaluation.transfer",
      "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
      "raoe_train.generation.decoding", "raoe_train.encoders.load",
      "raoe_train.losses", "raoe_train.artifacts.figures", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
@@ -142,12 +144,8 @@ def _do(
     once.SHARD = SHARD
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            writes = isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            paths = arguments[:1] if writes else ()
-        else:
-            paths = arguments[: CHANGES.get(event, 0)]
-        if not any(isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(folder) for path in paths):
+        paths = changed(event, arguments, folder)
+        if not paths:
             return
         operations.value += 1
         if operations.value == moment.operation:
@@ -161,6 +159,17 @@ def _do(
     sys.addaudithook(hook)
     result = run(name, None, **keys)
     sys.exit(1 if result.get("failed") else 0)
+
+
+def changed(event: str, arguments: tuple[Any, ...], folder: str) -> tuple[Any, ...]:
+    """The paths of what an audited event changes below a folder; none where it changes nothing there."""
+    if event == "open":
+        writes = isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        paths = arguments[:1] if writes else ()
+    else:
+        paths = arguments[: CHANGES.get(event, 0)]
+    there = any(isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(folder) for path in paths)
+    return paths if there else ()
 
 
 def _log(folder: Path) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tests.decoders import saved_decoder
 from tests.faults.kills import Job
+from tests.fuzz.folders import made
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.test_training import SCRATCH, write_pairs
 
@@ -69,7 +71,39 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
             _files,
         ),
         "sweep": Job("sweep", lambda out: {**sweep, "output": str(out / "sweep")}, _files),
+        **_shorter(inputs, teachers[0], str(pairs), dev),
     }  # fmt: skip
+
+
+def _shorter(inputs: Path, encoder: str, pairs: str, dev: str) -> dict[str, Job]:
+    """The jobs that take a second or less."""
+    labelled, copies = inputs / "labelled.tsv", inputs / "copies"
+    labelled.write_text("text\tlabel\n" + "".join(f"{SENTENCES[i % 11]} {i}\t{i % 3}\n" for i in range(60)))
+    sets = ("mr", "trec", "mrpc", "stsb")
+    for name in sets:
+        for file, content in made(name, Random(name)).items():
+            (copies / file).parent.mkdir(parents=True, exist_ok=True)
+            (copies / file).write_bytes(content)
+    later = tiny_encoder(double=False)
+    for parameter in later.parameters():
+        parameter.data.mul_(0.9)
+    later.save(str(inputs / "later"))
+    model = {"model.name": encoder, "model.device": "cpu"}
+    keys: dict[str, tuple[str, dict[str, Any]]] = {
+        "lists": ("lists.jsonl", {"data.input": pairs, "teacher.name": encoder, "teacher.device": "cpu", "length": 4}),
+        "mine": ("mined.jsonl", {**model, "data.input": str(labelled), "mining": {"k": 4, "threshold": -1}}),
+        "evaluate": ("result.json", {**model, "tasks": [dev, f"transfer:{labelled}"]}),
+        "encode": ("texts.npy", {**model, "data.input": str(labelled), "data.columns": {"sentence": "text"}}),
+        "merge": ("merged", {"model.name": str(inputs / "later"), "model.device": "cpu", "start": encoder,
+                             "weights": [0.25, 0.75], "data.dev": dev, "overwrite": True}),
+        "export": ("exported", {**model, "overwrite": True}),
+        "prepare": ("sets", {"names": list(sets), "copies": str(copies), "counts": False}),
+    }  # fmt: skip
+
+    def job(name: str, output: str, its: dict[str, Any]) -> Job:
+        return Job(name, lambda out: {**its, "output": str(out / output)}, _files)
+
+    return {name: job(name, *of) for name, of in keys.items()}
 
 
 def _files(folder: Path) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"model.pooling": "mean"}, r"unknown key model\.pooling"),
         ({"data.input": "/no/such.txt"}, "no such file"),
         ({"seeds.per_cluster": 0}, r"seeds\.per_cluster must be at least 1, got 0"),
-        ({"generation.guidance": "inf"}, r"generation\.guidance must be below inf"),
+        ({"generation.guidance": "inf"}, r"generation\.guidance must be finite"),
         ({"seeds.encoder": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
     ],
 )

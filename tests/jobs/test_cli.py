@@ -92,6 +92,50 @@ def test_our_own_bugs_are_one_sentence_and_a_trace(monkeypatch, tmp_path, capsys
         cli.main(["train", "--traceback"])
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'tqdm'", name="tqdm"), "tqdm is not installed; pip install 'raoe[train"),
+        (ModuleNotFoundError("No module named 'mteb'", name="mteb"), "mteb is not installed; pip install 'raoe[eval]'"),
+        # what a model's own code wants, and what another version of a library that is there lacks: none of ours
+        (ModuleNotFoundError("No module named 'einops'", name="einops"), "No module named 'einops'"),
+        (ModuleNotFoundError("No module named 'peft.new'", name="peft.new"), "No module named 'peft.new'"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "memory is too small for it: smaller batches"),
+        (MemoryError(), "memory is too small for it: smaller batches"),
+    ],
+)
+def test_what_is_not_there(monkeypatch, capsys, error, said):
+    def ends(*_, **__):
+        raise error
+
+    monkeypatch.setattr(cli, "run", ends)
+    assert cli.main(["check"]) == 2
+    last = capsys.readouterr().err
+    assert last.startswith(f"raoe-train: {said}") and "unforeseen" not in last and last.count("\n") == 1
+    assert ("raoe[" in last) == ("raoe[" in said)
+
+
+@pytest.mark.parametrize(("word", "said"), [("triton", "cannot run cosine on cpu"), ("tritn", "must be one of")])
+def test_a_backend_that_cannot_run_is_said_before_anything_is_read(tmp_path, word, said):
+    """In a process of its own: the variable is read once."""
+    command = [sys.executable, "-m", "raoe_train", "train", "demo", "--model.device", "cpu", "--data.train", "no.tsv"]
+    command += ["--output", str(tmp_path / "out")]
+    said_so = {**os.environ, "RAOE_KERNELS_BACKEND": word, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, env=said_so, capture_output=True, text=True)
+    assert done.returncode == 2 and "RAOE_KERNELS_BACKEND" in done.stderr and said in done.stderr.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_attention_that_is_not_installed(tmp_path, capsys):
+    from tests.tiny import saved_encoder
+
+    (tmp_path / "texts.txt").write_text("a text\n")
+    words = ["--model.name", saved_encoder(tmp_path / "model"), "--model.attention", "flash_attention_2"]
+    output = ["--data.input", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "x.npy")]
+    assert cli.main(["encode", *words, *output]) == 2
+    assert "model.attention flash_attention_2 needs the package flash-attn" in capsys.readouterr().err
+
+
 def test_a_reader_that_goes_away_is_no_error():
     code = "import sys; from raoe_train.cli import main; sys.exit(main(['--help']))"
     reader, writer = os.pipe()

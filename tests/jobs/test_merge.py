@@ -102,9 +102,9 @@ def test_one_weight_needs_no_dev(two, tmp_path):
     ("changes", "said"),
     [
         ({"start": None}, "--start is missing"),
-        ({"weights": []}, "weights are numbers from 0"),
-        ({"weights": [0.5, 1.5]}, "weights are numbers from 0"),
-        ({"weights": [float("nan")]}, "weights are numbers from 0"),
+        ({"weights": []}, "weights is empty: say numbers from 0"),
+        ({"weights": [0.5, 1.5]}, r"weights must be at most 1, got 1\.5"),
+        ({"weights": [float("nan")]}, "weights must be at least 0, got nan"),
         ({"weights": [0, 1]}, "--data.dev is missing"),
         ({"output": "end"}, "end is not empty"),
         ({"start": "other"}, "is of the shapes"),

@@ -143,6 +143,9 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
     other.write_text((tmp_path / "circle.tsv").read_text().replace("a80\ta", "a80\tb"), encoding="utf-8")
     with pytest.raises(TypeError):
         mined(str(other), tmp_path, overwrite=True, **options)
+    # and so does another number of them
+    with pytest.raises(TypeError):
+        mined(circle, tmp_path, overwrite=True, **options, **{"mining.k": 1})
     again = mined(circle, tmp_path, **options)[1]  # the very output is not made again
     assert again["examples"] == len(TRIPLETS)
 

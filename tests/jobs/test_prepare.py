@@ -159,3 +159,22 @@ def test_the_table():
     # AllNLI; the RAOE paper says 941,581, 488 fewer, and not which
     assert counts["snli"]["train"] + counts["mnli"]["train"] == 942_069 == 941_581 + 488
     assert counts["sick"]["test"] == 4927 and counts["headlines"] == {"": 28_619}
+
+
+def test_what_was_killed_before_its_summary_is_made_again(tmp_path, monkeypatch):
+    copies = tmp_path / "copies" / "TREC"
+    copies.mkdir(parents=True)
+    for file in ("train_5500.label", "TREC_10.label"):
+        (copies / file).write_text("NUM:dist How far is it ?\n")
+    keys = {"names": ["trec"], "copies": str(copies.parent), "counts": False, "output": str(tmp_path / "out")}
+    with monkeypatch.context() as killed:
+        killed.setattr("raoe_train.jobs.prepare.finish", None)
+        with pytest.raises(TypeError):
+            rt.prepare(**keys)
+    assert rt.prepare(**keys)["sets"]["trec"]["rows"] == {"train": 1, "test": 1}
+    files = sorted(path.name for path in (tmp_path / "out" / "transfer").iterdir())
+    assert files == ["trec.jsonl.gz", "trec.jsonl.gz.json"]
+    (copies / "train_5500.label").write_text("")
+    (copies / "TREC_10.label").write_text("")
+    with pytest.raises(ValueError, match="trec has no rows"):
+        rt.prepare(**{**keys, "output": str(tmp_path / "none")})

@@ -55,6 +55,12 @@ def test_wrong(number):
         call()
 
 
+def test_true_is_no_margin_where_1_was_one_before():
+    rank_margin_loss(C, S, margin=1)
+    with pytest.raises(TypeError, match="margin must be a number, got True"):
+        rank_margin_loss(C, S, margin=True)
+
+
 def test_numbers_of_other_libraries_are_numbers():
     plain = rank_margin_loss(C, S, margin=1, tau=20.0)
     assert torch.equal(rank_margin_loss(C, S, margin=np.int64(1), tau=np.float32(20)), plain)

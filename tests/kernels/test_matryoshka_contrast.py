@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce.widths import WIDTHS, scan
+from raoe_kernels.infonce.widths import WIDTHS, native, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -62,6 +62,7 @@ FORMS = ["plain", "symmetric", "targets", "targets-symmetric-mask", "ids", "targ
 def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypatch):
     device, backend = swept
     monkeypatch.setattr(scan, "BUFFER", 4 * 14 * 3 * 4)  # three rows of float32 at a time
+    monkeypatch.setattr(scan, "NARROW", 13)  # three segments column by column, the last row by row
     keywords = options(form, 7, 14, device)
     on_cpu = options(form, 7, 14, "cpu")
     losses, *grads = run(matrices(dtype=dtype, device=device), DIMS, backend, upstream, **keywords)
@@ -194,7 +195,7 @@ def test_no_anchors_and_gradcheck(swept):
 
 def test_threads_and_blocks_of_columns():
     """More cells than one thread takes, more columns than are summed at once, by sums of one and of three threads."""
-    given = matrices(40, 1100, 0, 24, dtype=torch.float32)
+    given = matrices(100, 1100, 0, 24, dtype=torch.float32)
     before = torch.get_num_threads()
     truth = run([x.double() for x in given], (6, 24), "reference", (1.0, 2.0))
     try:
@@ -206,6 +207,24 @@ def test_threads_and_blocks_of_columns():
             assert all(torch.equal(x, y) for x, y in zip(found, run(given, (6, 24), "native", (1.0, 2.0)), strict=True))
     finally:
         torch.set_num_threads(before)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    """Of what is ours between torch's products, whose own sums depend on it."""
+    seeded = torch.Generator().manual_seed(0)
+    products = torch.randn(2, 100, 700, generator=seeded)
+    of_rows, of_columns = (torch.rand(2, count, generator=seeded) for count in (100, 700))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            made, along = products.clone(), torch.zeros(2, 700)
+            own, weights = torch.arange(100), torch.ones(2)
+            results.append([made, along, *native.weigh(made, of_rows, of_columns, own, None, weights, along)])
+    finally:
+        torch.set_num_threads(before)
+    for found in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(found, results[0], strict=True))
 
 
 @pytest.mark.parametrize(

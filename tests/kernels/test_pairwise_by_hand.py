@@ -105,6 +105,11 @@ def test_cosent_and_raoe_are_made_of_them(place):
     c, s, l = tensors(device, C, scores, labels)
     less = [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
     assert cosent_loss(c, s, tau=3.0, backend=backend).item() == pytest.approx(expected(C, less, 3.0)[0], rel=1e-12)
+    # ranks one apart are compared, too
+    every = [(i, j) for j in range(4) for i in range(j)]
+    apart = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
+    loss = cosent_loss(c, apart, tau=3.0, backend=backend)
+    assert loss.item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
     # average ranks 0, 1.5, 1.5, 3
     rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[0]
     angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[0]
@@ -112,3 +117,22 @@ def test_cosent_and_raoe_are_made_of_them(place):
     assert raoe_loss(c, s, l, **options).item() == pytest.approx(2 * rank + 0.5 * angle, rel=1e-12)
     parts = raoe_loss(c, s, l, return_parts=True, **options)
     assert [p.item() for p in parts] == pytest.approx([2 * rank, 0.5 * angle], rel=1e-12)
+    by_label = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 1), (2, 3)], 3.0)[0]
+    whole = raoe_loss(c, s, l, gate="label", **options)
+    assert whole.item() == pytest.approx(2 * rank + 0.5 * by_label, rel=1e-12)
+
+
+def test_each_part_has_its_own_upstream_gradient(place):
+    """Of two rows of similarities, too."""
+    device, backend = place
+    _, s, l = tensors(device, C, [1, 2, 2, 4], [1, 0, 1, 0])
+    options = dict(margin=1, tau=3.0, rank_weight=2.0, angle_weight=0.5, return_parts=True, backend=backend)
+    both = [C, [-x / 2 for x in C]]
+    c = torch.tensor(both, dtype=torch.float64, device=device, requires_grad=True)
+    of_rank, of_angle = raoe_loss(c, s, l, **options)
+    (3 * of_rank - 8 * of_angle).sum().backward()
+    for values, found in zip(both, c.grad.tolist(), strict=True):
+        rank = expected(values, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[1]
+        angle = expected([-math.acos(x) for x in values], [(0, 1), (0, 3), (2, 3)], 3.0)[1]
+        wanted = [3 * 2 * r - 8 * 0.5 * a / math.sqrt(1 - x * x) for r, a, x in zip(rank, angle, values, strict=True)]
+        assert found == pytest.approx(wanted, rel=1e-12)

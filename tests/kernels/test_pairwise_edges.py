@@ -192,6 +192,17 @@ def test_half_gradients_survive_loss_scaling(place):
     torch.testing.assert_close(tiny.float(), expected, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, torch.int32, torch.bool])
+def test_scores_of_every_dtype_are_compared_as_they_are(dtype, place):
+    """The largest of bfloat16 are far beyond float16's."""
+    device, backend = place
+    c, s, _ = batch(device, [0.4, 0.2, 0.7], [1, 0, 2], [0, 1, 2])
+    scores = (s * 1e38 if dtype == torch.bfloat16 else s).to(dtype)
+    expected = rank_margin_loss(c, scores.double(), margin=0, backend="reference" if device == "cpu" else backend)
+    loss = rank_margin_loss(c, scores, margin=0, backend=backend)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5) and loss.item() > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_changes_nothing(dtype, place):
     device, backend = place

@@ -105,5 +105,5 @@ def test_a_training_run_uses_it(tmp_path):
     metrics = run("train", **{**options, "loss.scale": "auto"})
     (tau,) = metrics["scale"].values()
     assert tau in SCALES
-    with pytest.raises(ValueError, match=r"loss\.scale must be a number above 0 .* or 'auto', got -3"):
+    with pytest.raises(ValueError, match=r"loss\.scale must be above 0, got -3"):
         run("train", **{**options, "loss.scale": "-3"})

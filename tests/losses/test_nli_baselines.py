@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ import torch
 
 from raoe_train import run
 from raoe_train.data.pairs import pair_table, read_pairs
+from raoe_train.data.settings import Data
 from raoe_train.data.triplets import triplet_table
 from raoe_train.encoders.embed import cosines
+from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.named import FrozenEncoder, identity
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
@@ -20,8 +24,10 @@ from raoe_train.losses import (
     SimilarityDistillationLoss,
 )
 from raoe_train.losses.collators import TextCollator
-from raoe_train.losses.registry import loss_settings
-from tests.tiny import SENTENCES, gradients, tiny_encoder
+from raoe_train.losses.registry import loss_settings, make_loss
+from raoe_train.training import trainer
+from raoe_train.training.list_targets import Teacher
+from tests.tiny import SENTENCES, gradients, saved_encoder, tiny_encoder
 
 
 def at(*degrees):
@@ -67,7 +73,102 @@ def test_angles_are_compared_across_anchors():
     assert float(alone.compute_loss_from_embeddings([a, p, n])) == pytest.approx(infonce, abs=1e-9)
 
 
+@pytest.mark.parametrize("neutral", [False, True])
+def test_angles_own_three_parts_by_hand(neutral):
+    """Its cosines are ordered by tau, its angles by another, and in-batch negatives are as before."""
+    degrees = {"positive": 100, "negative": 20, "neutral": 50}
+    roles = ("positive", "negative", *(["neutral"] if neutral else []))
+    columns = [at(0), *(at(degrees[role]) for role in roles)]
+
+    def value(**settings):
+        return float(AnglEContrastiveLoss(None, scale=3.0, **settings).compute_loss_from_embeddings(columns))
+
+    cosine = {role: math.cos(angle * math.pi / 180) for role, angle in degrees.items()}
+    angle = {role: angle_similarity(0, degree) for role, degree in degrees.items()}
+    order = [("negative", "positive"), *([("negative", "neutral"), ("neutral", "positive")] if neutral else [])]
+    cosines = math.log(1 + sum(math.exp(3 * (cosine[less] - cosine[more])) for less, more in order))
+    angles = math.log(1 + sum(math.exp(0.5 * (angle[less] - angle[more])) for less, more in order))
+    contrast = value(angle_weight=0.0)
+    found = value(angle_weight=2.0, angle_scale=0.5, cosine_weight=0.25)
+    assert found == pytest.approx(contrast + 2 * angles + 0.25 * cosines, abs=1e-9)
+
+
+def test_softmax_by_hand(tmp_path):
+    """Of (u, v, |u - v|), with a classifier of our own, through a recipe's words; three classes from NLI's labels."""
+    model = tiny_encoder(double=False)
+    loss = make_loss(loss_settings({"name": "softmax"}), model)
+    with torch.no_grad():
+        loss.classifier.weight.zero_()
+        loss.classifier.bias.zero_()
+        loss.classifier.weight[2, 32:] = 1.0  # class 2 where vectors are far apart
+    first, second = SENTENCES[:3], SENTENCES[3:6]
+    u, v = (torch.tensor(model.encode(texts)) for texts in (first, second))
+    logits = torch.stack([torch.zeros(3), torch.zeros(3), (u - v).abs().sum(1)], 1)
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 2]))
+    model.eval()
+    found = loss([model.preprocess(first), model.preprocess(second)], torch.tensor([0, 1, 2]))
+    assert float(found) == pytest.approx(float(expected), abs=1e-5)
+    nli = tmp_path / "nli.tsv"
+    words = ["entailment", "neutral", "contradiction", "-"]
+    nli.write_text("label\tpremise\thypothesis\n" + "".join(f"{word}\tp {word}\th\n" for word in words))
+    blank = make_loss({"name": "softmax"})
+    dataset, counts = blank.reads.read(str(nli), Data(), None, blank)
+    assert dataset["label"][:] == [0, 1, 2] and counts["dropped"] == {"no gold label": 1}
+    nli.write_text("label\tpremise\thypothesis\n7\tp\th\n")
+    with pytest.raises(ValueError, match="classes are 0, 1 and 2, got 7"):
+        blank.reads.read(str(nli), Data(labels={"7": 7}), None, blank)
+    with pytest.raises(ValueError, match="matryoshka_dims must be left out of loss softmax"):
+        loss_settings({"name": "softmax", "matryoshka_dims": [8]})
+
+
+def test_softmax_trains_its_classifier(tmp_path):
+    """By recipe, with batches by length and a checkpoint that has the classifier."""
+    encoder, rows = saved_encoder(tmp_path / "encoder"), [f"{a}\t{a} {n % 3}\t{n % 3}" for n, a in enumerate(SENTENCES)]
+    (tmp_path / "nli.tsv").write_text("\n".join(["sentence1\tsentence2\tlabel", *rows]) + "\n")
+    model = {"name": encoder, "max_seq_length": 16, "device": "cpu"}
+    asked = {"model": model, "data": {"train": [str(tmp_path / "nli.tsv")]}}
+    few = {"training": {"batch_size": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}}
+    seen = []
+
+    def stop(folder, loss, process, real=trainer.save_loss_state):
+        real(folder, loss, process)
+        seen.append({path.name: torch.load(path) for path in Path(folder).glob("loss_state_*.pt")})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "save_loss_state", stop)
+        run("train", "sbert-softmax", **asked, **few, output=str(tmp_path / "out"))
+    first, second = (each["loss_state_0.pt"] for each in seen)
+    weight = next(key for key in first if key.endswith("classifier.weight"))
+    assert first[weight].shape == (3, 48) and not torch.equal(first[weight], second[weight])
+
+
+def test_two_teachers_are_their_mean(tmp_path):
+    """The cosines of what both say; another identity than either alone, for what is kept on disk."""
+    names = []
+    for number in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(number)
+            model = tiny_encoder(double=False)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(torch.randn_like(weight))
+        names.append(str(tmp_path / str(number)))
+        model.save_pretrained(names[-1])
+    alone = [embedder(FrozenEncoder(name, device="cpu"), "teacher")(SENTENCES) for name in names]
+    both = Teacher(names[0], device="cpu", second=FrozenEncoder(names[1], device="cpu"))
+    made = embedder(both, "teacher")(SENTENCES)
+    mean = sum(cosines(each[:-1], each[1:]) for each in alone) / 2
+    np.testing.assert_allclose(cosines(made[:-1], made[1:]), mean, atol=1e-6)
+    assert np.abs(cosines(*(each[:9] for each in alone))).max() < 0.999, "or both are one encoder"
+    assert identity(both) != identity(Teacher(names[0], device="cpu"))
+    assert identity(both) != identity(Teacher(names[0], second=FrozenEncoder(names[0])))
+
+
 def test_contrastive_angle_errors_and_card():
+    with pytest.raises(ValueError, match="angle_scale must be a number above 0, got 0"):
+        AnglEContrastiveLoss(None, angle_scale=0)
+    with pytest.raises(ValueError, match="cosine_weight must be a number from 0, got -1"):
+        AnglEContrastiveLoss(None, cosine_weight=-1)
     with pytest.raises(ValueError, match="takes anchor, positive, negative, perhaps neutral; got 2"):
         AnglEContrastiveLoss(None).compute_loss_from_embeddings([at(0), at(1)])
     with pytest.raises(ValueError, match="angle_weight must be a number from 0, got -1"):

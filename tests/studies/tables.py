@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from raoe_train.cli import load
-from raoe_train.studies.runs import at_scale, chosen, expand, preparations
-
-WORDS = ("data_dir", "model", "output")
-OF_RUNS = ("base", "settings", "seeds", "overwrite")
+from raoe_train.studies.runs import OF_RUNS, at_scale, chosen, expand, preparations
 
 
-def words(asked):
-    return {key: getattr(asked, key) for key in WORDS}
+def _sized(recipe, overrides):
+    asked = vars(load("sweep", recipe, overrides))
+    return at_scale(asked), {key: asked[key] for key in ("data_dir", "model", "output")}
 
 
 def runs_of(recipe=None, overrides=None):
-    asked = load("sweep", recipe, overrides)
-    over, _, tasks, _ = at_scale(asked.scale, asked.scales, asked.prepare, asked.tasks, asked.only)
-    of_runs = {key: getattr(asked, key) for key in OF_RUNS}
-    return expand(asked.variants, words(asked), over=over, tasks=tasks, **of_runs)
+    """Its runs, those too that `only` leaves out."""
+    sized, words = _sized(recipe, overrides)
+    return expand(words=words, **{key: sized[key] for key in OF_RUNS})
+
+
+def chosen_of(recipe=None, overrides=None):
+    return chosen(runs_of(recipe, overrides), _sized(recipe, overrides)[0]["only"])
 
 
 def prepared_for(recipe=None, overrides=None):
     """{name: (job, recipe, keys)} of what all its runs need."""
-    asked = load("sweep", recipe, overrides)
-    _, prepare, _, only = at_scale(asked.scale, asked.scales, asked.prepare, asked.tasks, asked.only)
-    return preparations(prepare, words(asked), chosen(runs_of(recipe, overrides), only))
+    sized, words = _sized(recipe, overrides)
+    return preparations(sized["prepare"], words, chosen_of(recipe, overrides))

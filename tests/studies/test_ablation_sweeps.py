@@ -98,7 +98,7 @@ def test_the_cells_of_the_ablation():
         if made.arguments.loss["name"] not in ("infonce", "angle_contrastive"):  # pairs of three sources
             assert made.arguments.data.max_rows == (3000 if scratch else 1000)
         curve = made.family.endswith(("-margin", "-weights")) and not made.family.endswith("-no-margin")
-        assert made.arguments.data.dev == (None if curve else "D/sts/stsb.tsv.gz#dev")
+        assert made.arguments.data.dev == (None if curve else ["D/sts/stsb.tsv.gz#dev"])
         assert made.arguments.training["learning_rate"] == (5e-4 if scratch else 5e-5)
 
 

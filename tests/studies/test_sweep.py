@@ -83,6 +83,12 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
     assert (short.arguments.loss["margin"], short.arguments.loss["scale"]) == (3, 9)
     assert (short.arguments.training["epochs"], curve.arguments.training["epochs"]) == (2, 4)  # a grid stays a grid
     assert short.arguments.evaluation.tasks == []
+    patterns = {"variants": {"s*": {"loss.margin": 5, "seeds": [7]}, "curve": {"grid": {"loss.scale": [4, 5]}}}}
+    short, *curves = runs_of(None, {**asked, "scale": "by pattern", "scales": {"by pattern": patterns}})
+    assert (short.arguments.loss["margin"], short.seed) == (5, 7)
+    assert [(made.arguments.training["epochs"], made.arguments.loss["scale"]) for made in curves] == [(4, 4), (4, 5)]
+    with pytest.raises(ValueError, match=r"scales\.x\.variants\.q\* is none of short, curve"):
+        runs_of(None, {**asked, "scale": "x", "scales": {"x": {"variants": {"q*": {}}}}})
     (short, _) = runs_of(None, {**asked, "scale": None})
     assert short.arguments.data.max_rows == 7 and short.arguments.evaluation.tasks == asked["tasks"]
 
@@ -92,7 +98,7 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
     [
         ({"variants": {}}, "variants is empty"),
         ({"scale": "paper"}, "scale must be of none, as this sweep has no scales, got 'paper'"),
-        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "scales.x has settings, prepare, tasks and only, got seeds"),
+        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "settings, variants, prepare, tasks and only, got seeds"),
         ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
         ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
         ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),

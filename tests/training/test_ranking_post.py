@@ -378,3 +378,85 @@ def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, messa
     made = settings(tmp_path, encoders, **{"loss.name": "cosent", "data.dev": None})
     with pytest.raises(ValueError, match=message):
         run("train", "raoe-s1", **{**made, **changes})
+
+
+def test_a_head_is_there_in_training_alone(tmp_path, encoders):
+    """SimCSE's: it learns with tanh of a linear layer; what is evaluated and saved is the embedding below."""
+    from raoe_train.encoders.load import load_encoder
+
+    plain, headed = (
+        load_encoder(encoders[0], device="cpu", dropout=0.0) if not head else
+        load_encoder(encoders[0], device="cpu", dropout=0.0, training_head=True, train=True)
+        for head in (False, True)
+    )  # fmt: skip
+    features = plain.preprocess(SENTENCES)
+    below = plain.eval()(dict(features))["sentence_embedding"]
+    torch.testing.assert_close(headed.eval()(dict(features))["sentence_embedding"], below, rtol=0, atol=0)
+    linear = headed[-1].linear
+    assert linear.weight.shape == (16, 16) and not linear.bias.any()
+    assert 0.015 < linear.weight.std() < 0.025  # BERT's initializer_range
+    expected = torch.tanh(below @ linear.weight.T + linear.bias)
+    torch.testing.assert_close(headed.train()(dict(features))["sentence_embedding"], expected)
+    assert torch.equal(load_encoder(encoders[0], training_head=True, train=True)[-1].linear.weight, linear.weight)
+    with pytest.raises(ValueError, match="training_head and bidirectional_mode add are for a model that is there"):
+        load_encoder("scratch", sentences=SENTENCES, training_head=True)
+
+    made = settings(tmp_path, encoders, **{"model.training_head": True})
+    run("train", "ranking-post", **made)
+    saved = SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    assert [type(module).__name__ for module in saved] == ["Transformer", "Pooling"]
+    other = {**made, "model.training_head": False, "output": str(tmp_path / "other")}
+    run("train", "ranking-post", **other)
+    theirs = SentenceTransformer(other["output"], device="cpu")
+    assert not np.allclose(saved.encode(SENTENCES), theirs.encode(SENTENCES), atol=1e-4)  # it had a part in it
+    # in metrics.json is what was saved, without the head
+    after = json.loads((tmp_path / "out" / "metrics.json").read_text())["after"]
+    assert after["spearman"] == pytest.approx(run("evaluate", **{
+        "model": {"name": made["output"], "device": "cpu"}, "tasks": made["data.dev"],
+    })["tasks"][made["data.dev"]]["spearman"], abs=1e-4)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "pooler"), [("my-simcse", True), ("my-bert", True), ("my-syncse", False)])
+def test_a_head_goes_on_from_what_its_family_has_as_pooler(tmp_path, encoders, name, pooler):
+    """In others a pooler is BERT's, of next sentences, and in some there is none."""
+    from transformers import AutoTokenizer, BertModel
+
+    from raoe_train.encoders.load import load_encoder
+
+    model = BertModel.from_pretrained(encoders[0], add_pooling_layer=pooler)
+    if pooler:
+        torch.nn.init.normal_(model.pooler.dense.weight)
+        torch.nn.init.normal_(model.pooler.dense.bias)
+    model.save_pretrained(tmp_path / name)
+    AutoTokenizer.from_pretrained(encoders[0]).save_pretrained(tmp_path / name)
+    head = load_encoder(str(tmp_path / name), device="cpu", pooling="cls", training_head=True, train=True)[-1].linear
+    if name == "my-simcse":
+        assert torch.equal(head.weight, model.pooler.dense.weight) and torch.equal(head.bias, model.pooler.dense.bias)
+        head.weight.data.zero_()  # its own copy
+        assert model.pooler.dense.weight.any()
+    else:
+        assert head.weight.std() < 0.025 and not head.bias.any()
+
+
+def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
+    """STS-B's and SICK's dev, in the paper: a checkpoint that is best on neither may be the one that is kept."""
+    dev = [write_pairs(tmp_path / name, rows=rows) for name, rows in (("one.tsv", 24), ("two.tsv", 40))]
+    made = settings(tmp_path, encoders, **{"data.dev": dev})
+    metrics = run("train", "ranking-post", **made)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
+    scores = {
+        line["step"]: [line[f"eval_dev_{name}_spearman_cosine"] for name in ("one.tsv", "two.tsv")]
+        + [line["eval_dev_spearman_cosine"]] for line in lines if "eval_dev_spearman_cosine" in line
+    }  # fmt: skip
+    assert len(scores) > 2
+    for one, two, mean in scores.values():
+        assert mean == pytest.approx((one + two) / 2, abs=1e-12) and one != two
+    assert metrics["best_step"] == max(scores, key=lambda step: scores[step][2])
+    ours = {"name": made["output"], "device": "cpu"}
+    alone = [run("evaluate", **{"model": ours, "tasks": path})["average"] for path in dev]
+    assert metrics["after"]["spearman"] == pytest.approx(sum(alone) / 2, abs=1e-4)
+    assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["data"]["dev"] == dev
+    assert "one.tsv and" in (tmp_path / "out" / "README.md").read_text()
+    Path(dev[1]).write_text(Path(dev[1]).read_text() + "a man\ta dog\tx\t0.5\n")
+    with pytest.raises(ValueError, match=r"contents of data\.dev"):
+        run("train", "ranking-post", **made)

@@ -267,6 +267,7 @@ def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
         ([1, 5], [0, 0.25, 1]),
         ([-1, 1], [-1, -0.5, 1]),
         ([0, 1], [0, 0.25, 1]),
+        ([0, 0.5], [0, 0.25, 1]),
         ([-2, 2], [0, 0.25, 1]),
         ([], [-1, -0.5, 1]),
     ],
@@ -381,7 +382,7 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
         ({"data.dev": None, "training.interpolate": 0.5}, "training.interpolate needs data.dev"),
-        ({"training.interpolate": [0.5, 2]}, r"training.interpolate are numbers from 0, .*; got \[0.5, 2.0\]"),
+        ({"training.interpolate": [0.5, 2]}, r"training\.interpolate must be at most 1, got 2"),
         ({"training.interpolate": "half"}, "training.interpolate"),
         ({"training.interpolate": 0.5, "model.lora": {"r": 4}}, "leave model.lora out"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),

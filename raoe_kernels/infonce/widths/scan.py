@@ -21,21 +21,27 @@ from ..problem import EPS, Problem, add_rows, losses, own_columns, scale, split
 
 # Bytes of all widths' logits: enough rows for products at full speed, and little enough for a CPU's last cache.
 BUFFER = 24 << 20
+ROWS = 256  # more of them make no product faster
+# Columns of a segment up to which its products want them along the rows of a matrix: those of a matrix of many short
+# rows go at half the speed, and their sums at a third.
+NARROW = 32
 
 
 class _Side(NamedTuple):
     """Rows, or columns.
 
-    rows      (n, D) as given, in the dtype of the arithmetic
+    rows      of each segment (n, its columns) as given, in the dtype of the arithmetic
     inverse   (K, n): 1 / norm of each prefix, 0 where it counts as zero
-    by        (n, D): sums of the gradients by the products, or None
+    by        as rows: sums of the gradients by the products; none where they are not wanted
     along     (K, n): sums of weight dL/dx x over the other side
+    whole     (n, D): what the wide ones of `by` are parts of
     """
 
-    rows: Tensor
+    rows: list[Tensor]
     inverse: Tensor
-    by: Tensor | None
+    by: list[Tensor]
     along: Tensor
+    whole: Tensor | None
 
 
 # (products, tau / |row|, 1 / |column|, own columns, columns left out, weights, along the columns) -> losses, and along
@@ -58,17 +64,17 @@ def sweep(
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
     factor = scale(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
-    wanted = slice(0 if needs[1] else positives, len(k.rows) if needs[2] else positives)
+    wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     here = weights * factor if any(needs) else None
-    total = _direction(a, k, targets, dims, problem.tau, here, _ignored(problem), wanted, weigh)
+    total = _direction(a, k, targets, problem.tau, here, _ignored(problem), wanted, weigh)
     if problem.symmetric:
-        own = torch.arange(len(a.rows), device=a.rows.device)
-        by = None if k.by is None else torch.zeros_like(a.rows)
-        found = _Side(k.rows[targets], k.inverse[:, targets].contiguous(), by, torch.zeros_like(a.along))
+        own = torch.arange(len(problem.anchors), device=targets.device)
+        rows, by = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.by]
+        found = _Side(rows, k.inverse[:, targets].contiguous(), by, torch.zeros_like(a.along), None)
         back = _ignored_back(problem, targets)
-        total = total + _direction(found, a, own, dims, problem.tau, here, back, slice(None), weigh)
-        if k.by is not None and by is not None:
-            add_rows(k.by, targets, by)
+        total = total + _direction(found, a, own, problem.tau, here, back, slice(None), weigh)
+        for sums, more in zip(k.by, by, strict=True):
+            add_rows(sums, targets, more)
         add_rows(k.along.t(), targets, found.along.t())
     grads = split(_finished(a, dims, problem.anchors), _finished(k, dims, problem.positives), problem, needs)
     return total * factor, grads
@@ -78,7 +84,6 @@ def _direction(
     side: _Side,
     found: _Side,
     targets: Tensor,
-    dims: tuple[int, ...],
     tau: float,
     weights: Tensor | None,
     ignored: Callable[[slice], Tensor] | None,
@@ -86,17 +91,18 @@ def _direction(
     weigh: Weigh,
 ) -> Tensor:
     """(K,) sums of the rows' losses; `weights` times their gradients is added to the sides' sums."""
-    count, widths = len(found.rows), len(dims)
-    step = max(1, min(len(side.rows), BUFFER // (widths * count * found.rows.element_size())))
-    step = -(-len(side.rows) // -(-len(side.rows) // step))  # chunks of one size
-    buffer = found.rows.new_empty(widths * step * count)
-    of_rows, total = side.inverse * tau, found.rows.new_zeros(widths)
-    for start in range(0, len(side.rows), step):
-        chunk = slice(start, min(start + step, len(side.rows)))
-        here = side.rows[chunk]
-        products = buffer[: widths * len(here) * count].view(widths, len(here), count)
-        for k, segment in enumerate(segments(dims)):
-            torch.mm(here[:, segment], found.rows[:, segment].T, out=products[k])
+    anchors, count, like = len(side.rows[0]), len(found.rows[0]), found.rows[0]
+    widths = len(found.rows)
+    step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
+    step = -(-anchors // -(-anchors // step))  # chunks of one size
+    buffer = like.new_empty(widths * step * count)
+    of_rows, total = side.inverse * tau, like.new_zeros(widths)
+    for start in range(0, anchors, step):
+        chunk = slice(start, min(start + step, anchors))
+        here = [_along(x[chunk]) for x in side.rows]
+        products = buffer[: widths * len(here[0]) * count].view(widths, len(here[0]), count)
+        for rows, columns, dots in zip(here, found.rows, products, strict=True):
+            torch.mm(rows, columns.T, out=dots)
         left_out = None if ignored is None else ignored(chunk).contiguous()
         made, along = weigh(
             products, of_rows[:, chunk].contiguous(), found.inverse, targets[chunk], left_out, weights, found.along
@@ -105,11 +111,10 @@ def _direction(
         if along is None:
             continue
         side.along[:, chunk] = along
-        for k, segment in enumerate(segments(dims)):
-            if side.by is not None:
-                torch.mm(products[k], found.rows[:, segment], out=side.by[chunk, segment])
-            if found.by is not None:
-                found.by[wanted, segment].addmm_(products[k][:, wanted].T, here[:, segment])
+        for by, columns, dots in zip(side.by, found.rows, products, strict=False):
+            torch.mm(dots, columns, out=by[chunk])
+        for by, rows, dots in zip(found.by, here, products, strict=False):
+            by[wanted].addmm_(dots[:, wanted].T, rows)
     return total
 
 
@@ -155,23 +160,30 @@ def weigh(
 def _side(parts: tuple[Tensor | None, ...], dims: tuple[int, ...], need: bool) -> tuple[_Side, Tensor]:
     """A side, and (K,) 0, or NaN where a prefix is not finite or has no finite norm."""
     given = [x[:, : dims[-1]] for x in parts if x is not None]
-    rows = torch.cat(given) if len(given) > 1 else given[0]
-    rows = rows.to(wide(rows.dtype))
-    pieces = [rows[:, segment] for segment in segments(dims)]
-    norms = torch.stack([torch.linalg.vecdot(piece, piece) for piece in pieces]).cumsum(0).sqrt_()
+    whole = torch.cat(given) if len(given) > 1 else given[0]
+    whole = whole.to(wide(whole.dtype))
+    rows = [_along(whole[:, segment]) for segment in segments(dims)]
+    norms = torch.stack([torch.linalg.vecdot(x, x) for x in rows]).cumsum(0).sqrt_()
     inverse = (1 / norms).masked_fill(norms <= EPS, 0)
-    return _Side(rows, inverse, torch.zeros_like(rows) if need else None, torch.zeros_like(norms)), (norms * 0).sum(1)
+    by = torch.zeros_like(whole) if need else None
+    parts_of_by = [] if by is None else [_along(by[:, segment]) for segment in segments(dims)]
+    return _Side(rows, inverse, parts_of_by, torch.zeros_like(norms), by), (norms * 0).sum(1)
+
+
+def _along(columns: Tensor) -> Tensor:
+    """(n, narrow) as such a column's rows lie side by side; wide ones as they are."""
+    return columns.T.contiguous().T if columns.shape[1] <= NARROW else columns
 
 
 def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | None:
     """The gradient by the rows as given: less what goes through their norms, 0 beyond the widest prefix."""
-    if side.by is None:
+    if side.whole is None:
         return None
     through = from_here_on(side.along * side.inverse.square())
-    for k, segment in enumerate(segments(dims)):
-        side.by[:, segment].addcmul_(side.rows[:, segment], through[k, :, None], value=-1)
+    for segment, rows, by, share in zip(segments(dims), side.rows, side.by, through, strict=True):
+        torch.addcmul(by, rows, share[:, None], value=-1, out=side.whole[:, segment])
     missing = given.shape[1] - dims[-1]
-    return torch.nn.functional.pad(side.by, (0, missing)) if missing else side.by
+    return torch.nn.functional.pad(side.whole, (0, missing)) if missing else side.whole
 
 
 def _ignored(problem: Problem) -> Callable[[slice], Tensor] | None:

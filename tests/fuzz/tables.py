@@ -1,0 +1,304 @@
+"""Tables that are read: of each kind valid rows, our reading of a file, and the naive one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from raoe_train.data.conditional import conditional_table
+from raoe_train.data.files import read_rows, write_rows
+from raoe_train.data.labelled import labelled_table
+from raoe_train.data.pairs import pair_table
+from raoe_train.data.pairs_to_score import PairsToScore
+from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.retrieval import read_candidates, read_captions, scored_tuple_table
+from raoe_train.data.sentences import read_sentences
+from raoe_train.data.settings import Data
+from raoe_train.data.triplets import triplet_table
+from tests.fuzz.mutations import Rows
+from tests.fuzz.naive import Record, label, number, text, word
+
+TEXTS = (
+    "a man plays", "Zwei Hunde", 'no, "never"', "it's 5 % off", "猫が走る", "🎸 and 🥁", "tab-less",
+    "one\u2028line", "x",
+)  # fmt: skip
+WORDS = ("entailment", "neutral", "contradiction")
+DELIMITED, OBJECTS = ("tsv", "csv", "jsonl", "parquet"), ("jsonl", "parquet")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one of our readers reads."""
+
+    rows: Callable[[Random], Rows]  # valid ones
+    kinds: Sequence[str]  # formats
+    read: Callable[[str, str], tuple[list[Any], dict[str, Any]]]  # (path, on_error) -> (rows, counts)
+    right: Callable[[list[Record]], list[Any]]  # the naive reading of records that nothing is wrong with
+    ordered: bool = True  # whether rows come in the file's order, each once
+
+
+def say(rng: Random, number: int) -> str:
+    return f"{rng.choice(TEXTS)} {number}"
+
+
+def made(table: Any, counts: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    return table.to_list(), counts
+
+
+def _pairs(rng: Random) -> Rows:
+    with_label, with_score = rng.random() < 0.6, rng.random() < 0.8
+    return [
+        {"sentence1": say(rng, n), "sentence2": say(rng, -n)}
+        | ({"score": rng.choice((rng.random(), float(n), n))} if with_score else {})
+        | ({"label": rng.choice((*WORDS, "-"))} if with_label and n else {"label": WORDS[0]} if with_label else {})
+        for n in range(rng.randrange(1, 9))
+    ]
+
+
+def _column(record: Record, *names: str) -> Any:
+    there = [name for name in names if name in record]
+    return record[there[0]] if len(there) == 1 else None
+
+
+def _right_pairs(records: list[Record]) -> list[Any]:
+    found = []
+    for record in records:
+        first, second = _column(record, "sentence1", "text1"), record.get("sentence2")
+        row: Record = {"sentence1": text(first), "sentence2": text(second)}
+        if "score" in record or "similarity" in record:
+            row["score"] = number(_column(record, "score", "similarity"))
+        if "label" in record:
+            row["label"] = label(record["label"])
+        if None not in row.values():
+            found.append(row)
+    return found
+
+
+def _labelled(rng: Random) -> Rows:
+    second, split = rng.random() < 0.3, rng.random() < 0.5
+    return [
+        {"sentence1" if second else "text": say(rng, n), "label": rng.choice(("0", "1", 1, "desc"))}
+        | ({"sentence2": say(rng, n)} if second else {})
+        | ({"split": rng.choice(("train", "test"))} if split else {})
+        for n in range(rng.randrange(1, 9))
+    ]
+
+
+def _right_labelled(records: list[Record]) -> list[Any]:
+    found = []
+    for record in records:
+        first = _column(record, "sentence1", "text1")
+        row = {"text": text(first if first is not None and "sentence2" in record else record.get("text"))}
+        if first is not None and "sentence2" in record:
+            row["second"] = text(record["sentence2"])
+        split = record.get("split")
+        row |= {"label": word(record.get("label")), "split": "" if split is None else str(split)}
+        if None not in row.values():
+            found.append(row)
+    return found
+
+
+ROLES = {"anchor": "sent0", "positive": "sent1", "negative": "hard_neg"}  # SimCSE's
+
+
+def _triplets(rng: Random) -> Rows:
+    if rng.random() < 0.5:
+        names = rng.choice(([*ROLES], [*ROLES.values()]))
+        return [{name: say(rng, 10 * n + k) for k, name in enumerate(names)} for n in range(rng.randrange(1, 7))]
+    return [
+        {"premise": f"premise {n // 3}", "hypothesis": say(rng, n), "label": (*WORDS[::2], rng.choice(WORDS))[n % 3]}
+        for n in range(rng.randrange(2, 12))
+    ]
+
+
+def _right_triplets(records: list[Record]) -> list[Any]:
+    found: list[Any] = []
+    of = defaultdict(lambda: (list[str](), list[str]()))
+    for record in records:
+        values = {name: text(_column(record, name, other)) for name, other in ROLES.items()}
+        if None not in values.values() and values["positive"] != values["negative"]:
+            found.append(values)
+        first, second = text(_column(record, "premise", "text1")), text(record.get("hypothesis"))
+        if first and second and (its := label(record.get("label"))) in (0, 2):
+            of[first][its == 2].append(second)
+    for premise, (entailed, contradicting) in of.items():
+        found += [{"anchor": premise, "positive": a, "negative": b} for a in entailed for b in contradicting if a != b]
+    return found
+
+
+def _lists(rng: Random) -> Rows:
+    as_text = rng.random() < 0.3
+    rows = []
+    for n in range(rng.randrange(1, 6)):
+        sentences: Any = [say(rng, 10 * n + k) for k in range(rng.randrange(3, 7))]
+        its: Record = {"list_sent": repr(sentences)} if as_text else {"sentences": sentences, "method": "m"}
+        rows.append({"id": n, **its})
+    return rows
+
+
+def _right_lists(records: list[Record]) -> list[Any]:
+    import ast
+
+    found = []
+    for record in records:
+        sentences = record.get("sentences", record.get("list_sent"))
+        if isinstance(sentences, str):
+            try:
+                sentences = ast.literal_eval(sentences) if sentences.startswith("[") else None
+            except Exception:  # whatever it says, it is no list
+                continue
+        if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
+            method = record.get("method")
+            its = {"sentences": sentences, "method": "" if method is None else str(method)}
+            found.append({"id": None if record.get("id") is None else str(record["id"]), **its})
+    return found
+
+
+def _read_lists(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
+    rows, counts = made(*list_table(path, on_error=on_error))
+    return [{**row, "id": None if row["id"].startswith(("line ", "row ")) else row["id"]} for row in rows], counts
+
+
+def _captions(rng: Random) -> Rows:
+    return [{"image": f"{n // 2}.jpg", "caption": say(rng, n)} for n in range(rng.randrange(1, 9))]
+
+
+def _right_captions(records: list[Record]) -> list[Any]:
+    found: dict[str, list[str]] = {}
+    for record in records:
+        image, caption = word(record.get("image")), text(_column(record, "caption") or _column(record, "sentence"))
+        if image and caption:
+            found.setdefault(image, []).append(caption)
+    return list(found.items())
+
+
+def _candidates(rng: Random) -> Rows:
+    def some(n: int) -> list[str]:
+        return [say(rng, 10 * n + k) for k in range(rng.randrange(1, 4))]
+
+    return [{"query": say(rng, n), "positive": some(n), "negative": some(n)} for n in range(rng.randrange(1, 6))]
+
+
+def _texts(value: Any) -> list[str] | None:
+    value = [value] if isinstance(value, str) else value
+    return value if isinstance(value, list) and value and all(map(text, value)) else None
+
+
+def _right_candidates(records: list[Record]) -> list[Any]:
+    found = [
+        {"query": text(record.get("query")), **{name: _texts(record.get(name)) for name in ("positive", "negative")}}
+        for record in records
+    ]
+    return [row for row in found if None not in row.values()]
+
+
+def _tuples(rng: Random) -> Rows:
+    size = rng.randrange(1, 4)
+    return [
+        {
+            "query": say(rng, n), "positive": say(rng, n + 1), "negative": [say(rng, 10 * n + k) for k in range(size)],
+            "score": [rng.random() for _ in range(size + 1)],
+        }
+        for n in range(rng.randrange(1, 6))
+    ]  # fmt: skip
+
+
+def _right_tuples(records: list[Record]) -> list[Any]:
+    found = []
+    for record in records:
+        negatives, scores = _texts(record.get("negative")), _column(record, "score", "similarity")
+        if negatives is None or not isinstance(scores, list) or len(scores) != 1 + len(negatives):
+            continue
+        row: Record = {"query": text(record.get("query")), "positive": text(record.get("positive"))}
+        row |= {f"negative_{k}": negative for k, negative in enumerate(negatives, 1)}
+        row["label"] = [number(score) for score in scores]
+        if None not in row.values() and None not in row["label"]:
+            found.append(row)
+    return found
+
+
+def _conditional(rng: Random) -> Rows:
+    return [
+        {
+            "sentence1": say(rng, n), "sentence2": say(rng, -n), "condition": say(rng, 7),
+            "label": rng.choice((1, 3, "5", 2.5)),
+        }
+        for n in range(rng.randrange(1, 7))
+    ]  # fmt: skip
+
+
+def _read_conditional(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
+    return made(*conditional_table(path, "of {condition}: {text}.", on_error=on_error))
+
+
+def _right_conditional(records: list[Record]) -> list[Any]:
+    found = []
+    for record in records:
+        first, second = text(_column(record, "sentence1", "text1")), text(record.get("sentence2"))
+        condition, score = text(record.get("condition")), number(record.get("label"))
+        if first and second and condition and score is not None and 1 <= score <= 5:
+            begin = f"of {condition}: "
+            found.append({"sentence1": begin + first, "sentence2": begin + second, "score": score})
+    return found
+
+
+def _sentences(rng: Random) -> Rows:
+    return [{"sentence": say(rng, n)} for n in range(rng.randrange(1, 8))]
+
+
+def _right_sentences(records: list[Record]) -> list[Any]:
+    return [record["sentence"] for record in records if isinstance(record.get("sentence"), str)]
+
+
+def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
+    read = PairsToScore(Data(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
+    rows = list(read.rows())
+    if path.endswith((".tsv", ".csv")):  # whatever can be read can be written and is the same again
+        write_rows(path + ".again.csv", read.columns, rows)
+        assert [fields for _, fields in read_rows(path + ".again.csv")] == rows, "it is written as something else"
+    return rows, {"read": len(rows) + sum(read.left_out.values()), "kept": len(read.pairs), "dropped": read.left_out}
+
+
+def _right_to_score(records: list[Record]) -> list[Any]:
+    return [
+        record for record in records if text(_column(record, "sentence1", "text1")) and text(record.get("sentence2"))
+    ]
+
+
+def same_order(rows: list[Any], right: list[Any]) -> bool:
+    """Whether rows are right ones, in their order, each once."""
+    rest: Iterator[Any] = iter(right)
+    return all(any(row == each for each in rest) for row in rows)
+
+
+def _counted(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
+    return lambda path, how: made(*read(path, on_error=how))
+
+
+def _rows(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
+    return lambda path, how: (read(path, on_error=how), {})
+
+
+TABLES: dict[str, Table] = {
+    "pairs": Table(_pairs, DELIMITED, _counted(pair_table), _right_pairs),
+    "labelled": Table(_labelled, DELIMITED, _counted(labelled_table), _right_labelled),
+    "triplets": Table(_triplets, DELIMITED, _counted(triplet_table), _right_triplets, ordered=False),
+    "lists": Table(_lists, OBJECTS, _read_lists, _right_lists),
+    "captions": Table(
+        _captions,
+        DELIMITED,
+        _rows(lambda *of, **how: [*read_captions(*of, **how).items()]),
+        _right_captions,
+        ordered=False,
+    ),
+    "candidates": Table(
+        _candidates, OBJECTS, _rows(lambda *of, **how: read_candidates(*of, **how).to_list()), _right_candidates
+    ),
+    "scored tuples": Table(_tuples, OBJECTS, _counted(scored_tuple_table), _right_tuples),
+    "conditional": Table(_conditional, ("csv", "csv", "jsonl"), _read_conditional, _right_conditional),
+    "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {}), _right_sentences),
+    "to score": Table(_pairs, DELIMITED, _read_to_score, _right_to_score),
+}

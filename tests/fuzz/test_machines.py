@@ -1,0 +1,17 @@
+"""The state machines of machines.py, a few steps each. STEPS=500 makes more, FUZZ_SEED others."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.fuzz.machines import MACHINES, driven
+
+STEPS, SEED = int(os.environ.get("STEPS", "12")), int(os.environ.get("FUZZ_SEED", "0"))
+
+
+@pytest.mark.timeout(120 + STEPS)
+@pytest.mark.parametrize("name", list(MACHINES))
+def test_what_is_found_is_what_would_be_made(tmp_path, name):
+    driven(name, tmp_path, SEED, STEPS)

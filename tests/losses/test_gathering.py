@@ -1,0 +1,131 @@
+"""Gathered losses are the whole batch's, by threads in the place of processes: no encoder, no network, no start-up.
+test_global_batch.py has real processes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss, gathering
+
+EVEN, UNEVEN = [2, 2, 2], [3, 1, 2]
+
+
+def threads_as_processes(world: int) -> Any:
+    """Of torch.distributed what gathering uses, each thread a process: `here.rank`."""
+    here, barrier, given = threading.local(), threading.Barrier(world, timeout=30), [torch.empty(0)] * world
+
+    def exchanged(tensor: Any) -> list[Any]:
+        given[here.rank] = tensor
+        barrier.wait()
+        everyone = [each.clone() if isinstance(each, torch.Tensor) else each for each in given]
+        barrier.wait()
+        return everyone
+
+    def all_gather(out: list[torch.Tensor], own: torch.Tensor) -> None:
+        for to, each in zip(out, exchanged(own), strict=True):
+            to.copy_(each)
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(exchanged(tensor)).sum(0))
+
+    def reduce(tensor: torch.Tensor, to: int) -> None:
+        found = torch.stack(exchanged(tensor)).sum(0)
+        tensor.copy_(found if here.rank == to else torch.full_like(tensor, torch.nan))  # elsewhere it is anything
+
+    def reduce_scatter(out: torch.Tensor, shares: list[torch.Tensor]) -> None:
+        everyone = exchanged(torch.stack([*shares]))
+        out.copy_(torch.stack(everyone).sum(0)[here.rank])
+
+    def broadcast(tensor: torch.Tensor, source: int) -> None:
+        # a process that waits gives a tensor of the sender's shape
+        tensor.copy_(exchanged(tensor)[source])
+
+    return SimpleNamespace(
+        here=here, all_gather=all_gather, all_reduce=all_reduce, reduce=reduce, reduce_scatter=reduce_scatter,
+        broadcast=broadcast, get_rank=lambda: here.rank, get_world_size=lambda: world,
+        is_available=lambda: True, is_initialized=lambda: True,
+    )  # fmt: skip
+
+
+def rows(count: int, columns: int) -> list[torch.Tensor]:
+    """Unequal norms, and no two cosines alike."""
+    seeded = torch.Generator().manual_seed(count)
+    return [torch.randn(count, 5, generator=seeded, dtype=torch.float64) for _ in range(columns)]
+
+
+SCORES = torch.tensor([0.1, 0.9, 0.4, 0.4, 0.7, 0.0], dtype=torch.float64)
+LABELS = {"score": SCORES, "label": torch.tensor([2, 0, 1, 1, 0, 2])}
+CASES = [
+    (CoSENTLoss, {}, 2, LABELS),
+    (RAOELoss, {"margin": 1}, 2, LABELS),
+    (InfoNCELoss, {}, 3, None),
+    (InfoNCELoss, {"symmetric": True, "learn_scale": True}, 2, None),
+    (InfoNCELoss, {"directions": ("query_to_doc", "query_to_query")}, 2, None),
+    (SigmoidLoss, {}, 3, None),
+]
+
+
+def value(loss: Any, columns: list[torch.Tensor], labels: Any) -> torch.Tensor:
+    found = loss.compute_loss_from_embeddings(columns, labels)
+    return sum(found.values()) if isinstance(found, dict) else found
+
+
+@pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize(("made", "settings", "columns", "labels"), CASES)
+def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, labels, sizes, monkeypatch):
+    """Of the loss, and of the gradient of every row and of the loss's own numbers."""
+    dist = threads_as_processes(len(sizes))
+    whole = [x.requires_grad_() for x in rows(sum(sizes), columns)]
+    one = made(None, **settings).double()
+    expected = value(one, whole, labels)
+    expected.backward()
+    monkeypatch.setattr(gathering, "dist", dist)
+    own = [[x.detach().split(sizes)[rank].clone().requires_grad_() for x in whole] for rank in range(len(sizes))]
+    losses = [made(None, **settings, gather_across_devices=True if sizes == EVEN else "uneven").double() for _ in sizes]
+
+    def process(rank: int) -> torch.Tensor:
+        dist.here.rank = rank
+        its = labels and {name: x.split(sizes)[rank] for name, x in labels.items()}
+        found = value(losses[rank], own[rank], its)
+        found.backward()
+        return found.detach()
+
+    with ThreadPoolExecutor(len(sizes)) as pool:
+        found = torch.stack([*pool.map(process, range(len(sizes)))])
+    torch.testing.assert_close(found.mean(), expected.detach())
+    for column, each in enumerate(whole):
+        mean = torch.cat([its[column].grad for its in own]) / len(sizes)  # as DistributedDataParallel averages
+        torch.testing.assert_close(mean, each.grad)
+    for loss in losses:
+        for ours, theirs in zip(loss.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_lists_count_by_their_sentences(monkeypatch):
+    """Lists of 3 and 4 sentences in one process, of 5 in another, whose gradients are not gathered."""
+    lengths, parts = [3, 4, 5], [[3, 4], [5]]
+    dist, sizes = threads_as_processes(2), [7, 5]
+    (whole,) = rows(12, 1)
+    whole.requires_grad_()
+    expected = ListMLELoss(None).compute_loss_from_embeddings([whole], {"lengths": torch.tensor(lengths)})
+    expected.backward()
+    monkeypatch.setattr(gathering, "dist", dist)
+    own = [x.clone().requires_grad_() for x in whole.detach().split(sizes)]
+
+    def process(rank: int) -> torch.Tensor:
+        dist.here.rank = rank
+        loss = ListMLELoss(None, gather_across_devices="uneven")
+        found = loss.compute_loss_from_embeddings([own[rank]], {"lengths": torch.tensor(parts[rank])})
+        found.backward()
+        return found.detach()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = torch.stack([*pool.map(process, range(2))])
+    torch.testing.assert_close(found.mean(), expected.detach())
+    torch.testing.assert_close(torch.cat([x.grad for x in own]) / 2, whole.grad)

@@ -1,0 +1,17 @@
+"""A part of ``python -m tests.sanitizers``: small blocks, the baseline's code, few cases."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.sanitizers.__main__ import fuzzed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [["asan", "ubsan"], ["tsan"]], ids="+".join)
+def test_any_argument_by_any_number_of_threads(which):
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    assert fuzzed(which, cases=300, seed=0, sizes=[True], simd=False)
