@@ -74,7 +74,7 @@ def test_they_are_sentence_transformers_losses_by_name():
     for name in ("distill_kl_div", "margin_mse"):
         cosine = make_loss(loss_settings({"name": name, "similarity": "cosine"}))
         assert cosine.similarity_fct is util.pairwise_cos_sim
-    with pytest.raises(ValueError, match=r"loss\.temperature must be a positive"):
+    with pytest.raises(ValueError, match=r"loss\.temperature must be above 0"):
         loss_settings({"name": "distill_kl_div", "temperature": 0})
 
 
