@@ -16,7 +16,7 @@ from raoe_train.artifacts.processes import in_first
 from raoe_train.artifacts.provenance import DROPPED, PICTURES, digest, fingerprint
 from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
 from raoe_train.data.sources import contents, pool
-from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.encoders.named import SCRATCH, Model, second_of
 from raoe_train.evaluation.tasks import Task
 from raoe_train.recipe import read_yaml, to_dict
 from raoe_train.training.measures import tasks_of
@@ -42,6 +42,8 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     found["data.dev"] = [contents(part) for source in data.dev for part in pool(source)] if data.dev else None
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
+    if second := second_of(teacher):
+        found["teacher.second.name"] = fingerprint(second.name)
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
 
 

@@ -41,7 +41,7 @@ BUDGETS = {
     "jobs": 1492,
     "losses": 3108,
     "studies": 1772,
-    "training": 1935,
+    "training": 1937,
     "the root": 641,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -125,15 +125,17 @@ def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
     assert run("train", "raoe-s1", **made) == metrics
 
 
-def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path):
+@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
+def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path, key):
+    """Nor what a teacher taught, or a second one."""
     first = shutil.copytree(finished[0] / "out", tmp_path / "s1")
-    asked = load("train", "raoe-s2", settings(tmp_path, **{"model.name": str(first)}))
+    asked = load("train", "raoe-s2", settings(tmp_path, **{key: str(first)}))
     assert claim(asked, made_from(asked)) is None
     (tmp_path / "out" / "metrics.json").write_text('{"after": {}}')
     assert claim(asked, made_from(asked)) == {"after": {}} == finished_metrics(asked)
     save_file({"other": torch.ones(1)}, first / "model.safetensors")
     assert finished_metrics(asked) is None
-    with pytest.raises(ValueError, match=r"other files .different: contents of model.name"):
+    with pytest.raises(ValueError, match=f"other files .different: contents of {key}"):
         claim(asked, made_from(asked))
 
 
