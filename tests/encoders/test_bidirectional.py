@@ -45,7 +45,7 @@ def test_padding_and_batches_change_nothing(name, attention, mode):
 
 @pytest.fixture
 def flex_uncompiled():
-    """transformers compiles flex_attention anew for every length, which takes minutes; its masks are the same without."""
+    """transformers compiles it anew for every length, which takes minutes; masks are the same without."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
