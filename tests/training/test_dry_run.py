@@ -103,7 +103,8 @@ def test_an_older_folder_of_sentence_transformers(asked, tmp_path):
     """With transformer and tokenizer in a folder of their own."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "0_Transformer").symlink_to(asked["model"]["name"])
-    assert run("train", **{**asked, "model": {**asked["model"], "name": str(tmp_path / "old")}}) == run("train", **asked)
+    older = {**asked["model"], "name": str(tmp_path / "old")}
+    assert run("train", **{**asked, "model": older}) == run("train", **asked)
 
 
 def test_new_layers_are_counted_once(tmp_path):
