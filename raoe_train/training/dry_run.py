@@ -34,13 +34,15 @@ def would_take(model: Model, datasets: Any, settings: dict[str, Any], loss: dict
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers import AutoTokenizer
 
+    from raoe_train.encoders.load import transformer_of
+
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
     if model.device_map is not None:
         raise ValueError("dry_run loads no weights, so no device has them: leave model.device_map out")
     config, parameters, trained, outside = sizes(model)
     tokenizer = AutoTokenizer.from_pretrained(
-        model.name, revision=model.revision, trust_remote_code=model.trust_remote_code
+        transformer_of(model.name), revision=model.revision, trust_remote_code=model.trust_remote_code
     )
     longest = min(model.max_seq_length or 1 << 30, config.max_position_embeddings, tokenizer.model_max_length)
 
@@ -99,17 +101,16 @@ def sizes(model: Model) -> tuple[Any, int, int, int]:
 
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
+    from raoe_train.encoders.load import new_layers, transformer_of
 
     register()
     asked = {"revision": model.revision, "trust_remote_code": model.trust_remote_code}
-    config = AutoConfig.from_pretrained(model.name, **asked)
+    config = AutoConfig.from_pretrained(transformer_of(model.name), **asked)
+    changes = new_layers(config, model)
     if isinstance(config, BidirectionalConfig):
         config = config.text_config
     depth = config.num_hidden_layers
-    if model.bidirectional_mode == "add":
-        config.num_hidden_layers += int(model.bidirectional_layers or 0)
-        if kinds := getattr(config, "layer_types", None):
-            config.layer_types = [*kinds, *[kinds[-1]] * (config.num_hidden_layers - depth)]
+    config.update(changes)
     with torch.device("meta"):
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
     parameters = trained = sum(weight.numel() for weight in encoder.parameters())
