@@ -255,16 +255,12 @@ def _takes_first(name: str, config: Any) -> bool:
 
 
 def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
-    """Changes to the saved configuration: dropout, and new layers on top of a decoder, of the last one's kind."""
+    """Changes to the saved configuration: dropout, and new layers on top of a decoder."""
     from transformers import AutoConfig
 
-    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
-
-    new = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
-    if chosen.dropout is None and not new:
+    if chosen.dropout is None and chosen.bidirectional_mode != "add":
         return {}
-    inner = Path(name) / "0_Transformer"  # where older SentenceTransformers keep the encoder
-    base = AutoConfig.from_pretrained(str(inner) if inner.is_dir() else name, **hub)
+    base = AutoConfig.from_pretrained(transformer_of(name), **hub)
     changes: dict[str, Any] = {}
     if chosen.dropout is not None:
         said = base.to_dict().items()
@@ -272,11 +268,26 @@ def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
         if not keys:
             raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
         changes = dict.fromkeys(keys, chosen.dropout)
-    if new and not isinstance(base, BidirectionalConfig):  # which was saved with them
-        check(base, 0, "add")
-        changes["num_hidden_layers"] = base.num_hidden_layers + new
-        if kinds := getattr(base, "layer_types", None):
-            changes["layer_types"] = [*kinds, *[kinds[-1]] * new]
+    return changes | new_layers(base, chosen)
+
+
+def transformer_of(name: str) -> str:
+    """Where an encoder's transformer and tokenizer are, for transformers' own from_pretrained."""
+    inner = Path(full := _full_name(name)) / "0_Transformer"  # where older SentenceTransformers keep them
+    return str(inner) if inner.is_dir() else full
+
+
+def new_layers(base: Any, chosen: Model) -> dict[str, Any]:
+    """Changes to a decoder's configuration by mode "add": layers on top, of the last one's kind."""
+    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
+
+    new = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
+    if not new or isinstance(base, BidirectionalConfig):  # which was saved with them
+        return {}
+    check(base, 0, "add")
+    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + new}
+    if kinds := getattr(base, "layer_types", None):
+        changes["layer_types"] = [*kinds, *[kinds[-1]] * new]
     return changes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.encoders.bidirectional import register
-from raoe_train.encoders.load import check_path, full_name, loading
+from raoe_train.encoders.load import check_path, loading, new_layers, transformer_of
 from raoe_train.encoders.named import SCRATCH, Encoder, Model
 
 GB = 1e9
@@ -22,7 +22,7 @@ def config_of(encoder: Encoder) -> Any:
     check_path(str(encoder.name))
     asked = {"revision": encoder.revision, "trust_remote_code": encoder.trust_remote_code}
     with loading(str(encoder.name)):
-        return AutoConfig.from_pretrained(full_name(str(encoder.name)), **asked)
+        return AutoConfig.from_pretrained(transformer_of(str(encoder.name)), **asked)
 
 
 def sizes(model: Model) -> tuple[Any, int, int, int]:
@@ -34,13 +34,11 @@ def sizes(model: Model) -> tuple[Any, int, int, int]:
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
 
     config = config_of(model)
+    changes = new_layers(config, model)
     if isinstance(config, BidirectionalConfig):
         config = config.text_config
     depth = config.num_hidden_layers
-    if model.bidirectional_mode == "add":
-        config.num_hidden_layers += int(model.bidirectional_layers or 0)
-        if kinds := getattr(config, "layer_types", None):
-            config.layer_types = [*kinds, *[kinds[-1]] * (config.num_hidden_layers - depth)]
+    config.update(changes)
     with torch.device("meta"):
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
     parameters = trained = sum(weight.numel() for weight in encoder.parameters())

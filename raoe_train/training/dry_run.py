@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from raoe_train.encoders.load import full_name, loading
+from raoe_train.encoders.load import loading, transformer_of
 from raoe_train.encoders.named import SCRATCH, second_of
 from raoe_train.encoders.sizes import GB, HALF, config_of, held, sizes
 from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
@@ -48,7 +48,7 @@ def would_take(asked: Any, blank: Any, settings: dict[str, Any]) -> dict[str, An
             config_of(teacher)
     with loading(model.name):
         tokenizer = AutoTokenizer.from_pretrained(
-            full_name(model.name), revision=model.revision, trust_remote_code=model.trust_remote_code
+            transformer_of(model.name), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     longest = min(model.max_seq_length or 1 << 30, config.max_position_embeddings, tokenizer.model_max_length)
 

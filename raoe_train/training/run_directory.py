@@ -43,7 +43,7 @@ def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[s
     found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
     found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
     if second := second_of(teacher):
-        found["teacher.second.name"] = fingerprint(second.name)
+        found["teacher.second.name"] = fingerprint(str(second.name))
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
 
 

@@ -1,11 +1,16 @@
 """What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
 from raoe_train.encoders import sizes
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
 from raoe_train.training import dry_run
+from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=120)
@@ -122,3 +127,20 @@ def test_what_has_no_config(asked):
         run("train", **{**asked, "model": "scratch"})
     with pytest.raises(ValueError, match=r"--output is missing"):
         run("train", **{**asked, "dry_run": False})
+
+
+def test_an_older_folder_of_sentence_transformers(asked, tmp_path):
+    """With transformer and tokenizer in a folder of their own."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "0_Transformer").symlink_to(asked["model"]["name"])
+    older = {**asked["model"], "name": str(tmp_path / "old")}
+    assert run("train", **{**asked, "model": older}) == run("train", **asked)
+
+
+def test_new_layers_are_counted_once(tmp_path):
+    base = Model(name=saved_decoder(tmp_path), device="cpu", bidirectional_mode="add", bidirectional_layers=2)
+    encoder = load_encoder(base, train=True)
+    encoder.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
+    parameters = sum(weight.numel() for weight in encoder.parameters())
+    assert dry_run.sizes(base)[1] == parameters
+    assert dry_run.sizes(replace(base, name=str(tmp_path / "saved")))[1] == parameters
