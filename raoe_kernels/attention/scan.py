@@ -28,7 +28,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dua
         if not dual and takes_packed(q, padding):
             return (_packed(q, k, v, padding.cu_seqlens, padding.longest, scale),)
         if q.device.type == "cpu" and takes(padding):
-            return Sentences.apply(q, k, v, padding, scale, dual)
+            last = not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+            return Sentences.apply(q, k, v, padding, scale, dual, last)
         q, k, v, real, right = pad(q, k, v, padding)
         results = []
         if dual:

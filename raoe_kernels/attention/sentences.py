@@ -1,8 +1,9 @@
-"""Attention on a CPU in runs of sentences of like length, by the kernels behind torch's scaled_dot_product_attention.
+"""Attention on a CPU in runs of sentences of like length, by the kernels behind torch's scaled_dot_product_attention,
+or by products where sentences are short and a gradient is wanted.
 
 Lengths can be read there, so that most of the padding need not be computed. What a run still has of it gets weights of
-exactly 0: as keys by a mask, as queries, in backward, by a logsumexp of inf. Only a product of 0 and something that is
-not finite would spread; where padding might hold such, it is zeroed first.
+exactly 0: as keys by a mask, as queries, in backward, by a logsumexp of inf or by weights that are zeroed. Only a
+product of 0 and something that is not finite would spread; where padding might hold such, it is zeroed first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ _differentiate = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 # Multiplications with padding that a run may hold before another run costs less.
 WASTE = 1 << 17
+# Tokens that the kernels take at once: 31 cost 1.6 times what 32 do, forward.
+STEP = 16
+# Tokens up to which all weights of a sentence are made and kept, which are no more than a result: products of all its
+# heads at once take less time than a kernel that goes head by head, and both softmaxes are of the same scores.
+SHORT = 32
 TAME = 1e15  # no product of two such numbers overflows
 
 
@@ -31,14 +37,18 @@ class _Run(NamedTuple):
     of      their rows, of a packed batch their tokens [sentences * length] (for padding: some token of the sentence); a
             slice of the sentence that is alone, or of all rows of a padded batch
     first   where their tokens begin in a padded row
-    length  of the longest
+    length  of the longest, or a few tokens more
     padding [sentences, length] bool, None where all are as long
+    hidden  [sentences, 1, 1, length], what keeps it out of a softmax: -inf there, else 0
+    real    of a packed batch with padding: the places of real tokens among sentences * length
     """
 
     of: slice | Tensor
     first: int
     length: int
-    padding: Tensor | None
+    padding: Tensor | None = None
+    hidden: Tensor | None = None
+    real: Tensor | None = None
 
     def take(self, x: Tensor) -> Tensor:
         """Their part of x, [sentences, heads, length, d]."""
@@ -54,60 +64,83 @@ class _Run(NamedTuple):
             x = x[:, :, self.first : self.first + self.length]
         else:
             part = part.transpose(1, 2).flatten(0, 1)
-            if self.padding is not None:
-                real = (~self.padding).flatten()
-                part, of = part[real], of[real]  # type: ignore[index]
+            if self.real is not None:
+                part, of = part.index_select(0, self.real), of.index_select(0, self.real)  # type: ignore[union-attr]
         if isinstance(of, slice):
             x[of].copy_(part)
         else:
             x.index_copy_(0, of, part)
 
-    def ways(self, like: Tensor, count: int) -> list[tuple[bool, Tensor | None]]:
+    def ways(self, count: int) -> list[tuple[bool, Tensor | None]]:
         """(is_causal, attn_mask) of each result, causal first. Padding is on the right: keys up to a real query are
         real."""
-        hidden = None
-        if self.padding is not None:
-            hidden = like.new_zeros(self.padding.shape).masked_fill_(self.padding, -torch.inf)[:, None, None, :]
-        return [(True, None), (False, hidden)][-count:]
+        return [(True, None), (False, self.hidden)][-count:]
 
 
-def _runs(padding: Padding, batch: int, width: int) -> list[_Run]:
-    """All sentences with tokens, the longest first; width: heads * d."""
+def _runs(padding: Padding, q: Tensor) -> list[_Run]:
+    """All sentences with tokens, the longest first."""
+    batch, width = q.shape[0], q.shape[1] * q.shape[-1]
+    packed = padding.cu_seqlens is not None
+    if padding.lengths is not None and padding.longest <= SHORT:  # as they are, and empty ones with them
+        return [_Run(slice(None), 0, padding.longest, *_hide(padding.longest, padding.lengths, q.dtype))]
     if padding.cu_seqlens is not None:
         ends = padding.cu_seqlens.tolist()
-        spans = [(0, end - start, start) for start, end in pairwise(ends)]
+        spans = [(0, start - end, start) for start, end in pairwise(ends)]
     else:
         lengths, firsts = [padding.longest] * batch, [0] * batch
         if padding.lengths is not None:
             lengths = padding.lengths.tolist()
         elif padding.mask is not None:
             lengths, firsts = padding.mask.sum(1).tolist(), padding.mask.byte().argmax(1).tolist()
-        spans = list(zip(firsts, lengths, range(batch), strict=True))
-    spans = sorted((span for span in spans if span[1]), key=lambda span: (span[0], -span[1]))
+        spans = [(firsts[i], -length, i) for i, length in enumerate(lengths)]
+    spans = sorted(span for span in spans if span[1])
+    least = 0 if packed else SHORT
     runs, at = [], 0
     while at < len(spans):
-        (first, longest, _), end, waste = spans[at], at, 0
-        while end < len(spans) and spans[end][0] == first and waste <= WASTE:
-            waste += width * (longest**2 - spans[end][1] ** 2)
+        first, length, _ = spans[at]
+        room, end, waste = padding.longest - first, at + 1, 0
+        computed = _computed(-length, room, least)
+        while end < len(spans) and spans[end][0] == first:
+            waste += width * (computed**2 - _computed(-spans[end][1], room, least) ** 2)
+            if waste > WASTE:
+                break
             end += 1
-        whole = end - at == batch and longest == padding.longest and padding.cu_seqlens is None
-        runs.append(_run(first, longest, sorted(spans, key=lambda s: s[2]) if whole else spans[at:end], padding, whole))
+        of = sorted([(place, -length) for _, length, place in spans[at:end]])
+        runs.append(_run(first, of, computed, packed, end - at == batch, q.dtype))
         at = end
     return runs
 
 
-def _run(first: int, longest: int, spans: list[tuple[int, int, int]], padding: Padding, whole: bool) -> _Run:
-    packed = padding.cu_seqlens is not None
+def _computed(length: int, room: int, least: int) -> int:
+    """Tokens that are computed of a sentence in a run."""
+    full = length if length <= STEP // 2 else -(-length // STEP) * STEP
+    return min(max(full, least), room)
+
+
+def _run(
+    first: int, spans: list[tuple[int, int]], computed: int, packed: bool, whole: bool, dtype: torch.dtype
+) -> _Run:
+    of, lengths = zip(*spans, strict=True)
+    longest, least = max(lengths), min(lengths)
     if len(spans) == 1:
-        start = spans[0][2]
-        return _Run(slice(start, start + (longest if packed else 1)), first, longest, None)
-    index, beyond = torch.tensor([start for _, _, start in spans]), None
-    place, lengths = torch.arange(longest), torch.tensor([length for _, length, _ in spans])[:, None]
-    if (lengths < longest).any():
-        beyond = place >= lengths
-    if packed:
-        return _Run((index[:, None] + (place if beyond is None else place * ~beyond)).flatten(), first, longest, beyond)
-    return _Run(slice(None) if whole else index, first, longest, beyond)
+        return _Run(slice(of[0], of[0] + (longest if packed else 1)), first, longest)
+    if least < longest:
+        longest = computed
+    index, place, padding, hidden = torch.tensor(of), torch.arange(longest), None, None
+    if least < longest:
+        padding, hidden = _hide(longest, torch.tensor(lengths), dtype)
+    if not packed:
+        return _Run(slice(None) if whole else index, first, longest, padding, hidden)
+    if padding is None:
+        return _Run((index[:, None] + place).flatten(), first, longest)
+    tokens, real = index[:, None] + place * ~padding, (~padding).flatten().nonzero()[:, 0]
+    return _Run(tokens.flatten(), first, longest, padding, hidden, real)
+
+
+def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`padding` and `hidden` of a run."""
+    padding = torch.arange(longest) >= lengths[:, None]
+    return padding, torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
 
 def takes(padding: Padding) -> bool:
@@ -118,12 +151,12 @@ def takes(padding: Padding) -> bool:
     return not bool((begins.sum(1) + padding.mask[:, 0] > 1).any())
 
 
-def _clean(inputs: Sequence[Tensor], padding: Padding) -> list[Tensor]:
-    """Inputs as the kernels take them, with padding that is finite and of moderate size."""
+def _clean(inputs: Sequence[Tensor], padding: Padding, first: int = 0) -> list[Tensor]:
+    """Inputs as the kernels take them, from the `first` on with padding that is finite and of moderate size."""
     found = []
-    for x in inputs:
+    for i, x in enumerate(inputs):
         x = x if x.stride(-1) == 1 else x.contiguous()
-        if padding.cu_seqlens is None:
+        if padding.cu_seqlens is None and i >= first:
             if not torch.linalg.vector_norm(x) < TAME:
                 real = real_tokens(padding, x.device)
                 x = x if real is None else x.masked_fill(~real[:, None, :, None], 0)
@@ -131,36 +164,76 @@ def _clean(inputs: Sequence[Tensor], padding: Padding) -> list[Tensor]:
     return found
 
 
-def _blank(x: Tensor, padding: Tensor) -> None:
+def _blank(padding: Tensor, *of: Tensor) -> None:
     """Zero the padding of [sentences, heads, length, d] by its bits: masked_fill_ takes ten times as long."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
-    x.view(kind).bitwise_and_(padding.to(kind).sub_(1)[:, None, :, None])
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[of[0].itemsize]
+    bits = padding.to(kind).sub_(1)[:, None, :, None]
+    for x in of:
+        x.view(kind).bitwise_and_(bits)
+
+
+def _multiply(inputs: list[Tensor], run: _Run, scale: float, dual: bool) -> tuple[list[Tensor], list[Tensor]]:
+    """Results and weights, causal first, of a run of short sentences; 0 where a query is padding."""
+    q, k, v = (x.contiguous() for x in inputs)
+    scores = (q @ k.mT).mul_(scale)
+    if run.hidden is not None:
+        scores += run.hidden
+    weights = [scores.softmax(-1)]
+    if dual:
+        later = torch.full((run.length, run.length), -torch.inf, dtype=q.dtype).triu_(1)
+        weights.insert(0, scores.add_(later).softmax(-1))
+    if run.padding is not None:
+        _blank(run.padding, *weights)
+    return [weight @ v for weight in weights], weights
+
+
+def _multiply_back(above: list[Tensor], weights: list[Tensor], inputs: list[Tensor], scale: float) -> list[Tensor]:
+    """The gradients of q, k and v."""
+    q, k, v = (x.contiguous() for x in inputs)
+    above = [grad.contiguous() for grad in above]
+    ways = list(zip(above, weights, strict=True))
+    of_scores, *rest = [torch._softmax_backward_data(grad @ v.mT, weight, -1, v.dtype) for grad, weight in ways]
+    of_v, *more = [weight.mT @ grad for grad, weight in ways]
+    for one, other in zip(rest, more, strict=True):  # of a dual call
+        of_scores += one
+        of_v += other
+    of_scores.mul_(scale)
+    return [of_scores @ k, of_scores.mT @ q, of_v]
 
 
 class Sentences(torch.autograd.Function):
     """(bidirectional,), or (causal, bidirectional) if dual; no row has padding between its tokens, heads are alike."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool):
-        q, k, v = _clean((q, k, v), padding)
-        runs = _runs(padding, q.shape[0], q.shape[1] * q.shape[-1])
-        whole = len(runs) == 1 and runs[0].of == slice(None)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, last: bool):
+        """last: no gradient is asked for."""
+        q, k, v = _clean((q, k, v), padding, 1 if last else 0)  # of queries only gradients know what padding holds
+        # Without a gradient the kernels serve as well; products would round halves, and of packed ones copy more.
+        short = not last and padding.cu_seqlens is None and q.dtype in (torch.float32, torch.float64)
+        runs = _runs(padding, q)
+        whole = len(runs) == 1 and runs[0].of == slice(None) and runs[0].length == padding.longest
         results = [] if whole else [q.new_zeros(q.shape) for _ in range(1 + dual)]
         kept: list[Tensor] = []
         for run in runs:
             inputs = [run.take(x) for x in (q, k, v)]
-            for i, (causal, mask) in enumerate(run.ways(q, 1 + dual)):
-                out, lse = _attend(*inputs, 0.0, causal, attn_mask=mask, scale=scale)
+            if short and run.length <= SHORT:
+                outs, keep = _multiply(inputs, run, scale, dual)
+            else:
+                found = [_attend(*inputs, 0.0, way, attn_mask=mask, scale=scale) for way, mask in run.ways(1 + dual)]
+                outs, keep = [out for out, _ in found], [x for pair in found for x in pair]
                 if run.padding is not None:
-                    _blank(out, run.padding)
-                    lse.masked_fill_(run.padding[:, None, :], torch.inf)
-                if whole:
-                    results.append(out)
-                else:
-                    run.put(results[i], out)
-                kept += [out, lse]
-        ctx.save_for_backward(q, k, v, *kept)
-        ctx.runs, ctx.padding, ctx.scale, ctx.whole = runs, padding, scale, whole
+                    _blank(run.padding, *outs)
+                    for lse in () if last else keep[1::2]:
+                        lse.masked_fill_(run.padding[:, None, :], torch.inf)
+            if whole:
+                results = outs
+            else:
+                for result, out in zip(results, outs, strict=True):
+                    run.put(result, out)
+            kept += keep
+        if not last:
+            ctx.save_for_backward(q, k, v, *kept)
+            ctx.runs, ctx.padding, ctx.scale, ctx.whole, ctx.short = runs, padding, scale, whole, short
         return tuple(results)
 
     @staticmethod
@@ -173,13 +246,17 @@ class Sentences(torch.autograd.Function):
         for run in ctx.runs:
             mine = [run.take(x) for x in inputs]
             total: list[Tensor] = []
-            for grad, (causal, mask) in zip(above, run.ways(above[0], len(above)), strict=True):
-                out, lse = next(kept), next(kept)
-                parts = _differentiate(run.take(grad), *mine, out, lse, 0.0, causal, attn_mask=mask, scale=ctx.scale)
-                total = [x.add_(part) for x, part in zip(total, parts, strict=True)] if total else list(parts)
+            if ctx.short and run.length <= SHORT:
+                weights = [next(kept) for _ in above]
+                total = _multiply_back([run.take(grad) for grad in above], weights, mine, ctx.scale)
+            else:
+                for grad, (way, mask) in zip(above, run.ways(len(above)), strict=True):
+                    out, lse = next(kept), next(kept)
+                    parts = _differentiate(run.take(grad), *mine, out, lse, 0.0, way, attn_mask=mask, scale=ctx.scale)
+                    total = [x.add_(part) for x, part in zip(total, parts, strict=True)] if total else list(parts)
             if ctx.whole:
                 found = total
             else:
                 for x, part in zip(found, total, strict=True):
                     run.put(x, part)
-        return *found, None, None, None
+        return *found, None, None, None, None
