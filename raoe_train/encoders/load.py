@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -68,8 +69,10 @@ def load_encoder(
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            check_path(chosen.name)
             try:
-                model = _load(chosen)
+                with loading(chosen.name):
+                    model = _load(chosen)
             except SafetensorError as error:
                 raise ValueError(f"the weights of {chosen.name} are damaged, or cut off: {error}") from None
         if not (chosen.random_weights or chosen.load_in_4bit):
@@ -130,6 +133,15 @@ def check_path(name: str) -> None:
         raise FileNotFoundError(f"no such model directory: {name}")
 
 
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """What a hub or a folder does not give, in one sentence that names the model."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
 def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) -> None:
     """ValueError for a SentenceTransformer that was just loaded with weights that its checkpoint does not have, so that
     they are random. Not for those of `added` last layers, which are to be new, nor for a pooler, which no embedding is
@@ -176,7 +188,6 @@ def _load(chosen: Model) -> Any:
 
     from raoe_train.encoders.adapters import four_bit
 
-    check_path(chosen.name)
     name = _full_name(chosen.name)
     hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
     changes = _changes(chosen, name, hub)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
 from raoe_train.encoders.device_map import DeviceMap, placement
-from raoe_train.encoders.load import check_attention, check_device, check_path
+from raoe_train.encoders.load import check_attention, check_device, check_path, loading
 
 
 @dataclass
@@ -34,7 +34,8 @@ def load_tokenizer(model: LanguageModel) -> Any:
     if not model.name:
         raise ValueError("model.name is missing: the language model, by name or path")
     check_path(model.name)
-    return AutoTokenizer.from_pretrained(**_source(model))
+    with loading(model.name):
+        return AutoTokenizer.from_pretrained(**_source(model))
 
 
 def load_language_model(model: LanguageModel) -> Any:
@@ -55,7 +56,8 @@ def load_language_model(model: LanguageModel) -> Any:
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
         weights["device_map"] = {"": torch.device(device)}
     weights |= placement(model.device_map, model.device)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
+    with loading(model.name):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model.name} is not a whole language model; it has no {', '.join(missing[:3])}")

@@ -14,7 +14,8 @@ from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import identity
+from raoe_train.encoders.named import Model, identity
+from raoe_train.encoders.sizes import check_fits
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
@@ -58,6 +59,8 @@ def generate(
     sampling = Sampling.of(generation.decoding, [known.name for known in fields(Generation)])
     asks = _endpoint(model, generation, sampling)
     tokenizer = None if asks else load_tokenizer(model)
+    if not asks:
+        check_fits(Model(**vars(model)), train=False)  # type: ignore[arg-type]
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     if sampling.stop_strings is None and not instructions.chat:
         # without a chat template nothing but an end of line tells a model that its turn is over

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -83,9 +82,10 @@ def train(
     import torch
     from transformers import set_seed
 
+    from raoe_train.encoders.sizes import check_fits
     from raoe_train.losses.reads import SENTENCES_ALONE
     from raoe_train.training.build import build_trainer, checked_loss
-    from raoe_train.training.dry_run import check_fits, would_take
+    from raoe_train.training.dry_run import would_take
     from raoe_train.training.model_card import save_with_card
     from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
@@ -98,8 +98,7 @@ def train(
     settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
     tasks = tasks_of(evaluation, data, model, polarity)
     if dry_run:
-        datasets, _ = read_training_data(replace(data, redraw=False), blank, seed, prompt=model.prompt)
-        return would_take(model, datasets, enough_steps(settings, datasets, least), loss)
+        return would_take(asked, blank, settings)
     check_fits(model)
     made: dict[str, Any] = {}
 

@@ -19,7 +19,7 @@ Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLab
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.by_length import ByLength
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
-from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
@@ -41,6 +41,7 @@ __all__ = [
     "ListNetLoss",
     "PearsonLoss",
     "RAOELoss",
+    "RankCSELoss",
     "RankDistillationLoss",
     "RankMarginLoss",
     "SigmoidLoss",

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from raoe_kernels import list_mle_loss, pairwise_cosine
-from raoe_train.losses.base import AboveZero, CachedLoss
+from raoe_kernels import list_mle_loss, list_net_loss, pairwise_cosine
+from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, from_zero
+from raoe_train.losses.in_batch import one_of
 from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
+Listwise = Literal["listmle", "listnet"]
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -78,9 +81,8 @@ class RankDistillationLoss(DistillationLoss):
     """Each first sentence ranks all second sentences of the batch, and is to rank them as the teacher does: ListMLE.
 
     The student's B x B cosines times `scale` against the order of the teacher's, over ``list_mle_loss``: the rank
-    distillation of RankCSE (Liu et al. 2023, section 3.3), without its InfoNCE and its consistency of two dropout
-    views, in whose place are the two columns. RankCSE leaves out the diagonal, a sentence with itself; here it is a
-    pair like the others.
+    distillation of RankCSE (Liu et al. 2023, section 3.3) alone, of two columns in place of its two dropout views.
+    RankCSE leaves out the diagonal, a sentence with itself; here it is a pair like the others.
     """
 
     name = "rank_distillation"
@@ -88,3 +90,59 @@ class RankDistillationLoss(DistillationLoss):
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
         return list_mle_loss(a @ b.T, teacher_a @ teacher_b.T, tau=self.scale)
+
+
+class RankCSELoss(DistillationLoss):
+    """RankCSE (Liu et al. 2023, section 3): of two columns a and b, the same sentences under two draws of dropout,
+
+    - InfoNCE: each a finds its b among the batch's,
+    - consistency: the Jensen-Shannon divergence of the choices that a_i makes among all b, and b_i among all a,
+    - the teacher's ranking of all b for each a, by ListMLE or ListNet.
+
+    All over the student's B x B cosines times `scale`. ListMLE is the mean over a row's places, as in the published
+    reproduction (perceptiveshawty/RankCSE), of which the diagonal is a place like the others, too. A row with one text
+    twice gives the two views, with batches by length as well.
+
+    Args:
+        model, embed, scale, cached: see DistillationLoss; a scale of 20 is its temperatures of 0.05.
+        distillation: how the ranking is learned, listmle or listnet.
+        teacher_scale: by which ListNet multiplies the teacher's cosines, above 0; 40 is a temperature of 0.025.
+        consistency_weight: weight of the consistency, from 0.
+        distillation_weight: weight of the teacher's ranking, from 0.
+    """
+
+    name = "rankcse"
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        embed: Embed,
+        scale: AboveZero = 20.0,
+        *,
+        distillation: Listwise = "listmle",
+        teacher_scale: AboveZero = 40.0,
+        consistency_weight: FromZero = 1.0,
+        distillation_weight: FromZero = 1.0,
+        **cached: Any,
+    ) -> None:
+        super().__init__(model, embed, scale, **cached)
+        one_of(distillation=(distillation, get_args(Listwise)))
+        if not 0 < teacher_scale < math.inf:
+            raise ValueError(f"teacher_scale must be a number above 0, got {teacher_scale!r}")
+        from_zero(consistency_weight=consistency_weight, distillation_weight=distillation_weight)
+        self.distillation = distillation
+        self.teacher_scale = teacher_scale
+        self.consistency_weight = consistency_weight
+        self.distillation_weight = distillation_weight
+
+    def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
+        a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
+        cosines, teacher = a @ b.T, teacher_a @ teacher_b.T
+        p, q = (self.scale * cosines).log_softmax(1), (self.scale * cosines.T).log_softmax(1)
+        middle = torch.logaddexp(p, q) - math.log(2)
+        divergence = (p.exp() * (p - middle) + q.exp() * (q - middle)).sum(1).mean() / 2
+        if self.distillation == "listmle":
+            ranking = list_mle_loss(cosines, teacher, tau=self.scale) / len(a)
+        else:
+            ranking = list_net_loss(cosines, teacher, tau=self.scale, teacher_tau=self.teacher_scale)
+        return self.consistency_weight * divergence + self.distillation_weight * ranking - p.diagonal().mean()

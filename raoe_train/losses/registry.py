@@ -13,7 +13,7 @@ from raoe_train.losses import library
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import AUTO, settings_of
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
-from raoe_train.losses.distillation import RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
@@ -39,6 +39,7 @@ OURS: tuple[Any, ...] = (
     ListNetLoss,
     SimilarityDistillationLoss,
     RankDistillationLoss,
+    RankCSELoss,
     library.mse,
     library.triplet,
     library.contrastive,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -14,8 +14,12 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.processes import owned
 from raoe_train.artifacts.provenance import DROPPED, digest, fingerprint
 from raoe_train.artifacts.writing import write_text
+from raoe_train.cli import load
 from raoe_train.cli import run as run_job
+from raoe_train.data.files import existing_file
+from raoe_train.data.sources import is_file, pool
 from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.encoders.sizes import check_fits
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict
 from raoe_train.studies.runs import OF_RUNS, Run, at_scale, chosen, expand, preparations
@@ -65,6 +69,8 @@ def sweep(
 
     Raises:
         ValueError: a recipe that makes no sense, found before anything runs.
+        FileNotFoundError, ValueError: `tasks` or rows of `prepare` that are not there, or what every run lacks, rows or
+            memory for its model, before anything is prepared. What some runs lack fails them alone.
     """
     asked = dict(locals())
     from raoe_train.studies.sweep_report import SweepReport
@@ -82,6 +88,8 @@ def sweep(
     prepared = preparations(prepare, words, wanted)
     if dry_run:
         return _would_take(wanted, prepared)
+    if prepared:
+        _check_before(wanted, tasks, prepared)
     for name, (kind, recipe, values) in prepared.items():
         print(f"[prepare] {name}", flush=True)
         run_job(kind, recipe, **values)
@@ -116,6 +124,32 @@ def sweep(
     report.write(results, failed, draw=True)
     print((folder / "report.md").read_text(encoding="utf-8"))
     return {"results": results, "failed": failed}
+
+
+def _check_before(runs: Sequence[Run], tasks: list[str], prepared: Mapping[str, Any]) -> None:
+    """What is not there and nothing makes, before hours of preparing."""
+    made = [str(values["output"]) for _, _, values in prepared.values()]
+
+    def rows(data: Any) -> None:
+        for source in [data.input or "", *data.train, *(data.dev or [])]:
+            for part in pool(source) if source and is_file(source) and not Path(source).exists() else []:
+                if (base := part.partition("#")[0]) not in made:
+                    existing_file(base)
+
+    for kind, recipe, values in prepared.values():
+        rows(load(kind, recipe, values).data)
+    problems: list[Exception] = []
+    for number, its in enumerate(run.arguments for run in runs):
+        if not number:
+            tasks_of(replace(its.evaluation, tasks=tasks), its.data, its.model, its.polarity)
+        try:
+            rows(its.data)
+            check_fits(its.model)
+            return
+        except (OSError, ValueError) as error:
+            problems.append(error)
+    if problems:
+        raise problems[0]
 
 
 def _would_take(runs: Sequence[Run], prepared: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,12 +35,12 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 764,
     "data": 2176,
-    "encoders": 2032,
+    "encoders": 2137,
     "evaluation": 1330,
-    "generation": 1326,
-    "jobs": 1508,
-    "losses": 3109,
-    "studies": 1772,
+    "generation": 1328,
+    "jobs": 1510,
+    "losses": 3169,
+    "studies": 1806,
     "training": 1945,
     "the root": 650,
 }

@@ -15,8 +15,10 @@ from tests.tiny import SENTENCES, tiny_encoder
 TABLE_4 = ("princeton-nlp/unsup-simcse-bert-base-uncased", "ffgcc/InfoCSE-bert-base", "qiyuw/pcl-bert-base-uncased",
            "perceptiveshawty/rankcse-listmle-bert-base-uncased")  # fmt: skip
 FOUR = ("intfloat/e5-small-v2", "thenlper/gte-base", "thenlper/gte-small", "sentence-transformers/all-MiniLM-L6-v2")
-BERTS = ("bert-base-uncased", "bert-large-uncased", "leoner24/multicse-bert-base-uncased",
-         "voidism/diffcse-bert-base-uncased-sts", "intfloat/e5-small", *TABLE_4, *FOUR)  # fmt: skip
+# of RAOE's two teachers, too
+BERTS = ("bert-base-uncased", "bert-large-uncased", "leoner24/multicse-bert-base-uncased", "intfloat/e5-small",
+         "princeton-nlp/unsup-simcse-bert-large-uncased", "voidism/diffcse-bert-base-uncased-sts", *TABLE_4, *FOUR,
+         "Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3")  # fmt: skip
 MODERN = ("answerdotai/ModernBERT-base", "answerdotai/ModernBERT-large")
 DECODERS = {"meta-llama/Llama-2-7b-hf": "llama", "Qwen/Qwen2.5-7B": "qwen2"}
 SIZES = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=120)
@@ -57,6 +59,10 @@ def prepared(folder: Path) -> None:
     lists = [{"sentences": SENTENCES[place:] + SENTENCES[:place]} for place in range(len(SENTENCES))]
     write_rows(folder / "data/lists/ranking-sentences.jsonl.gz", ["sentences"], lists)
     texts = dict.fromkeys(row["sentence1"] for row in some)
+    twice = ["sentence1", "sentence2"]
+    write_rows(folder / "data/wiki1m.tsv", twice, [dict.fromkeys(twice, text) for text in texts])
+    conditions = [{**row, "condition": "the place", "label": 1 + number % 5} for number, row in enumerate(some[:24])]
+    write_rows(folder / "data/csts_train.csv", ["sentence1", "sentence2", "condition", "label"], conditions)
     for name in ("sst2-phrases", "headlines-split"):
         rows = [{"split": "test" if place < 14 else "train", "label": place % 2, "text": text}
                 for place, text in enumerate(texts)]  # fmt: skip

@@ -109,18 +109,24 @@ RECIPES = {
     **dict.fromkeys(("raoe-s2", "raoe-s2-qwen2.5-7b"), "data/sts/stsb.jsonl.gz#train"),
     **dict.fromkeys(("simcse", "simcse-qwen2.5-7b", "sbert-softmax", "cosent", "angle", "bellm"), NLI),
     "ranking-post": "data/lists/ranking-sentences.jsonl.gz",
+    "rankcse": "data/wiki1m.tsv",
+    "bellm-csts": "data/csts_train.csv",
     "margins": "out/mined/sst2-triplet.jsonl",
 }
+
+TASKS = {"bellm-csts": ["data/csts_train.csv"]}  # its prompt has conditions
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
     monkeypatch.chdir(without_weights)
-    dev = "data/sts/stsb.jsonl.gz#dev" if recipe == "ranking-post" else None  # it evaluates every 25 steps
-    asked = {"data": {"train": [RECIPES[recipe]], "dir": "data", "dev": dev}, "evaluation": {"tasks": ["stsb"]}}
+    # these evaluate every so many steps
+    dev = "data/sts/stsb.jsonl.gz#dev" if recipe in ("ranking-post", "rankcse") else None
+    tasks = {"tasks": TASKS.get(recipe, ["stsb"])}
+    asked = {"data": {"train": [RECIPES[recipe]], "dir": "data", "dev": dev}, "evaluation": tasks}
     found = run("train", recipe, dry_run=True, **asked)
     assert found["steps"] > 0 and min(found["hours"].values()) > 0
-    assert (found["trained"] < found["parameters"]) is ("7b" in recipe or recipe == "bellm")
+    assert (found["trained"] < found["parameters"]) is ("7b" in recipe or "bellm" in recipe)
 
 
 SWEEPS = {"raoe-ablation": 51, "bellm-study": 7, "ranking-study": 19, "efficiency": 5, "margins": 144}
@@ -147,6 +153,30 @@ def test_what_is_not_there_is_said(without_weights, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "[prepare] snli: elsewhere/nli.jsonl.gz is not there yet, score makes it" in said
     assert "no such file: 'elsewhere/nli.jsonl.gz'" in said
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("data/nli/mnli.jsonl.gz", r"no such file: 'data/nli/mnli\.jsonl\.gz'"),  # which is scored
+        ("data/sts/sts15.jsonl.gz", "no task 'sts15' in data"),
+        ("data/sts/stsb.jsonl.gz", "no task 'stsb' in data"),
+        (None, "bert-base-uncased does not fit: its weights, gradients"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_is_prepared(tmp_path, monkeypatch, missing, message):
+    monkeypatch.chdir(tmp_path)
+    stand_ins(tmp_path, weights=False)
+    prepared(tmp_path)
+    if missing:
+        (tmp_path / missing).unlink()
+    else:
+        monkeypatch.setattr("raoe_train.encoders.sizes.device_memory", lambda device: 0)
+    monkeypatch.setattr("raoe_train.studies.sweep.run_job", lambda *job, **keys: pytest.fail(f"{job} was begun"))
+    asked = {"data_dir": "data", "output": "ablation", "scale": "paper", "model": "bert-base-uncased"}
+    with pytest.raises((OSError, ValueError), match=message):
+        run("sweep", "raoe-ablation", **asked)
+    assert not (tmp_path / "ablation").exists() or not list((tmp_path / "ablation").iterdir())
 
 
 @pytest.mark.slow

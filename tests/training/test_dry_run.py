@@ -6,6 +6,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
+from raoe_train.encoders import sizes
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.training import dry_run
@@ -83,13 +84,42 @@ def test_what_does_not_fit(asked, tmp_path, monkeypatch, capsys):
     run("train", **asked)  # activations are above it
     said = capsys.readouterr().out.splitlines()
     assert "does not fit" in said[-2] and "does not fit" not in said[-1]
-    monkeypatch.setattr(dry_run, "device_memory", lambda device: 16 * size - 1)
+    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
     real = {**asked, "dry_run": False, "output": str(tmp_path / "out")}
     with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take 0\.0 GB"):
         run("train", **real)
-    monkeypatch.setattr(dry_run, "device_memory", lambda device: 16 * size)
+    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size)
     with pytest.raises(OSError, match="no file named"):  # now it is the weights that are missing
         run("train", **real)
+
+
+def test_what_is_missing_is_said(asked, tmp_path):
+    data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
+        run("train", **{**asked, "data": data})
+    taught = {**asked, "loss": {"name": "rank_distillation"}}
+    there = asked["model"]["name"]
+    run("train", **taught, teacher={"name": there})
+    for teacher in ({"name": str(tmp_path)}, {"name": there, "second": str(tmp_path)}):
+        with pytest.raises(ValueError, match=f"Unrecognized model in {tmp_path}"):
+            run("train", **taught, teacher=teacher)
+    with pytest.raises(FileNotFoundError, match=r"no such model directory: \./nowhere"):
+        run("train", **{**asked, "model": "./nowhere"})
+
+
+def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
+    """Theirs has several lines, and none that says which model it is."""
+    from transformers import AutoConfig
+
+    def gated(*args, **keys):
+        raise OSError("401 Client Error.\n\nCannot access gated repo.\nPlease log in.")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", gated)
+    monkeypatch.setattr("raoe_train.encoders.load._load", gated)
+    for dry in (True, False):
+        said = "^a/b cannot be loaded: 401 Client Error. Cannot access gated repo. Please log in.$"
+        with pytest.raises(OSError, match=said):
+            run("train", **{**asked, "model": "a/b", "dry_run": dry, "output": str(tmp_path / "out")})
 
 
 def test_what_has_no_config(asked):
