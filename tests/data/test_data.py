@@ -11,6 +11,7 @@ import pytest
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
+from raoe_train.data.columns import RowProblem, parse_score
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
@@ -439,3 +440,9 @@ def test_a_pool_to_train_on(two_files):
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
     with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
         read_training_data(different, RAOELoss(None), 0)
+
+
+@pytest.mark.parametrize("value", [True, b"1", "1_0"])
+def test_what_python_takes_for_a_number_is_no_score(value):
+    with pytest.raises(RowProblem, match="not a number"):
+        parse_score("score", value)
