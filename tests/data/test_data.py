@@ -194,8 +194,9 @@ def test_scores(tmp_path):
     with pytest.raises(ValueError, match=r"line 3: score 5\.1 is outside the declared score_scale 0 to 5"):
         read_pairs(scored("5.1"), score_scale=(0, 5))
     assert read_pairs(scored("5"), score_scale=[0, 5])["score"] == [0, 5]
-    with pytest.raises(ValueError, match="score_scale must be"):
-        read_pairs(scored("5"), score_scale=(5, 0))
+    for wrong in ((5, 0), (5, 5), (0, 5, 5)):
+        with pytest.raises(ValueError, match="score_scale must be"):
+            read_pairs(scored("5"), score_scale=wrong)
 
 
 BAD = HEADER + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
