@@ -48,7 +48,7 @@ def case(lists: int, device: str) -> Case:
 
         return call
 
-    compiled = torch.compile(lambda s, t: scan.list_mle(s, t, None, None, TAU, True), dynamic=False, fullgraph=True)
+    compiled = torch.compile(lambda s, t: scan.list_mle(s, t, None, None, TAU, True), dynamic=False)
     result: dict[str, Call] = {
         "list_mle_loss scan": step(lambda s, t: list_mle_loss(s, t, tau=TAU, backend="scan")),
         "eager": step(eager),

@@ -30,13 +30,17 @@ def _looks(logits: Tensor) -> bool:
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, None, None]:
     """p + (guidance - 1) (p - q) with p, q the log-probabilities: Eq. 4, and exactly p where q = p."""
     dtype = wide(current.dtype)
-    result = current.new_empty(current.shape, dtype=dtype)
+    result, kept = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
         x, y, mixed = current[part], previous[part], result[part]
+        if _looks(x):  # p stands where the mix will, q where the last one stood: memory that is new costs as much as they
+            kept = mixed.new_empty(mixed.shape) if kept is None else kept[: len(x)]
+            p, q = torch.log_softmax(x, -1, dtype, out=mixed), torch.log_softmax(y, -1, dtype, out=kept)
+            if math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum()):
+                continue
         p, q = x.log_softmax(-1, dtype=dtype), y.log_softmax(-1, dtype=dtype)
-        if not (_looks(x) and math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum())):
-            q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
-            torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
+        q.masked_fill_(y == -INF, -INF)  # log_softmax gives NaN for a row of nothing else
+        torch.sub(p, q, out=mixed).mul_(guidance - 1).add_(p).masked_fill_(x == -INF, -INF)
     return result, None, None  # torch's own softmax is faster than one from a normaliser
 
 
