@@ -11,6 +11,7 @@ import torch
 from benchmarks.case import COPIES, Call
 
 LONG = 2.0  # seconds, from which a call's first is not followed by two more before the rounds
+FEWEST = 3  # rounds
 
 
 def wait(device: str) -> None:
@@ -54,7 +55,7 @@ def measure(
     """(wall, device) seconds a call for each contender, one pair a round.
 
     A round gives each contender about `block` seconds of calls. What takes longer than `budget` for all rounds
-    gets fewer of them, at least 3.
+    gets fewer of them, at least FEWEST.
     """
     repeats, once = {}, 0.0
     ahead = _block(before, 1, device)[0] if before else 0.0
@@ -64,7 +65,7 @@ def measure(
             seconds = ahead + min(_block(call, 1, device)[0] for _ in range(2))
         repeats[name] = max(1, round(block / max(seconds, 1e-9)))
         once += seconds * repeats[name]
-    rounds = max(3, min(rounds, int(budget / once))) if once else rounds
+    rounds = max(FEWEST, min(rounds, int(budget / once))) if once else rounds
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():

@@ -31,6 +31,7 @@ from typing import Any
 RECIPES = Path(__file__).with_name("recipes")
 TABLES = Path(__file__).parent / "studies" / "recipes"  # of the job sweep
 BARE = ""  # in a section, the key of a bare word that stood in its place in another layer
+PATTERNS = "learning_rate_mapping"  # a mapping whose keys are patterns of names, dots and all
 UNDER = "under another name"  # in a section whose name a later layer changed: what the layers before it said
 
 
@@ -49,6 +50,7 @@ class Option:
     convert: str | None = None  # (value, key) -> argument, in place of bringing it to the type
     keys: str | None = None  # (where) -> what the function keys lists in its place
     live: bool = False  # whether an object that is no mapping is taken as it is
+    writes: str | None = None  # "file" or "folder" where the value is a path to write to, which is looked at first
 
 
 class Parameter(typing.NamedTuple):
@@ -62,17 +64,12 @@ class Parameter(typing.NamedTuple):
 @functools.cache
 def parameters(of: Callable[..., Any] | type) -> dict[str, Parameter]:
     """The parameters of a job, or the fields of a section, by name."""
-    hints = _hints(of)
+    hints = typing.get_type_hints(of, include_extras=True)
     if dataclasses.is_dataclass(of):
         defaults = {field.name: _default(field) for field in dataclasses.fields(of)}
     else:
         defaults = {name: given.default for name, given in inspect.signature(of).parameters.items()}
     return {name: declared(hints[name], default) for name, default in defaults.items()}
-
-
-@functools.cache
-def _hints(of: Callable[..., Any] | type) -> dict[str, Any]:
-    return typing.get_type_hints(of, include_extras=True)
 
 
 def declared(hint: Any, default: Any) -> Parameter:
@@ -181,9 +178,13 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested mappings: ``{"loss.name": "mse"}`` is ``{"loss": {"name": "mse"}}``."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        value = nest(value) if isinstance(value, Mapping) else value
         # A key with a path in it (a teacher's name) is one key, dots and all.
         parts = [key] if not isinstance(key, str) or "/" in key else key.split(".")
+        if PATTERNS in parts:
+            at = parts.index(PATTERNS) + 1
+            parts[at:] = [".".join(parts[at:])] if parts[at:] else []
+        elif isinstance(value, Mapping):
+            value = nest(value)
         for part in reversed(parts):
             value = {part: value}
         nested = merge(nested, value)
@@ -206,14 +207,22 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         elif not (isinstance(old, Mapping) and isinstance(value, Mapping)):
             merged[key] = value
         elif key == "loss" and value.get("name", old.get("name")) != old.get("name"):
-            under = {**old.get(UNDER, {}), **old, **value.get(UNDER, {})}
+            under = {**said_under(old), **old, **said_under(value)}
             merged[key] = {**value, UNDER: {name: under[name] for name in under if name not in ("name", UNDER)}}
         elif key == "loss" and UNDER in value:  # what a layer between them said comes after `values`
-            own = {name: said for name, said in old.items() if name not in value[UNDER]}
-            merged[key] = {**own, **value, UNDER: {**old.get(UNDER, {}), **value[UNDER]}}
+            own = {name: said for name, said in old.items() if name not in said_under(value)}
+            merged[key] = {**own, **value, UNDER: {**said_under(old), **said_under(value)}}
         else:
             merged[key] = merge(old, value)
     return merged
+
+
+def said_under(loss: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a recipe's section `loss` has under UNDER; ValueError where that is no mapping."""
+    said = loss.get(UNDER) or {}
+    if not isinstance(said, Mapping):
+        raise ValueError(f"loss.{UNDER} must be a mapping of keys, got {said!r}")
+    return said
 
 
 def nearest(word: str, known: Iterable[Any]) -> str:

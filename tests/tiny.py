@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import sentence_transformers
 import torch
+from packaging.version import Version
 
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
 
+# sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
+REPLAYS_IN_DOUBLE = Version(sentence_transformers.__version__) >= Version("6.2")
 SENTENCES = [
     "a man plays a guitar on the stage",
     "someone is playing music",

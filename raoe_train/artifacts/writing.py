@@ -11,6 +11,19 @@ from pathlib import Path
 from typing import Any
 
 
+def see_writable(path: Path, kind: str, key: str) -> None:
+    """ValueError, with the key, where no file, or no folder, as the kind says, could be written. A folder that is there
+    may be one to read from."""
+    if kind == "file" and path.is_dir():
+        raise ValueError(f"{key} {path} is a folder: name a file")
+    places = [path.absolute(), *path.absolute().parents][kind == "file" :]
+    there = next(place for place in places if place.exists())
+    if not there.is_dir():
+        raise ValueError(f"{key} {path} cannot be written: {there} is a file")
+    if there != path.absolute() and not os.access(there, os.W_OK):
+        raise ValueError(f"{key} {path} cannot be written: {there} is read-only")
+
+
 def partial(path: Path) -> Path:
     """Where a file, or a folder, is while it is written: always there, so that what a kill leaves is written over."""
     # in front, so that the suffix still names the format

@@ -50,9 +50,10 @@ class Data:
         int | None, Option("at most so many rows of each training source, drawn with training.seed", least=1)
     ] = None
     redraw: Annotated[bool, "draw those of data.max_rows anew each epoch, of all rows"] = False
-    cache_dir: Annotated[str | None, "directory that keeps training rows and their tokens, read from disk [memory]"] = (
-        None
-    )
+    cache_dir: Annotated[
+        str | None,
+        Option("directory that keeps training rows and their tokens, read from disk [memory]", writes="folder"),
+    ] = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
         """The label map of a source: `labels`, or its entry for the file's name ("sick" of sick.tsv.gz)."""

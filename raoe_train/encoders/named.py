@@ -50,7 +50,9 @@ class FrozenEncoder(Encoder):
     prompt: Annotated[str | None, "text around every {text}, or before each text where it has no {text}"] = None
     task: Annotated[str | None, "argument of its encode: the adapter of jina-embeddings-v3, say"] = None
     batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
-    cache: Annotated[str | None, "directory that keeps what it says for other runs [until the end]"] = None
+    cache: Annotated[
+        str | None, Option("directory that keeps what it says for other runs [until the end]", writes="folder")
+    ] = None
 
 
 @dataclass

@@ -63,7 +63,9 @@ class Polarity:
     curve: Annotated[list[int], Option("other numbers of retrieved sentences, too", least=1)] = field(
         default_factory=list
     )
-    cache: Annotated[str | None, "directory that keeps the reference's embeddings for other runs"] = None
+    cache: Annotated[
+        str | None, Option("directory that keeps the reference's embeddings for other runs", writes="folder")
+    ] = None
 
 
 Batcher = Literal["bellm", "angle"] | None
@@ -137,6 +139,8 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
+    if "average" in tasks:
+        raise ValueError("a task may not be called average, as reports call the mean of all: name its file")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
     reading = Reading(data_dir, **how)

@@ -37,7 +37,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 def check(
     model: Annotated[Model, Option(word="name")] = Model(),
     train: Annotated[str | None, "recipe of the job train: what it leaves unused of this machine"] = None,
-    output: Annotated[str | None, "JSON file to write"] = None,
+    output: Annotated[str | None, Option("JSON file to write", writes="file")] = None,
 ) -> dict[str, Any]:
     """Padding and batch-size invariance of a saved encoder.
 

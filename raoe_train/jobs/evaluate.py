@@ -36,7 +36,9 @@ def evaluate(
     classifier: Annotated[Classifier, Option(word="name")] = Classifier(),
     batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None,
     analyses: Annotated[list[str], "of the tasks' sentences: degradation, dependency, words"] = [],
-    submission: Annotated[str | None, "JSON file of predictions for data.input, C-STS rows without labels"] = None,
+    submission: Annotated[
+        str | None, Option("JSON file of predictions for data.input, C-STS rows without labels", writes="file")
+    ] = None,
     batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
     output: Annotated[str | None, "JSON file to write"] = None,
     overwrite: Annotated[bool, "replace the output of another setting"] = False,

@@ -38,9 +38,10 @@ class Mining:
     drop: Annotated[float, Option("share of the examples to leave out, at random", least=0, below=1)] = 0.0
     count: Annotated[int | None, Option("at most so many examples, drawn at random", least=1)] = None
     seed: Annotated[int, Option("of what is left out", least=0, below=2**32)] = 42
-    cache: Annotated[str | None, "directory that keeps embeddings and neighbours for other losses [until the end]"] = (
-        None
-    )
+    cache: Annotated[
+        str | None,
+        Option("directory that keeps embeddings and neighbours for other losses [until the end]", writes="folder"),
+    ] = None
 
 
 @job

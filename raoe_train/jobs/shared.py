@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,9 +12,10 @@ from typing import Any
 
 from raoe_train.artifacts.disk_errors import explained
 from raoe_train.artifacts.processes import owned, rank_and_world
+from raoe_train.artifacts.writing import see_writable
 from raoe_train.data.files import known_kind
 from raoe_train.data.sources import pool
-from raoe_train.recipe import arguments
+from raoe_train.recipe import arguments, parameters
 
 
 def job(function: Callable[..., Any] | None = None, *, together: bool = False) -> Any:
@@ -32,6 +34,7 @@ def job(function: Callable[..., Any] | None = None, *, together: bool = False) -
         if not together and rank_and_world()[1] > 1:
             raise ValueError(f"{function.__name__} is for one process: start it without torchrun")
         values = arguments(function, inspect.signature(function).bind_partial(*given, **named).arguments)
+        _see_places(function, values)
         output = getattr(values, "output", None)
         alone: Any = contextlib.nullcontext()
         if output and rank_and_world()[0] == 0:
@@ -40,6 +43,16 @@ def job(function: Callable[..., Any] | None = None, *, together: bool = False) -
             return function(**vars(values))
 
     return call
+
+
+def _see_places(of: Any, values: Any, where: str = "") -> None:
+    """That what a job, or a section, is told to write can be written, before any work."""
+    for name, parameter in parameters(of).items():
+        value = getattr(values, name)
+        if dataclasses.is_dataclass(value):
+            _see_places(type(value), value, f"{where}{name}.")
+        elif value and parameter.option.writes:
+            see_writable(Path(value).expanduser(), parameter.option.writes, where + name)
 
 
 def file_to_write(output: str | None, source: str | None, what: str) -> Path:

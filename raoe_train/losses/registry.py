@@ -22,7 +22,7 @@ from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
 from raoe_train.losses.sigmoid import SigmoidLoss
-from raoe_train.recipe import UNDER, Option, Parameter, argument, declared, nearest, with_choices
+from raoe_train.recipe import UNDER, Option, Parameter, argument, declared, nearest, said_under, with_choices
 
 OURS: tuple[Any, ...] = (
     RAOELoss,
@@ -77,7 +77,8 @@ def loss_settings(given: Any, key: str = "loss") -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ValueError(f"{key} must be a mapping of keys, got {given!r}")
     said = {name: None if str(value).lower() in ("none", "null") else value for name, value in given.items()}
-    earlier, name = said.pop(UNDER, None) or {}, said.pop("name", None) or RAOELoss.name
+    earlier, name = said_under(said), said.pop("name", None) or RAOELoss.name
+    said.pop(UNDER, None)
     for other in said:
         have = [loss for loss in LOSSES if other in loss_parameters(loss)]
         if not have:

@@ -29,7 +29,10 @@ class Teacher(FrozenEncoder):
     """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
 
     cache: Annotated[
-        str | None, "directory that keeps what it says for other runs [of lists OUTPUT/teacher, until the end]"
+        str | None,
+        Option(
+            "directory that keeps what it says for other runs [of lists OUTPUT/teacher, until the end]", writes="folder"
+        ),
     ] = None
     information: Annotated[
         Literal["both", "ranking", "semantic"], "what a list teaches: both, its order alone or similarities alone"

@@ -131,7 +131,7 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
             wrap = functools.partial(_by_length, packed=by_length == "packed", keep=kept)
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
-        self.add_callback(_TellsProgress(self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]))
+        self.add_callback(_OfLosses(self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]))
 
     @property
     def scales(self) -> dict[str, float]:
@@ -170,13 +170,17 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
 
-class _TellsProgress(TrainerCallback):
+class _OfLosses(TrainerCallback):
     def __init__(self, losses: Iterable[nn.Module]) -> None:
         self.told = [each for loss in losses for _, each in losses_in(loss) if hasattr(each, "progress")]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for loss in self.told:
             loss.progress = state.global_step / max(1, state.max_steps)
+
+    # transformers clears the encoder's gradients alone, and sentence-transformers the loss's only from 6.2
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["optimizer"].zero_grad()
 
 
 def _on(model: Any, loss: Any) -> Any:

@@ -71,6 +71,26 @@ def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
     assert (tmp_path / "occupied").read_text() == "a file"
 
 
+PLACES = [("check", "output", "file"), ("evaluate", "submission", "file"), ("evaluate", "polarity.cache", "folder"),
+          ("train", "data.cache_dir", "folder"), ("train", "teacher.cache", "folder"),
+          ("mine", "mining.cache", "folder"), ("lists", "teacher.cache", "folder")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "key", "kind"), PLACES)
+def test_places_are_looked_at_before_anything_else(tmp_path, monkeypatch, job, key, kind):
+    """No model and no data is given, which each job would say first."""
+    (tmp_path / "file").write_text("")
+    wrong = [(tmp_path / "file" / "x", "cannot be written: .*file is a file")]
+    wrong += [(tmp_path, "is a folder: name a file")] if kind == "file" else [(tmp_path / "file", "is a file")]
+    for path, message in wrong:
+        with pytest.raises(ValueError, match=rf"^{key} {path} {message}|^{key} {path} cannot be written: .* {message}"):
+            run(job, None, **{key: str(path)})
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ValueError, match=rf"^{key} .* cannot be written: {tmp_path} is read-only"):
+        run(job, None, **{key: str(tmp_path / "new" / "x")})
+    assert os.listdir(tmp_path) == ["file"]
+
+
 def test_the_command_says_it_in_a_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("occupied").write_text("a file")

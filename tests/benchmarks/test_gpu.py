@@ -210,3 +210,14 @@ def test_all_of_it_on_a_faked_gpu(tmp_path):
     assert "test_gpu_pairwise.py" in log and "Backends on cuda" in log
     again = faked(tmp_path, *command, PYTEST_ADDOPTS="--collect-only -q")
     assert again.returncode == 0 and "## what is here" in again.stdout and "## test-" not in again.stdout
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_on_a_faked_gpu(tmp_path):
+    """Its exit status is seen, what comes after it is done, and without ratios."""
+    command = ["-m", "benchmarks.gpu", "--results", str(tmp_path), "test-listwise", "listwise"]
+    done = faked(tmp_path, *command, PYTEST_ADDOPTS="--no-such-option")
+    rows = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert done.returncode == 1 and "failed, exit 4" in done.stdout, done.stdout + done.stderr
+    assert [row["outcome"] for row in rows if "outcome" in row] == ["failed", "passed"]
+    assert {row["tested"] for row in rows if "median_s" in row} == {False}

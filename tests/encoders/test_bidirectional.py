@@ -43,10 +43,27 @@ def test_padding_and_batches_change_nothing(name, attention, mode):
         check_invariance(name, attention, mode, layers)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def flex_uncompiled():
+    """transformers compiles it anew for every length, which takes minutes; masks are the same without."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 @pytest.mark.parametrize("name", DECODERS)
-def test_padding_and_batches_change_nothing_with_flex_attention(name):
+def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncompiled):
     check_invariance(name, "flex_attention", "modify", 2)
+
+
+@pytest.mark.slow
+def test_flex_attention_compiles():
+    torch._dynamo.reset()
+    ids, mask = padded("left", 9)
+    found, expected = (
+        states(BidirectionalModel.around(tiny_decoder("mistral-window", attention), 3).eval(), ids, mask)[mask.bool()]
+        for attention in ("flex_attention", "sdpa")
+    )
+    torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
 
 
 def test_mode_sum_has_no_flex_attention():

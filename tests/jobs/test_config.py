@@ -1,12 +1,13 @@
 """Recipes: inheritance, overrides, types, and errors that help."""
 
+import functools
 from pathlib import Path
 
 import pytest
 import yaml
 
 from raoe_train.cli import load
-from raoe_train.recipe import merge, nest, shipped, to_dict
+from raoe_train.recipe import UNDER, merge, nest, shipped, to_dict
 
 
 def test_every_shipped_recipe_loads():
@@ -157,6 +158,9 @@ def test_configurations_share_no_state():
 def test_nest_and_merge():
     assert nest({"a.b": 1, "a": {"c.d": 2}}) == {"a": {"b": 1, "c": {"d": 2}}}
     assert nest({"jinaai/jina-v3": {"x": 1}}) == {"jinaai/jina-v3": {"x": 1}}
+    rates = {"learning_rate_mapping": {"encoder": 1e-4, r"layer\.0.": 1e-5}}  # patterns of names, dots and all
+    assert nest({"training": rates}) == {"training": rates}
+    assert nest({"learning_rate_mapping.layer.0": 1}) == {"learning_rate_mapping": {"layer.0": 1}}
     old = {"a": {"b": 1}}
     assert merge(old, {"a": {"c": 2}}) == {"a": {"b": 1, "c": 2}}
     assert old == {"a": {"b": 1}}
@@ -178,6 +182,20 @@ def test_a_bare_word_and_keys_of_its_section_go_together():
 def test_words_take_the_place_of_a_mapping_that_is_no_section():
     assert load("train", "bellm", {"model.lora": "r=16"}).model.lora == {"r": 16}
     assert load("train", None, {"data.columns": "score=a", "data.columns.score": "b"}).data.columns == {"score": "b"}
+
+
+def test_rates_by_patterns_of_names():
+    given = {"training.learning_rate_mapping": {"encoder": 1e-4, "layer.0.": 1e-5}}
+    given["training.learning_rate_mapping.layer.1."] = "2e-5"
+    found = load("train", None, given).training["learning_rate_mapping"]
+    assert found == {"encoder": 1e-4, "layer.0.": 1e-5, "layer.1.": 2e-5}
+
+
+@pytest.mark.parametrize("layers", [[{UNDER: "x"}], [{"name": "mse"}, {UNDER: [1]}], [{UNDER: 3}, {"name": "mse"}]])
+def test_what_is_under_another_name_is_a_mapping(layers):
+    """A key that only layers write; a file may have it all the same."""
+    with pytest.raises(ValueError, match=r"loss\.under another name must be a mapping of keys, got "):
+        load("train", None, functools.reduce(merge, [{"loss": layer} for layer in layers]))
 
 
 def test_what_a_layer_between_said_of_the_loss_holds():

@@ -11,10 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sentence_transformers
 import torch
 import torch.distributed as dist
-from packaging.version import Version
 
 from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import (
@@ -33,12 +31,10 @@ from raoe_train.losses import (
 from tests.losses.test_infonce_forms import GTE
 from tests.losses.test_infonce_loss import ROWS, tokenised
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
-from tests.tiny import SENTENCES, batch, tiny_encoder, total
+from tests.tiny import REPLAYS_IN_DOUBLE, SENTENCES, batch, tiny_encoder, total
 
 RATE = 0.01
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-# sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
-REPLAYS_IN_DOUBLE = Version(sentence_transformers.__version__) >= Version("6.2")
 
 # How many of the 8 rows each process has, and of the 4 lists.
 EVEN = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2]}

@@ -33,16 +33,16 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 751,
-    "data": 2175,
-    "encoders": 2135,
-    "evaluation": 1326,
+    "artifacts": 764,
+    "data": 2176,
+    "encoders": 2137,
+    "evaluation": 1330,
     "generation": 1328,
-    "jobs": 1494,
-    "losses": 3168,
+    "jobs": 1510,
+    "losses": 3169,
     "studies": 1806,
-    "training": 1875,
-    "the root": 641,
+    "training": 1945,
+    "the root": 650,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 OUTSIDE = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

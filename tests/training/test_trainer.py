@@ -20,7 +20,7 @@ from raoe_train.losses.scale import SCALES
 from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
-from tests.tiny import tiny_encoder
+from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
 from tests.training.test_training import write_pairs
 
 
@@ -130,6 +130,23 @@ def test_a_learned_scale_goes_on(tmp_path, encoder):
     assert found[0] == found[1] and abs(found[0] / 20 - 1) > 0.01
 
 
+def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
+    """Also where sentence-transformers, before 6.2, does not clear it."""
+    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
+    sgd = {"optim": "sgd", "learning_rate": 1e-3, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+    args = arguments(tmp_path, max_steps=3, **sgd)
+    model = SentenceTransformer(encoder, device="cpu")
+    loss, seen = InfoNCELoss(model, 20.0, learn_scale=True), []
+    trainer = Trainer(model, args, data, loss=loss)
+    for each in list(trainer.callback_handler.callbacks):
+        if type(each).__module__.startswith("sentence_transformers"):
+            trainer.remove_callback(each)
+    before = loss.log_scale.item()
+    loss.log_scale.register_hook(lambda gradient: seen.append(gradient.item()))
+    trainer.train()
+    assert len(seen) == 3 and loss.log_scale.item() == pytest.approx(before - 1e-3 * sum(seen), abs=1e-6)
+
+
 def test_a_scale_that_is_scheduled(tmp_path, encoder):
     model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv", rows=32)
     loss, seen = InfoNCELoss(model, 10.0, end_scale=40.0), []
@@ -158,7 +175,8 @@ def test_it_stops_at_nan(tmp_path, encoder):
 
 @pytest.mark.parametrize("settings", [{}, {"mini_batch_num_tokens": 60}])
 def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
-    """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed."""
+    """A run without dropout: the same losses at every step, the same weights, but for rounding; and less computed. By
+    SGD, as Adam would not see a gradient of another size."""
     monkeypatch.setitem(FORWARD, "cpu", 1)
     data, found = pairs(tmp_path / "a.tsv", rows=48), []
     for by_length in (True, False):
@@ -168,7 +186,8 @@ def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
         model[0].register_forward_pre_hook(
             lambda module, given, seen=computed: seen.append(given[0]["input_ids"].numel())
         )
-        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, disable_tqdm=True)
+        sgd = {"optim": "sgd", "learning_rate": 0.05}
+        args = arguments(tmp_path, logging_steps=1, num_train_epochs=2, disable_tqdm=True, **sgd)
         trainer = Trainer(model, args, data, loss=RAOELoss(model, **settings), by_length=by_length)
         assert isinstance(trainer.loss, ByLength) == by_length
         trainer.train()
@@ -177,7 +196,8 @@ def test_by_length_trains_as_padded_batches_do(tmp_path, monkeypatch, settings):
         found.append((losses, torch.cat([weight.flatten() for weight in model.parameters()]), sum(computed)))
     (losses, weights, computed), (padded, expected, most) = found
     assert losses == pytest.approx(padded, rel=1e-9) and len(set(padded)) > 6
-    torch.testing.assert_close(weights, expected, rtol=1e-9, atol=1e-9)
+    rounding = 1e-6 if settings and not REPLAYS_IN_DOUBLE else 1e-9
+    torch.testing.assert_close(weights, expected, rtol=rounding, atol=rounding)
     assert computed < 0.8 * most
 
 

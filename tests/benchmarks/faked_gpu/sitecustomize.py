@@ -1,17 +1,23 @@
 """With this folder on its path a Python process believes in a GPU, which is its CPU, and has no more packages than a
 borrowed machine: what `make gpu` does there can be done here, on inputs that are small.
 
-Triton is to be in its interpreter, and no module is built: a build ends with the status FAKED_BUILD.
+Triton is to be in its interpreter, and no module is built: a build ends with the status FAKED_BUILD. Steps of
+`make gpu` that are tests or benchmarks are copies of its process, which has imported what each would for itself.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import runpy
+import signal
+import subprocess
 import sys
 import time
+import traceback
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -24,7 +30,7 @@ SMALL_BY_MODULE = {
     "benchmarks.ops.attention": {"SHAPE": {"cuda": (64, 1, 16)}},
     "benchmarks.ops.infonce": {"COLUMNS": {"cuda": 64}},
     "benchmarks.ops.sigmoid": {"COLUMNS": {"cuda": 64}},
-    "benchmarks.timing": {"rates": lambda device: {}},
+    "benchmarks.timing": {"rates": lambda device: {}, "LONG": 0.0, "FEWEST": 1},
 }
 
 if "setup.py" in sys.orig_argv:
@@ -115,12 +121,12 @@ def import_and_shrink(name, package=None):
     for each in [module for key, module in sys.modules.items() if key.startswith("benchmarks.")]:
         sizes = getattr(each, "SIZES", None)
         if sizes:
-            sizes["cuda"] = [min(*sizes["cpu"], 64)]
+            sizes["cuda"] = [min(*sizes["cpu"], 16)]
         for shapes in vars(each).values():
             if isinstance(shapes, dict) and shapes is not sizes and set(shapes) == {"cpu", "cuda"}:
                 shapes["cuda"] = shapes["cpu"]
         if each.__name__ == "benchmarks.timing":
-            each.measure.__kwdefaults__.update(rounds=3, block=1e-9)
+            each.measure.__kwdefaults__.update(rounds=1, block=1e-9)
         for key, small in (SMALL | SMALL_BY_MODULE.get(each.__name__, {})).items():
             if hasattr(each, key):
                 whole = getattr(each, key) if isinstance(small, dict) and key != "SOURCES" else None
@@ -129,3 +135,42 @@ def import_and_shrink(name, package=None):
 
 
 importlib.import_module = import_and_shrink
+
+
+class Popen(subprocess.Popen):
+    """subprocess's; but `python -m pytest` and `python -m benchmarks` begin where another program would be loaded."""
+
+    def __init__(self, command, *, env=None, preexec_fn=None, **others):
+        if preexec_fn and command[:2] == [sys.executable, "-m"] and command[2] in ("pytest", "benchmarks"):
+            import pytest  # noqa: F401
+            import sentence_transformers  # noqa: F401
+
+            preexec_fn = partial(begin, command[2], command[2:], env, preexec_fn)
+        super().__init__(command, env=env, preexec_fn=preexec_fn, **others)
+
+
+def begin(module, arguments, environment, first):
+    """Run a module as Python does, to its exit status. The files that are open stay the other process's, and with them
+    the one that it waits at until the program is loaded."""
+    os.closerange(3, 4096)
+    first()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:], status = arguments, 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0 if end.code is None else print(end.code) or 1
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    finally:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+subprocess.Popen = Popen
