@@ -1,5 +1,6 @@
 """Tasks through mteb, on tasks in memory; where mteb is not installed, what is said then."""
 
+import shutil
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -75,6 +76,26 @@ def test_a_task_in_memory(mteb, sts, tmp_path, monkeypatch):
     assert again["average"] == pytest.approx(100)
     with pytest.raises(TypeError):
         evaluate_tasks(encoder, {"tiny": of_task(sts, tmp_path / "other")})
+
+
+def test_shares_of_tasks_are_copied_together(mteb, sts, tmp_path, monkeypatch):
+    """As two GPUs make them, each with an output of its own."""
+
+    class OtherSTS(type(sts)):
+        prompt = "other: "
+        metadata = sts.metadata.model_copy(update={"name": "OtherSTS"})
+
+    encoder = tiny_encoder(double=False)
+    tasks = {"tiny": sts, "other": OtherSTS()}
+    for name, task in tasks.items():
+        task.encoder = encoder
+        evaluate_tasks(encoder, {name: of_task(task, tmp_path / name)})
+        shutil.copytree(tmp_path / name, tmp_path / "both", dirs_exist_ok=True)
+    monkeypatch.setattr(type(sts), "evaluate", None)
+    found = evaluate_tasks(encoder, {name: of_task(task, tmp_path / "both") for name, task in tasks.items()})
+    assert set(found["tasks"]) == {"tiny", "other"} and found["tasks"]["tiny"]["main_score"] == pytest.approx(100)
+    with pytest.raises(TypeError):
+        evaluate_tasks(encoder, {"other": of_task(tasks["other"], tmp_path / "tiny")})
 
 
 def test_the_encoder_keeps_its_prompt(mteb, sts):

@@ -66,12 +66,14 @@ class Batch:
         return x.cpu()[:0] if self.form == "packed" else x.cpu().transpose(1, 2)[~self.real]
 
     def run(self, dual: bool, backend: str, **options) -> list[Tensor]:
-        """Outputs and the gradients of q, k, v."""
+        """Outputs and the gradients of q, k, v, these only where gradients are enabled."""
         inputs = [x.to(self.device).clone().requires_grad_() for x in (self.q, self.k, self.v)]
         where = {name: x.to(self.device) if isinstance(x, Tensor) else x for name, x in self.where.items()}
         if dual:
             results = list(dual_attention(*inputs, **where, backend=backend, **options))
         else:
             results = [bidirectional_attention(*inputs, **where, backend=backend, **options)]
+        if not torch.is_grad_enabled():
+            return results
         upstream = [x.to(self.device) for x in self.upstream[: len(results)]]
         return [*(x.detach() for x in results), *torch.autograd.grad(results, inputs, upstream)]

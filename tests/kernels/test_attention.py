@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -107,11 +108,13 @@ def test_tiles_of_half_precision(d, form, place, poisoned):
 @OPS
 @pytest.mark.parametrize("form", ["lengths", "left", "packed"])
 def test_runs_of_like_length(form, dual, place, monkeypatch):
-    """scan on a CPU takes sentences together whose padding costs little: one run of all, some, one each."""
+    """scan on a CPU takes sentences together whose padding costs little: one run of all, some, one each; by kernels, by
+    products, or by both."""
     device, backend = place
     options = dict(lengths=[9, 9, 30, 1, 31, 9, 0, 28], longest=31, heads=(4, 2), d=20, rubbish=7.0, device=device)
     expected = Batch(form, **options).run(dual, "reference")
-    for waste in (0, 1 << 15, 1 << 40):
+    for short, waste in product((0, 16, 32), (0, 1 << 15, 1 << 40)) if backend == "scan" else [(32, 0)]:
+        monkeypatch.setattr(sentences, "SHORT", short)
         monkeypatch.setattr(sentences, "WASTE", waste)
         for x, y in zip(Batch(form, **options).run(dual, backend), expected, strict=True):
             torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
@@ -157,6 +160,20 @@ def test_every_form_says_the_same(dual, place):
     for form in FORMS[2:]:
         for x, expected in zip(found[form], found["lengths"], strict=True):
             torch.testing.assert_close(x, expected, rtol=1e-11, atol=1e-12)
+
+
+@OPS
+@EVERY_FORM
+def test_padding_has_no_influence_without_a_gradient(form, dual, place, poisoned):
+    """Nor to the bit where nothing is kept for a gradient."""
+    device, backend = place
+    with torch.no_grad():
+        clean, dirty = (
+            Batch(form, LENGTHS, 9, rubbish=x, dtype=torch.float32, device=device).run(dual, backend)
+            for x in (0.0, math.nan)
+        )
+    for x, y in zip(dirty, clean, strict=True):
+        assert torch.equal(x, y)
 
 
 @OPS
