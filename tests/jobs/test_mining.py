@@ -344,8 +344,9 @@ def test_the_input_is_never_replaced(circle):
 
 def test_other_settings_do_not_replace(tmp_path, circle):
     mined(circle, tmp_path)
-    with pytest.raises(ValueError, match="is there already, not from these settings"):
-        mined(circle, tmp_path, **{"mining.k": 1})
+    for name, value in {"k": 1, "threshold": 0.6, "drop": 0.5, "count": 3, "seed": 1}.items():
+        with pytest.raises(ValueError, match="is there already, not from these settings"):
+            mined(circle, tmp_path, **{f"mining.{name}": value})
 
 
 def test_a_real_encoder_from_the_command_line(tmp_path, capsys):

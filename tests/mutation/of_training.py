@@ -133,7 +133,8 @@ TRAINING = [
         ("ends[number] - sizes[number]", "ends[number]"),
         ('np.searchsorted(ends, chosen, side="right")\n    place',
          'np.searchsorted(ends, chosen, side="left")\n    place'),
-        ("first += first * (first + 1) // 2 <= numbers", ""),
+        ("first += first * (first + 1) // 2 <= numbers", "",
+         "roots are rounded to the nearest, and of a square's neighbour below 2^63 none comes out too small"),
         ("low * len(found.own) + high", "low + high"),
     ),
     *of(
