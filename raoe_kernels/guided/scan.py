@@ -33,7 +33,8 @@ def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor,
     result, kept = current.new_empty(current.shape, dtype=dtype), None
     for part in _chunks(current):
         x, y, mixed = current[part], previous[part], result[part]
-        if _looks(x):  # p stands where the mix will, q where the last one stood: memory that is new costs as much as they
+        if _looks(x):
+            # p stands where the mix will, q where the last one stood: memory that is new costs as much as they
             kept = mixed.new_empty(mixed.shape) if kept is None else kept[: len(x)]
             p, q = torch.log_softmax(x, -1, dtype, out=mixed), torch.log_softmax(y, -1, dtype, out=kept)
             if math.isfinite(torch.lerp(q, p, guidance, out=mixed).sum()):

@@ -17,6 +17,7 @@ from raoe_train.artifacts.writing import write_text
 from raoe_train.cli import load
 from raoe_train.cli import run as run_job
 from raoe_train.data.files import existing_file
+from raoe_train.data.settings import Data
 from raoe_train.data.sources import is_file, pool
 from raoe_train.encoders.named import SCRATCH, Model
 from raoe_train.encoders.sizes import check_fits
@@ -137,7 +138,7 @@ def _check_before(runs: Sequence[Run], tasks: list[str], prepared: Mapping[str, 
                     existing_file(base)
 
     for kind, recipe, values in prepared.values():
-        rows(load(kind, recipe, values).data)
+        rows(getattr(load(kind, recipe, values), "data", Data()))
     problems: list[Exception] = []
     for number, its in enumerate(run.arguments for run in runs):
         if not number:

@@ -47,6 +47,7 @@ def on_stream(call: Callable[[], object], *memory: torch.Tensor) -> list[Operati
     return [Operation(name, *map(int, counts)) for *counts, name in done]
 
 
+@cache
 def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]:
     """raoe_loss of as many pairs with three labels and its gradient: both objectives, average ranks."""
     seeded = torch.Generator().manual_seed(pairs)
@@ -63,6 +64,7 @@ def pairwise(pairs: int, scores: torch.dtype = torch.float32) -> list[Operation]
     return on_stream(lambda: module().pairwise(*arguments, start, 0), *memory)
 
 
+@cache
 def cosine(pairs: int, columns: int) -> list[Operation]:
     """pairwise_cosine of float32 rows, forward and backward to both."""
     a, b, by_a, by_b = torch.ones(4, pairs, columns).unbind()

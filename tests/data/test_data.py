@@ -11,6 +11,7 @@ import pytest
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
+from raoe_train.data.columns import RowProblem, parse_score
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
@@ -193,8 +194,9 @@ def test_scores(tmp_path):
     with pytest.raises(ValueError, match=r"line 3: score 5\.1 is outside the declared score_scale 0 to 5"):
         read_pairs(scored("5.1"), score_scale=(0, 5))
     assert read_pairs(scored("5"), score_scale=[0, 5])["score"] == [0, 5]
-    with pytest.raises(ValueError, match="score_scale must be"):
-        read_pairs(scored("5"), score_scale=(5, 0))
+    for wrong in ((5, 0), (5, 5), (0, 5, 5)):
+        with pytest.raises(ValueError, match="score_scale must be"):
+            read_pairs(scored("5"), score_scale=wrong)
 
 
 BAD = HEADER + "a\tb\t1\t0\tx\nonly two\tfields\n\nc\td\tnone\t0\tx\ne\t \t1\t0\tx\nf\tg\t1\t-\tx\nh\ti\t2\t2\tx\n"
@@ -439,3 +441,9 @@ def test_a_pool_to_train_on(two_files):
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
     with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
         read_training_data(different, RAOELoss(None), 0)
+
+
+@pytest.mark.parametrize("value", [True, b"1", "1_0"])
+def test_what_python_takes_for_a_number_is_no_score(value):
+    with pytest.raises(RowProblem, match="not a number"):
+        parse_score("score", value)

@@ -174,6 +174,8 @@ def test_cosines():
     a = np.array([[3, 4], [1, 0], [0, 0]], dtype=np.float32)
     b = np.array([[4, 3], [-2, 0], [1, 1]], dtype=np.float32)
     np.testing.assert_allclose(cosines(a, b), [0.96, -1, 0])
+    many = np.random.default_rng(0).standard_normal((200, 384))
+    assert cosines(many, many).max() <= 1 and cosines(many, -many).min() >= -1  # rounding alone goes over
 
 
 def test_encode_sentences(model, monkeypatch):

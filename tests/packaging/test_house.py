@@ -40,7 +40,7 @@ BUDGETS = {
     "generation": 1328,
     "jobs": 1510,
     "losses": 3169,
-    "studies": 1806,
+    "studies": 1807,
     "training": 1945,
     "the root": 650,
 }
