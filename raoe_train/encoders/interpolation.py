@@ -47,10 +47,8 @@ def interpolate(encoder: Any, start: Mapping[str, Tensor], end: Mapping[str, Ten
     check_alike(start, end)
     between: dict[str, Tensor] = {}
     for name, first in start.items():
-        last = end[name]
-        if weight in (0, 1) or not first.is_floating_point():
-            between[name] = last if weight == 1 else first
-        else:
+        last, between[name] = end[name], first
+        if first.is_floating_point():
             wide = first.double() if "float64" in f"{first.dtype} {last.dtype}" else first.float()
             between[name] = wide.lerp(last.to(wide.dtype), weight)
     encoder.load_state_dict(between)  # which rounds to the encoder's own dtype

@@ -74,3 +74,14 @@ def test_a_line_that_is_none_of_ours(output, line):
         ledger.done()
     output.write_text('{"id": 1, "word": "one"}\n' + line + "\n")  # at the end it may be a kill's
     assert ledger.done() == {1}
+
+
+def test_a_last_line_that_lacks_only_its_end(output):
+    """What is written after it would stand in the same line."""
+    ledger = Ledger(output, "word", "word")
+    write(ledger, {"id": 1, "word": "one"})
+    with open(ledger.own[True], "ab") as file:
+        file.write(b'{"id": 2, "word": "two"}')
+    assert ledger.done() == {1}
+    write(ledger, {"id": 3, "word": "three"})
+    assert ledger.done() == {1, 3}

@@ -173,8 +173,8 @@ TRAINING = [
     ),
     *of(
         "raoe_train/encoders/interpolation.py",
-        "training/test_adapt.py",
-        ("if weight in (0, 1) or", "if"),
+        "jobs/test_merge.py training/test_training.py",
+        ("between[name] = wide.lerp", "last = wide.lerp"),
         ('key=lambda row: -math.inf if row.get("dev") is None else row["dev"]', 'key=lambda row: row["weight"]'),
         ("wide.lerp(last.to(wide.dtype), weight)", "wide.lerp(last.to(wide.dtype), 1 - weight)"),
     ),

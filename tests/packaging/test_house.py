@@ -35,7 +35,7 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 764,
     "data": 2176,
-    "encoders": 2137,
+    "encoders": 2135,
     "evaluation": 1330,
     "generation": 1328,
     "jobs": 1510,
