@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +9,7 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import AboveZero, FromZero, from_zero
+from raoe_train.losses.base import AboveZero, FromZero, above_zero, from_zero
 from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
@@ -50,8 +49,8 @@ class AnglEContrastiveLoss(InfoNCELoss):
     ) -> None:
         super().__init__(model, scale, **contrastive)
         from_zero(angle_weight=angle_weight, cosine_weight=cosine_weight)
-        if angle_scale is not None and not 0 < angle_scale < math.inf:
-            raise ValueError(f"angle_scale must be a number above 0, got {angle_scale!r}")
+        if angle_scale is not None:
+            above_zero(angle_scale=angle_scale)
         self.angle_weight = angle_weight
         self.angle_scale = angle_scale
         self.cosine_weight = cosine_weight

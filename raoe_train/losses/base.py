@@ -224,3 +224,10 @@ def from_zero(**numbers: float) -> None:
     for name, value in numbers.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a number from 0, got {value!r}")
+
+
+def above_zero(**numbers: float) -> None:
+    """ValueError for a number that is not above 0, infinite or NaN."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a number above 0, got {value!r}")

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, list_net_loss, pairwise_cosine
-from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, from_zero
+from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, above_zero, from_zero
 from raoe_train.losses.in_batch import one_of
 from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
@@ -127,8 +127,7 @@ class RankCSELoss(DistillationLoss):
     ) -> None:
         super().__init__(model, embed, scale, **cached)
         one_of(distillation=(distillation, get_args(Listwise)))
-        if not 0 < teacher_scale < math.inf:
-            raise ValueError(f"teacher_scale must be a number above 0, got {teacher_scale!r}")
+        above_zero(teacher_scale=teacher_scale)
         from_zero(consistency_weight=consistency_weight, distillation_weight=distillation_weight)
         self.distillation = distillation
         self.teacher_scale = teacher_scale

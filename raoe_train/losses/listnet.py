@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import list_net_loss
-from raoe_train.losses.base import AboveZero
+from raoe_train.losses.base import AboveZero, above_zero
 from raoe_train.losses.listmle import ListLoss
 
 
@@ -32,8 +31,7 @@ class ListNetLoss(ListLoss):
         self, model: SentenceTransformer, scale: AboveZero = 20.0, *, teacher_scale: AboveZero = 20.0, **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
-        if not 0 < teacher_scale < math.inf:
-            raise ValueError(f"teacher_scale must be a number above 0, got {teacher_scale!r}")
+        above_zero(teacher_scale=teacher_scale)
         self.teacher_scale = teacher_scale
 
     def of_rows(self, similarity: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:

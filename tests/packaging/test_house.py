@@ -39,7 +39,7 @@ BUDGETS = {
     "evaluation": 1330,
     "generation": 1328,
     "jobs": 1510,
-    "losses": 3169,
+    "losses": 3172,
     "studies": 1807,
     "training": 1945,
     "the root": 650,
