@@ -121,20 +121,20 @@ def _run(
     first: int, spans: list[tuple[int, int]], computed: int, packed: bool, whole: bool, dtype: torch.dtype
 ) -> _Run:
     of, lengths = zip(*spans, strict=True)
-    longest, least = max(lengths), min(lengths)
+    length = max(lengths)
     if len(spans) == 1:
-        return _Run(slice(of[0], of[0] + (longest if packed else 1)), first, longest)
-    if least < longest:
-        longest = computed
-    index, place, padding, hidden = torch.tensor(of), torch.arange(longest), None, None
-    if least < longest:
-        padding, hidden = _hide(longest, torch.tensor(lengths), dtype)
+        return _Run(slice(of[0], of[0] + (length if packed else 1)), first, length)
+    index, padding, hidden = torch.tensor(of), None, None
+    if min(lengths) < length:
+        length = computed
+        padding, hidden = _hide(length, torch.tensor(lengths), dtype)
     if not packed:
-        return _Run(slice(None) if whole else index, first, longest, padding, hidden)
+        return _Run(slice(None) if whole else index, first, length, padding, hidden)
+    place = torch.arange(length)
     if padding is None:
-        return _Run((index[:, None] + place).flatten(), first, longest)
+        return _Run((index[:, None] + place).flatten(), first, length)
     tokens, real = index[:, None] + place * ~padding, (~padding).flatten().nonzero()[:, 0]
-    return _Run(tokens.flatten(), first, longest, padding, hidden, real)
+    return _Run(tokens.flatten(), first, length, padding, hidden, real)
 
 
 def _hide(longest: int, lengths: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
