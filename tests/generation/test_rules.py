@@ -149,6 +149,7 @@ def test_rules_that_look_at_more_than_the_sentence():
     assert verify_sentence("A man plays", SOURCE, "stop") is None
     assert verify_sentence("Sorry, but I left.", "I'm sorry, but we are closed.") is None  # its source says so, too
     assert verify_sentence("Sorry, but I left.", SOURCE) is not None
+    assert verify_sentence("Go", "x" * 40) is None and verify_sentence("Go", "x" * 41) is not None  # a 20th
     chain = ["a", "b", "A.", "c"]
     assert verify_chain(chain, 3) is None
     assert verify_chain(chain, 4) == "not complete: 3 of 4 sentences"

@@ -81,6 +81,8 @@ def test_eps_is_a_bound_on_the_norm(place):
     ones = torch.ones(2, 2, device=device)
     c = pairwise_cosine(a, ones, eps=0.51, backend=backend)
     assert c[0] == 0 and c[1] > 0.9
+    of_5 = torch.tensor([[3.0, 4.0]], device=device)
+    assert pairwise_cosine(of_5, of_5, eps=5.0, backend=backend) == 0
 
 
 def test_rows_of_a_wider_matrix_and_other_strides(place, poisoned):

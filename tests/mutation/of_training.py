@@ -72,7 +72,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/evaluation/sts.py",
-        "evaluation/test_evaluation.py",
+        "evaluation/test_evaluation.py evaluation/test_tasks.py",
         ("np.ptp(similarity) <= noise", "np.ptp(similarity) == 0"),
         ("or np.ptp(scores) == 0", ""),
         ("stats.spearmanr(similarity, scores)", "stats.kendalltau(similarity, scores)"),
@@ -205,7 +205,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/losses/in_batch.py",
-        f"{GATHERED} losses/test_infonce_loss.py",
+        f"{GATHERED} losses/test_infonce_loss.py losses/test_infonce_forms.py",
         ("loss * (len(own) * len(sizes) / sum(sizes))", "loss"),
         ("torch.arange(start, start + len(own), device", "torch.arange(len(own), device"),
         ("(self.end_scale / self.scale) ** self.progress", "(self.end_scale / self.scale) * self.progress"),
@@ -283,7 +283,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/losses/base.py",
-        "losses/test_infonce_loss.py losses/test_losses.py",
+        "losses/test_infonce_loss.py losses/test_losses.py losses/test_infonce_forms.py",
         ("made, parameter.grad = parameter.grad, earlier", "made, parameter.grad = parameter.grad, None"),
     ),
     *of(
@@ -318,11 +318,11 @@ TRAINING = [
         "raoe_train/generation/sampling.py",
         "generation/test_decoding.py",
         ("right=True)", "right=False)"),
-        ("uniform.double()[:, None] * cumulative[:, -1:]", "uniform.double()[:, None]"),
+        ("isfinite(), beyond[:, 0], -1)", "isfinite(), beyond[:, 0], 0)"),
     ),
     *of(
         "raoe_train/studies/bootstrap.py",
-        "evaluation/test_outcomes.py studies/test_html_page.py",
+        "studies/test_score_report.py",
         ("tail = (100 - LEVEL) / 2", "tail = 100 - LEVEL"),
         ("b.mean(axis=-1) - a.mean(axis=-1)", "a.mean(axis=-1) - b.mean(axis=-1)"),
     ),
@@ -334,7 +334,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/training/measures.py",
-        "training/test_training.py training/test_log_table.py",
+        "evaluation/test_tasks.py training/test_training.py",
         ("100 * found[f", "found[f"),
         ("main_score(earlier), main_score(its)", "main_score(its), main_score(its)"),
     ),
