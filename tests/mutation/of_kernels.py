@@ -214,6 +214,12 @@ KERNELS = [
         ("(by_logits * cosines).sum()", "by_logits.sum()"),
     ),
     *of(
+        "raoe_kernels/sigmoid/scan.py",
+        "kernels/test_sigmoid.py -k cpu-scan",
+        ("ignored & ~grouped", "ignored"),
+        ("LINEAR = 80.0", "LINEAR = 8.0"),
+    ),
+    *of(
         "raoe_kernels/guided/reference.py",
         f"kernels/test_guided.py {PLAIN}",
         ("p + (guidance - 1) * (p - q)", "p + guidance * (p - q)"),
@@ -224,5 +230,13 @@ KERNELS = [
         "kernels/test_attention.py -k cpu-scan",
         ("mask = None if right or real is None", "mask = None if True"),
         ("((before & real[:, None, :]) | own)", "(real[:, None, :] | own)"),
+    ),
+    *of(
+        "raoe_kernels/attention/sentences.py",
+        "kernels/test_attention.py -k cpu-scan",
+        ("lse.masked_fill_(run.padding[:, None, :], torch.inf)", "pass"),
+        ("if not torch.linalg.vector_norm(x) < TAME:", "if False:"),
+        ("of_scores += one", "pass"),
+        ("if min(lengths) < length:", "if min(lengths) < length - 1:"),
     ),
 ]  # fmt: skip
