@@ -112,8 +112,7 @@ def _through_angle(c: Tensor, by_minus_theta: Tensor) -> Tensor:
     """d(-theta)/dc = 1 / sqrt(1 - c^2), and 0 where the clip is active; (1 - c)(1 + c) keeps its digits near +-1."""
     inside = (c > -1 + CLIP) & (c < 1 - CLIP)
     slope = ((1 - c) * (1 + c)).rsqrt()
-    # NaN similarities are not inside, but must not become 0.
-    return torch.where(inside | c.isnan(), by_minus_theta * slope, by_minus_theta * 0)
+    return torch.where(inside, by_minus_theta * slope, by_minus_theta * 0)  # one NaN of c has made all of these NaN
 
 
 def _assemble(

@@ -112,12 +112,12 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """[N] int64: where the cumulative probabilities of [N, V] scores pass the [N] uniform numbers.
+    """[N] int64: where the cumulative probabilities of [N, V] scores pass the [N] uniform numbers, float32.
 
     -1 for a row with a NaN or with nothing but -inf.
     """
-    # float64, so that 10^5 small steps add up; a token of probability 0 takes no step and is never the first beyond
+    # float64, so that 10^5 small steps add up to more than 1 - 2^-24, the largest float32 below 1; a token of
+    # probability 0 takes no step and is never the first beyond
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
-    beyond = torch.searchsorted(cumulative, uniform.double()[:, None] * cumulative[:, -1:], right=True)
-    token = beyond[:, 0].clamp_max(scores.shape[-1] - 1)
-    return torch.where(cumulative[:, -1].isfinite(), token, -1)
+    beyond = torch.searchsorted(cumulative, uniform.double()[:, None], right=True)
+    return torch.where(cumulative[:, -1].isfinite(), beyond[:, 0], -1)

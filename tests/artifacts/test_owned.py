@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from raoe_train.artifacts.processes import owned
+from raoe_train.artifacts.provenance import digest
 from raoe_train.cli import JOBS, main
 
 HOLDER = "import sys; from pathlib import Path; from raoe_train.artifacts.processes import owned\n" \
@@ -30,6 +31,10 @@ def test_one_owner_and_a_killed_one_owns_nothing(tmp_path, capsys):
     with owned(output):
         pass
     assert os.listdir(tmp_path / "new") == []
+
+
+def test_settings_are_the_same_in_any_order():
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
 
 
 def test_what_is_made_for_the_lock_goes_with_it(tmp_path):

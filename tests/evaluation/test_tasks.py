@@ -217,7 +217,8 @@ def test_results_without_kinds_stay_readable():
 
 def test_the_summary_of_training_shows_main_metrics():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
-    assert summary({"before": {}, "after": after}).splitlines()[1].split() == ["mr", "-", "75.50"]
+    for before, shown in (({}, "-"), ({"tasks": {"mr": {"main": "accuracy", "accuracy": 70.25}}}, "70.25")):
+        assert summary({"before": before, "after": after}).splitlines()[1].split() == ["mr", shown, "75.50"]
 
 
 def test_command_line(model, folder, tmp_path, capsys):

@@ -141,6 +141,11 @@ def test_a_chain_ends_where_it_breaks_a_rule():
         assert chain.sentences[1:] == [w[0] if isinstance(w, tuple) else w for w in words[key]]
 
 
+def test_too_long_is_by_the_source_and_not_by_the_sentence_before():
+    found = chains_of(lambda _, request: "x" * (60 if read(request.near[1:]) == "ab" else 150), ["ab"])[1]
+    assert found.reason == "too long: 150 characters from a source of 2"
+
+
 def test_a_list_at_once():
     texts = {
         1: "1. one\n2. two\n3. three",

@@ -99,6 +99,16 @@ def test_gated_angular(scores, labels, gate, pairs, place):
     assert c.grad.tolist() == pytest.approx(gradient, rel=1e-11, abs=1e-13)
 
 
+def test_no_two_labels_are_the_same(place):
+    """Of equal similarities, so that every pair adds 1; some backends take up to 16 labels another way."""
+    device, backend = place
+    for count in (16, 17):
+        labels = torch.arange(count, device=device)
+        c = torch.zeros(count, dtype=torch.float64, device=device)
+        loss = gated_angular_loss(c, -labels.double(), labels, backend=backend).item()
+        assert loss == pytest.approx(math.log(1 + count * (count - 1) / 2), rel=1e-12)
+
+
 def test_cosent_and_raoe_are_made_of_them(place):
     device, backend = place
     scores, labels = [1, 2, 2, 4], [1, 0, 1, 0]

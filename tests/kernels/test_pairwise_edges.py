@@ -134,6 +134,8 @@ def test_subnormal_scores_are_ordered(place):
     assert loss == pytest.approx(
         math.log(1 + math.exp(0.1 - 0.5) + math.exp(0.1 - 0.2) + math.exp(0.5 - 0.2)), rel=1e-6
     )
+    zeros = torch.tensor([0.0, -0.0, 0.0], device=device)
+    assert rank_margin_loss(c, zeros, margin=0, backend=backend).item() == 0
 
 
 def test_infinite_similarity_never_crashes(place):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raoe_train.losses import RankMarginLoss
-from raoe_train.losses.scale import SCALES, calibrate
+from raoe_train.losses.scale import SCALES, calibrate, scaled
 
 
 class Known:
@@ -41,8 +41,8 @@ def noisy(spread: float, noise: float, pairs: int = 512):
 
 def best(spread, noise):
     model, dataset = noisy(spread, noise)
-    means = calibrate(model, RankMarginLoss(None, scale="auto"), dataset, batch_size=64, seed=1)
-    return min(means, key=lambda tau: means[tau])
+    loss = RankMarginLoss(None, scale="auto")
+    return scaled(loss, model, dataset, "them", batch_size=64, seed=1, shared=False).scale
 
 
 def test_only_the_product_of_tau_and_the_spread_counts():

@@ -61,6 +61,8 @@ def rows(count: int, columns: int) -> list[torch.Tensor]:
 
 SCORES = torch.tensor([0.1, 0.9, 0.4, 0.4, 0.7, 0.0], dtype=torch.float64)
 LABELS = {"score": SCORES, "label": torch.tensor([2, 0, 1, 1, 0, 2])}
+# row 1 and the last have one anchor, and a row of the last process has its positive as its negative
+TEXTS = {"texts": torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 13], [3, 14, 15]])}
 CASES = [
     (CoSENTLoss, {}, 2, LABELS),
     (RAOELoss, {"margin": 1}, 2, LABELS),
@@ -68,11 +70,15 @@ CASES = [
     (InfoNCELoss, {"symmetric": True, "learn_scale": True}, 2, None),
     (InfoNCELoss, {"directions": ("query_to_doc", "query_to_query")}, 2, None),
     (SigmoidLoss, {}, 3, None),
+    (InfoNCELoss, {"symmetric": True}, 3, TEXTS),
+    (InfoNCELoss, {"hard_negatives_only": True}, 3, TEXTS),
+    (SigmoidLoss, {}, 3, TEXTS),
 ]
 
 
-def value(loss: Any, columns: list[torch.Tensor], labels: Any) -> torch.Tensor:
-    found = loss.compute_loss_from_embeddings(columns, labels)
+def value(loss: Any, columns: list[torch.Tensor], given: Any) -> torch.Tensor:
+    asked = given if given and "texts" in given else {"labels": given}
+    found = loss.compute_loss_from_embeddings(columns, **asked)
     return sum(found.values()) if isinstance(found, dict) else found
 
 

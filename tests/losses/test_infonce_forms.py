@@ -132,6 +132,13 @@ def test_false_negatives_of_all_directions_are_left_out(kinds, columns):
         assert (loss.compute_loss_from_embeddings(given) - found > 1e-3) == (kinds < 1 << 60)
 
 
+def test_a_negative_that_is_another_rows_positive():
+    """A batch's one duplicate, and all anchors differ."""
+    given, texts = embeddings(3, 2), torch.tensor([(1, 2, 3), (4, 5, 2)])
+    found = InfoNCELoss(None, 5.0, directions=GTE).compute_loss_from_embeddings(given, texts=texts)
+    assert_same(found, by_definition(given, 5.0, GTE, texts.tolist()), given)
+
+
 @pytest.mark.parametrize("directions", [GTE[:1], GTE])
 @pytest.mark.parametrize("columns", [2, 4])
 def test_several_positives(columns, directions):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import warnings
 from functools import partial
@@ -68,6 +69,9 @@ def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
     same = torch.ones(11, 6, requires_grad=True)
     flat = PearsonLoss(None).compute_loss_from_embeddings([same, same], score)
     assert flat.item() == 1 and torch.autograd.grad(flat, same)[0].abs().max() < 1e-6
+    # two cosines about their mean, of norm 1e-5, are divided by eps, 1e-4, and so count a tenth
+    near = PearsonLoss(None).of_pairs(torch.tensor([0, 2**0.5 * 1e-5]), torch.tensor([0, 2**0.5]), None)
+    assert near.item() == pytest.approx(0.9, abs=1e-5)
     equal = PearsonLoss(None).compute_loss_from_embeddings(pair, torch.ones(11))
     assert all(not grad.any() for grad in torch.autograd.grad(equal, pair))
 
@@ -93,6 +97,13 @@ def test_raoe_is_the_papers_formula(gate):
     torch.testing.assert_close(alone, rank)
     alone = GatedAngularLoss(None, scale=5.0, gate=gate).compute_loss_from_embeddings(pair, labels)
     torch.testing.assert_close(alone, angle)
+
+
+@pytest.mark.parametrize(("ties", "expected"), [("ordinal", math.log(2)), ("average", 0)])
+def test_equal_scores_have_an_order_under_ordinal_alone(ties, expected):
+    """One pair then, of equal cosines: log(1 + exp(0))."""
+    for loss in (RankMarginLoss(None, margin=0, ties=ties), RAOELoss(None, margin=0, ties=ties)):
+        assert total(loss.of_pairs(torch.zeros(2), torch.ones(2), None)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/evaluation/sts.py",
-        "evaluation/test_evaluation.py",
+        "evaluation/test_evaluation.py evaluation/test_tasks.py",
         ("np.ptp(similarity) <= noise", "np.ptp(similarity) == 0"),
         ("or np.ptp(scores) == 0", ""),
         ("stats.spearmanr(similarity, scores)", "stats.kendalltau(similarity, scores)"),
@@ -205,7 +205,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/losses/in_batch.py",
-        f"{GATHERED} losses/test_infonce_loss.py",
+        f"{GATHERED} losses/test_infonce_loss.py losses/test_infonce_forms.py",
         ("loss * (len(own) * len(sizes) / sum(sizes))", "loss"),
         ("torch.arange(start, start + len(own), device", "torch.arange(len(own), device"),
         ("(self.end_scale / self.scale) ** self.progress", "(self.end_scale / self.scale) * self.progress"),
@@ -277,13 +277,45 @@ TRAINING = [
         ("margin=self.margin, tau=self.scale, ties=self.ties)", "margin=self.margin, tau=self.scale)"),
     ),
     *of(
+        "raoe_train/losses/sigmoid.py",
+        f"losses/test_sigmoid_loss.py {GATHERED}",
+        ("targets = rows - first if first == start", "targets = rows if first == start"),
+        ("loss(slice(None), None if alone else (row_ids, column_ids))", "loss(slice(None), None)"),
+    ),
+    *of(
+        "raoe_train/losses/infonce.py",
+        f"losses/test_infonce_loss.py losses/test_infonce_forms.py {GATHERED}",
+        ("None if unique else (row_ids, column_ids)", "None"),
+        ("same.flipped()", "same"),
+        ("[1:, mine].T", "[1:, : len(own)].T"),
+    ),
+    *of(
+        "raoe_train/losses/angle_contrastive.py",
+        "losses/test_nli_baselines.py",
+        ("CLASSES = (2, 0, 1)", "CLASSES = (2, 1, 0)"),
+        ("tau=tau or self.current_scale", "tau=self.current_scale"),
+    ),
+    *of(
+        "raoe_train/losses/distillation.py",
+        "losses/test_nli_baselines.py",
+        ("tau=self.scale) / len(a)", "tau=self.scale)"),
+        (".sum(1).mean() / 2", ".sum(1).mean()"),
+        ("teacher_tau=self.teacher_scale)", "teacher_tau=self.scale)"),
+    ),
+    *of(
+        "raoe_train/losses/by_length.py",
+        "losses/test_by_length.py training/test_log_table.py",
+        ("whole.index_add_(", "whole.index_copy_("),
+        ("self.saved += padded - read", "self.saved += padded"),
+    ),
+    *of(
         "raoe_train/losses/cosent.py",
         "losses/test_losses.py",
         ("*[1 - positive] * (len(others) - 1)", "*[positive] * (len(others) - 1)"),
     ),
     *of(
         "raoe_train/losses/base.py",
-        "losses/test_infonce_loss.py losses/test_losses.py",
+        "losses/test_infonce_loss.py losses/test_losses.py losses/test_infonce_forms.py",
         ("made, parameter.grad = parameter.grad, earlier", "made, parameter.grad = parameter.grad, None"),
     ),
     *of(
@@ -302,7 +334,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/artifacts/provenance.py",
-        "artifacts/test_owned.py jobs/test_scoring.py evaluation/test_outcomes.py",
+        "artifacts/test_owned.py",
         ("sort_keys=True", "sort_keys=False"),
     ),
     *of(
@@ -315,16 +347,36 @@ TRAINING = [
         (".casefold()", ""),
     ),
     *of(
+        "raoe_train/generation/growth.py",
+        "generation/test_growth.py",
+        ("self.instructions(self.sentences[-2])", "self.instructions(self.sentences[0])"),
+        ("digest([wish.seed, self.key, step])", "digest([wish.seed, step])"),
+        ("verify_sentence(sentence, self.sentences[0]", "verify_sentence(sentence, self.sentences[-2]"),
+    ),
+    *of("raoe_train/generation/seeds.py", "generation/test_rules.py", ("[seed, cluster]", "cluster")),
+    *of(
         "raoe_train/generation/sampling.py",
         "generation/test_decoding.py",
         ("right=True)", "right=False)"),
-        ("uniform.double()[:, None] * cumulative[:, -1:]", "uniform.double()[:, None]"),
+        ("isfinite(), beyond[:, 0], -1)", "isfinite(), beyond[:, 0], 0)"),
     ),
     *of(
         "raoe_train/studies/bootstrap.py",
-        "evaluation/test_outcomes.py studies/test_html_page.py",
+        "studies/test_score_report.py",
         ("tail = (100 - LEVEL) / 2", "tail = 100 - LEVEL"),
         ("b.mean(axis=-1) - a.mean(axis=-1)", "a.mean(axis=-1) - b.mean(axis=-1)"),
+    ),
+    *of(
+        "raoe_train/training/run_directory.py",
+        "training/test_checkpoints.py training/test_training.py",
+        ("key=lambda path: int(steps[path])", "key=lambda path: steps[path]"),
+        ("for name in (CHECKPOINTS, INITIAL, EVENTS)", "for name in (INITIAL, EVENTS)"),
+        ("None if model.name == SCRATCH else fingerprint(model.name)", "None"),
+    ),
+    *of(
+        "raoe_train/training/loss_state.py",
+        "training/test_loss_state.py",
+        ("(_file(folder, process), _file(folder, 0))", "(_file(folder, 0),)"),
     ),
     *of(
         "raoe_train/training/list_targets.py",
@@ -334,7 +386,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/training/measures.py",
-        "training/test_training.py training/test_log_table.py",
+        "evaluation/test_tasks.py training/test_training.py",
         ("100 * found[f", "found[f"),
         ("main_score(earlier), main_score(its)", "main_score(its), main_score(its)"),
     ),

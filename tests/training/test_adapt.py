@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.training.account import changes, in_words
-from raoe_train.training.training_data import enough_steps
+from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
@@ -116,6 +117,12 @@ def test_a_premise_is_held_out_whole(tmp_path, encoder):
     lines = [f"{'long ' * 50_000 if row == 3 else ''}{SENTENCES[row % 11]}\tb {row}\t{row}" for row in range(40)]
     (tmp_path / "long.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
     assert adapt(tmp_path, encoder, str(tmp_path / "long.tsv"), overwrite=True)["steps"] == 8
+
+
+def test_a_premise_at_least_is_left_to_train_on():
+    columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
+    rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
+    assert len(rest["train"]) == len(dev) == 10
 
 
 def test_steps_at_least():

@@ -6,25 +6,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from raoe_train.training.run_directory import newest_checkpoint
+from raoe_train.cli import load
+from raoe_train.training.run_directory import begin, newest_checkpoint
 
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    for step in (4, 8, 12):
+    for step in (4, 10, 12):
         folder = tmp_path / f"checkpoint-{step}"
         (folder / "2_Dense").mkdir(parents=True)
         for name in ("model.safetensors", "2_Dense/model.safetensors"):
             save_file({"weight": torch.ones(64)}, folder / name)
         for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
             torch.save({"step": step}, folder / name)
-        (folder / "trainer_state.json").write_text('{"global_step": 8}')
+        (folder / "trainer_state.json").write_text('{"global_step": 10}')
     (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # a kill came before it
     return tmp_path
 
 
 def test_the_newest_that_is_whole(checkpoints, capsys):
-    assert newest_checkpoint(checkpoints).name == "checkpoint-8"
+    assert newest_checkpoint(checkpoints).name == "checkpoint-10"
     assert capsys.readouterr().out == ""
     assert newest_checkpoint(checkpoints / "none") is None
 
@@ -34,16 +35,28 @@ def test_the_newest_that_is_whole(checkpoints, capsys):
 )
 @pytest.mark.parametrize("left", [0, 0.5, 0.99])
 def test_a_file_that_was_cut_off(checkpoints, capsys, name, left):
-    path = checkpoints / "checkpoint-8" / name
+    path = checkpoints / "checkpoint-10" / name
     content = path.read_bytes()
     path.write_bytes(content[: int(left * len(content))])
     assert newest_checkpoint(checkpoints).name == "checkpoint-4"
-    assert capsys.readouterr().out == f"{checkpoints / 'checkpoint-8'} is left out: {name} is damaged\n"
+    assert capsys.readouterr().out == f"{checkpoints / 'checkpoint-10'} is left out: {name} is damaged\n"
 
 
 def test_no_state_of_the_optimizer(checkpoints, capsys):
-    for step in (4, 8):
+    for step in (4, 10):
         (checkpoints / f"checkpoint-{step}" / "optimizer.pt").unlink()
     assert newest_checkpoint(checkpoints) is None  # all begins anew, and is said to
     assert capsys.readouterr().out.count("is left out: it has no optimizer's state") == 2
-    assert newest_checkpoint(checkpoints, only_model=True).name == "checkpoint-8"
+    assert newest_checkpoint(checkpoints, only_model=True).name == "checkpoint-10"
+
+
+def test_a_run_that_is_overwritten_leaves_nothing_to_go_on_from(tmp_path):
+    """Checkpoints of another recipe would be trained on."""
+    out, asked = tmp_path / "out", {"data.train": ["a.tsv"], "output": str(tmp_path / "out")}
+    begin(load("train", "raoe-s1", asked), {})
+    for name in ("checkpoints", "initial", "tensorboard"):
+        (out / name).mkdir()
+    begin(load("train", "raoe-s1", asked), {})
+    assert (out / "checkpoints").is_dir()  # its own
+    begin(load("train", "raoe-s1", {**asked, "loss.margin": 3}), {})
+    assert {path.name for path in out.iterdir()} == {"recipe.yaml", "made_from.json"}
