@@ -83,7 +83,7 @@ def info_nce_loss(
             pos - |pos| * margin ("relative"), pos being that of the own pair.
         dims: K increasing widths, the last at most D: the losses of the first dims[k] columns (Matryoshka's prefixes,
             Kusupati et al. 2022), from the products of one. With targets, ignore and symmetric alone. Gradients are
-            cheapest where the losses weigh the same in what is differentiated. On a GPU they are scan's.
+            cheapest where the losses weigh the same in what is differentiated. On a GPU a loss a width.
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton", which has `targets`,
             `ignore` and `symmetric` only: auto takes scan for the rest.
 

@@ -6,20 +6,22 @@ import pytest
 import torch
 
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce.widths import WIDTHS, native, scan
+from raoe_kernels.infonce.widths import WIDTHS, native, scan, triton_kernels
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
+from tests.kernels.conftest import DEVICE, PLACES
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DIMS = (3, 4, 17, 40)
 UPSTREAM = (0.5, -2.0, 1.25, 0.75)
 
 
-@pytest.fixture
-def swept(place):
+# Triton's interpreter takes minutes for all of these: it has a test of its own.
+@pytest.fixture(params=[here for here in PLACES if here != ("cpu", "triton")], ids="-".join)
+def swept(request):
     """(device, backend) of a backend that makes all widths; one that cannot says so, and is left out by auto."""
-    device, backend = place
+    device, backend = request.param
     if WIDTHS.available(torch.device(device))[backend] is True:
-        return place
+        return request.param
     x = torch.ones(2, 4, device=device)
     with pytest.raises(RuntimeError, match=f"'{backend}' cannot run info_nce_loss of several widths"):
         info_nce_loss(x, x, dims=(2, 4), backend=backend)
@@ -60,9 +62,21 @@ FORMS = ["plain", "symmetric", "targets", "targets-symmetric-mask", "ids", "targ
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("upstream", [UPSTREAM, (1.5,) * 4], ids=["each", "equal"])
 def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypatch):
-    device, backend = swept
     monkeypatch.setattr(scan, "BUFFER", 4 * 14 * 3 * 4)  # three rows of float32 at a time
     monkeypatch.setattr(scan, "NARROW", 13)  # three segments column by column, the last row by row
+    by_the_rule(form, dtype, upstream, *swept)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("targets-symmetric-ids", torch.bfloat16)])
+def test_triton_against_the_reference(form, dtype, poisoned, monkeypatch):
+    """A loss of one width for each, by its kernels."""
+    real, found = triton_kernels._one_width, []
+    monkeypatch.setattr(triton_kernels, "_one_width", lambda *of: (found.append(of[0].anchors.shape[1]), real(*of))[1])
+    by_the_rule(form, dtype, UPSTREAM, DEVICE, "triton")
+    assert found[:4] == list(DIMS)
+
+
+def by_the_rule(form, dtype, upstream, device, backend):
     keywords = options(form, 7, 14, device)
     on_cpu = options(form, 7, 14, "cpu")
     losses, *grads = run(matrices(dtype=dtype, device=device), DIMS, backend, upstream, **keywords)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._dispatch import Backend, Op, refuse_second_derivative
+from ..._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from ..._dtypes import wide
 from ..._operator import eager, with_backward
 from ..._widths import native_missing
@@ -32,6 +32,7 @@ WIDTHS = Op(
         "reference": Backend(f"{__package__}.reference"),
         "scan": Backend(f"{__package__}.scan"),
         "native": Backend(f"{__package__}.native", native_missing),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
     },
 )
 
