@@ -39,7 +39,7 @@ def info_nce_loss(
 
     BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers'
     MultipleNegativesRankingLoss with cos_sim, in all its forms, and GISTEmbedLoss. Logits come and go by chunks: memory
-    is O((N + P + M) D) and a buffer of 64 MiB (or of one row of logits), on `triton` 256 MiB (or 1,024 rows).
+    is O((N + P + M) D) and a buffer of 64 MiB (or of one row of logits), on CUDA 256 MiB (or 1,024 rows).
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. Rows are normalised here, and the gradient goes through

@@ -1,17 +1,19 @@
 """info_nce_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
 
 The loss is a mean over the rows, so the gradient of a chunk is complete as soon as its logits are: three matrix
-products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward.
+products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward. unit_rows.py has them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._dtypes import wide
 from .._problems import Gradients
+from . import chunks
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Problem,
@@ -21,9 +23,9 @@ from .problem import (
     scale,
     split,
     through_normalisation,
-    units_of,
 )
 from .reference import backward
+from .unit_rows import Halves, UnitRows, cosines, halves, multiply, unit_rows
 
 __all__ = ["backward", "forward"]
 
@@ -37,17 +39,19 @@ class _Side(NamedTuple):
     """Anchors, or documents: unit rows and the sums of their gradients, once for what looks and once for what is found.
 
     places    which of `rows` the N rows are; own: which of `columns`, of `guide` and so on; None: the i-th is
+    factor    the columns, to be multiplied by weights
     wanted    the columns whose gradient is
     """
 
-    rows: Tensor
+    rows: UnitRows
     by_rows: Tensor | None
     places: Tensor | None
-    columns: Tensor
+    columns: UnitRows
+    factor: Tensor | Halves
     by_columns: Tensor | None
     wanted: slice
     own: Tensor | None
-    guide: Tensor | None
+    guide: UnitRows | None
     ids: Tensor | None
     labels: Tensor | None
 
@@ -57,43 +61,45 @@ _Sides = tuple[_Side, _Side]  # anchors, documents: by a Block's from_documents 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
-    a, inverse_a, poison = units_of(problem.anchors)
-    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
-    by_a = torch.zeros_like(a) if needs[0] else None
-    by_k = torch.zeros_like(k) if needs[1] or needs[2] else None
+    a, inverse_a, poison = unit_rows(problem.anchors)
+    k, inverse_k, poison_k = unit_rows(problem.positives, problem.negatives)
+    like = a.units
+    by_a = torch.zeros_like(like) if needs[0] else None
+    by_k = torch.zeros_like(k.units) if needs[1] or needs[2] else None
     poison, q, guide_q, guide_k = poison + poison_k, a, None, None
     if problem.all_anchors is not None:
-        q, inverse_q, poison_q = units_of(problem.all_anchors)
+        q, inverse_q, poison_q = unit_rows(problem.all_anchors)
         poison = poison + poison_q
     if problem.guide_anchors is not None:
-        guide_q, _, first = units_of(problem.guide_anchors)
-        guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
-        poison = poison + (first + second).to(a.dtype)
-    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(a.dtype)
+        guide_q, _, first = unit_rows(problem.guide_anchors)
+        guide_k, _, second = unit_rows(problem.guide_positives, problem.guide_negatives)
+        poison = poison + (first + second).to(like.dtype)
+    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(like.dtype)
     factor = scale(problem, poison)
     by_q = by_a
     if problem.all_anchors is not None:  # NaN where the loss is, if no direction looks for them too
-        by_q = (factor * 0).expand_as(q).clone() if needs[3] else None
+        by_q = (factor * 0).expand_as(q.units).clone() if needs[3] else None
 
     targets, positives = None if problem.targets is None else own_columns(problem), len(problem.positives)
     own_anchors = targets if problem.all_anchors is not None else None
-    wanted = slice(0 if needs[1] else positives, len(k) if needs[2] else positives)
+    wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     sides = (
-        _Side(a, by_a, None, q, by_q, slice(0, len(q)), own_anchors, guide_q, problem.anchor_ids,
+        _Side(a, by_a, None, q, q.factor(), by_q, slice(0, len(q.units)), own_anchors, guide_q, problem.anchor_ids,
               problem.anchor_labels),
-        _Side(k, by_k, targets, k, by_k, wanted, targets, guide_k, problem.column_ids, problem.column_labels),
+        _Side(k, by_k, targets, k, k.factor(), by_k, wanted, targets, guide_k, problem.column_ids,
+              problem.column_labels),
     )  # fmt: skip
-    loss, by_tau = a.new_zeros(()), a.new_zeros(()) if needs[4] else None
+    loss, by_tau = like.new_zeros(()), like.new_zeros(()) if needs[4] else None
     for pool in pools(problem):
         loss += _pool(problem, pool, sides, tau, factor, by_tau)
     if by_a is not None:
-        through_normalisation(by_a, a, inverse_a)
+        through_normalisation(by_a, a.units, inverse_a)
     if by_k is not None:
-        through_normalisation(by_k, k, inverse_k)
+        through_normalisation(by_k, k.units, inverse_k)
     if problem.all_anchors is None:
         by_q = None
     elif by_q is not None:
-        through_normalisation(by_q, q, inverse_q)
+        through_normalisation(by_q, q.units, inverse_q)
     return loss * factor, (*split(by_a, by_k, problem, needs), by_q, by_tau)
 
 
@@ -101,10 +107,12 @@ def _pool(
     problem: Problem, pool: list[Block], sides: _Sides, tau: float | Tensor, factor: Tensor, by_tau: Tensor | None
 ) -> Tensor:
     """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_tau."""
-    widths, like = [block.width for block in pool], sides[0].rows
+    widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size() * (1 if sides[0].labels is None else 3)
-    cell += 0 if sides[0].guide is None else sides[0].guide.element_size()
-    step = max(1, min(len(like), BUFFER // (sum(widths) * cell)))
+    cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
+    cell += like.element_size() if isinstance(sides[0].factor, Halves) else 0
+    fewest, size = (chunks.ROWS, chunks.BUFFER) if like.is_cuda else (1, BUFFER)
+    step = min(len(like), max(fewest, size // (sum(widths) * cell)))
     buffer, total = like.new_empty(step, sum(widths)), like.new_zeros(())
     shifted = isinstance(tau, Tensor) or tau + problem.strength > UNSHIFTED_TAU
     gradient = by_tau is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
@@ -159,7 +167,7 @@ def _products(
     pool: list[Block],
     sides: _Sides,
     chunk: slice,
-    rows: dict[bool, Tensor],
+    rows: dict[bool, UnitRows],
     parts: tuple[Tensor, ...],
     tau: float | Tensor,
     weight: Tensor,
@@ -167,9 +175,10 @@ def _products(
 ) -> None:
     """Adds the gradients by a chunk's unit rows, by columns and by tau, weight x parts being those by the logits."""
     for block, x in zip(pool, parts, strict=True):
-        side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents]
+        side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents].units
+        weights = halves(x) if isinstance(found.factor, Halves) else x
         if side.by_rows is not None or by_tau is not None:
-            made = x @ found.columns[: block.width]
+            made = multiply(weights, found.factor[: block.width])
             if by_tau is not None:
                 by_tau += torch.linalg.vecdot(made, here).dot(weight[:, 0])
             if side.by_rows is not None:
@@ -179,7 +188,7 @@ def _products(
                     add_rows(side.by_rows, side.places[chunk], made.mul_(tau * weight))
         wanted = slice(found.wanted.start, min(found.wanted.stop, block.width))
         if found.by_columns is not None and wanted.start < wanted.stop:
-            found.by_columns[wanted].addmm_(x[:, wanted].T, here * (tau * weight))
+            multiply(weights[:, wanted].T, here * (tau * weight), found.by_columns[wanted])
 
 
 def _logits(
@@ -187,7 +196,7 @@ def _logits(
     pool: list[Block],
     sides: _Sides,
     chunk: slice,
-    rows: dict[bool, Tensor],
+    rows: dict[bool, UnitRows],
     tau: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor | None]:
@@ -196,22 +205,22 @@ def _logits(
     first = threshold = None
     for block, x in zip(pool, parts, strict=True):
         side, found = sides[block.from_documents], sides[block.to_documents]
-        own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width].T
+        own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width]
         positive = None
         if first is None and side.labels is not None and found.labels is not None:
             positive = (_of(side.labels, side.own, chunk)[:, None] == found.labels).scatter_(1, own, True)
         if problem.hardness and not block.from_documents and block.to_documents:
             _hardened(problem, rows[False], columns, own, positive, tau, x)
         else:
-            torch.mm(rows[block.from_documents] * tau, columns, out=x)
+            cosines(rows[block.from_documents], columns, tau, x)
         at_own = x.gather(1, own) if block.pairs else None
 
         left_out = _ignored(problem, block, sides, chunk)
         if side.guide is not None and found.guide is not None:
-            cosines = _of(side.guide, side.own, chunk) @ found.guide[: block.width].T
+            guided = cosines(_of(side.guide, side.own, chunk), found.guide[: block.width])
             if threshold is None:
-                threshold = lowered(problem, cosines.gather(1, own))
-            above = cosines > threshold
+                threshold = lowered(problem, guided.gather(1, own))
+            above = guided > threshold
             left_out = above if left_out is None else above.logical_or_(left_out)
         if left_out is not None:
             x.masked_fill_(left_out if positive is None else left_out & ~positive, -torch.inf)
@@ -226,8 +235,8 @@ def _logits(
 
 def _hardened(
     problem: Problem,
-    rows: Tensor,
-    columns: Tensor,
+    rows: UnitRows,
+    columns: UnitRows,
     own: Tensor,
     positive: Tensor | None,
     tau: float | Tensor,
@@ -236,15 +245,15 @@ def _hardened(
     """Logits of anchors with documents to `x`, the hard ones raised: whichever are more, raised ones or others, are
     products, and the rest is put right."""
     raised = tau + problem.strength
-    documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], columns.shape[1])
+    documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
-        torch.mm(rows * tau, columns, out=x)
+        cosines(rows, columns, tau, x)
         documents = documents[:, 1:]
         right = x.gather(1, documents) * (raised / tau)
         if positive is not None:
             right = torch.where(positive.gather(1, documents), x.gather(1, documents), right)
     else:
-        torch.mm(rows * raised, columns, out=x)
+        cosines(rows, columns, raised, x)
         right = x.gather(1, documents) * (tau / raised)
         if positive is not None:
             x.copy_(torch.where(positive, x * (tau / raised), x))
@@ -267,8 +276,8 @@ def _terms(x: Tensor, positive: Tensor | None) -> Tensor:
     return ((x > -torch.inf).sum(1, keepdim=True) - of_own).to(x.dtype)
 
 
-def _of(x: Tensor, places: Tensor | None, chunk: slice) -> Tensor:
-    """Rows x[places[chunk]]."""
+def _of(x: Any, places: Tensor | None, chunk: slice) -> Any:
+    """Rows x[places[chunk]], of a tensor or of UnitRows."""
     return x[chunk] if places is None else x[places[chunk]]
 
 

@@ -57,6 +57,11 @@ def found(
     return None
 
 
+def claim(output: Path, settings: dict[str, Any]) -> None:
+    """To be said before `output` is written: should a kill keep it from being summed up, it is known for theirs."""
+    parts(output, settings).mkdir(parents=True, exist_ok=True)
+
+
 def finish(output: Path, settings: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """Write, and give, OUTPUT.json beside an output that is whole: `result`, the settings, versions. Then all
     unfinished work for it goes."""

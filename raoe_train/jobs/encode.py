@@ -49,6 +49,7 @@ def encode(
     from raoe_train.encoders.load import load_encoder
 
     embeddings = encode_sentences(load_encoder(model), sentences, batch_size)
+    once.claim(path, settings)
     with replacing(path) as temporary:
         np.save(temporary, embeddings)
     print(f"{len(embeddings)} sentences x {embeddings.shape[1]} dimensions -> {path}")

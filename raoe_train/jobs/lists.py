@@ -86,6 +86,7 @@ def lists(
         {"id": hashlib.sha256(some[0].encode()).hexdigest()[:16], "sentences": some, "similarity": values, **same}
         for some, values in made
     )
+    once.claim(path, settings)
     write_rows(path, COLUMNS, rows)
     shortest = min(len(values) for _, values in made)
     result = {

@@ -117,6 +117,7 @@ def mine(
             f"{data.input}: no sentence has the neighbours of a {loss} example above mining.threshold "
             f"{mining.threshold:g}: lower it"
         )
+    once.claim(path, settings)
     write_rows(path, columns, as_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
     result |= {

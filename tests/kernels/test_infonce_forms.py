@@ -11,7 +11,7 @@ import torch
 
 import raoe_kernels
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce import api, scan
+from raoe_kernels.infonce import api, chunks, scan, unit_rows
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.contrast_cases import DTYPES, Recorder, rows
@@ -31,6 +31,8 @@ def place(request):
 def several_chunks(monkeypatch):
     """Two or three rows at a time."""
     monkeypatch.setattr(scan, "BUFFER", 600)
+    monkeypatch.setattr(chunks, "BUFFER", 600)
+    monkeypatch.setattr(chunks, "ROWS", 2)
 
 
 def leaves_of(dtype, given, device="cpu", learnt=True, seed=0):
@@ -77,7 +79,52 @@ def test_against_the_formula(which, learnt, place):
 @pytest.mark.parametrize("place", [here for here in PLACES if here[1] == "scan"], indirect=True, ids="-".join)
 @pytest.mark.parametrize("which", CASES)
 def test_against_the_reference(which, dtype, place, poisoned):
-    device, backend = place
+    by_the_rule(which, dtype, *place)
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+
+
+@pytest.fixture
+def multiplied(monkeypatch):
+    """The dtypes that are multiplied where a CPU's rows of half precision count as a GPU's."""
+    dtypes = set()
+
+    def product_of(x, y, *to, **add):
+        dtypes.update((x.dtype, y.dtype))
+        return chunks.product(x, y, *to, **add)
+
+    monkeypatch.setattr(unit_rows, "pays", lambda given: given.dtype.itemsize == 2)
+    monkeypatch.setattr(unit_rows, "product", product_of)
+    return dtypes
+
+
+@HALVES
+@pytest.mark.parametrize("which", CASES)
+def test_halves_against_the_reference(which, dtype, multiplied, poisoned):
+    by_the_rule(which, dtype, "cpu", "scan")
+    assert multiplied == {dtype, torch.bfloat16}
+
+
+@HALVES
+def test_halves_leave_each_norm_its_range(dtype, multiplied):
+    """Norms that are powers of two change no bit, and rows that count as zero are found by nothing."""
+    given, found = cases()["guided-four"], []
+    leaves = [x.detach() for x in leaves_of(dtype, given, learnt=False)]
+    powers = [2.0**60, 1.0, 2.0**-20] if dtype == torch.bfloat16 else [2.0**8, 1.0]
+    for by in (torch.tensor([1.0]), torch.tensor(powers)):
+        scaled = [(x * by.repeat(len(x))[: len(x), None]).to(dtype).requires_grad_() for x in leaves]
+        loss = loss_of(info_nce_loss, scaled, given, learnt=False, backend="scan")
+        grads = torch.autograd.grad(loss * 1024, scaled)
+        found.append([loss.detach(), *(g.float() * by.repeat(len(g))[: len(g), None] for g in grads)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0 if dtype == torch.bfloat16 else 1e-2)
+    leaves[0][0], leaves[1][3] = 1e-7, 0
+    loss = loss_of(info_nce_loss, leaves, given, learnt=False, backend="scan")
+    torch.testing.assert_close(loss, loss_of(info_nce_loss, leaves, given, learnt=False, backend="reference"))
+
+
+def by_the_rule(which, dtype, device, backend):
     given = cases()[which]
     ours = run(dtype, which, device, backend)
     plain = run(dtype, which, "cpu", "reference")
@@ -333,10 +380,10 @@ def test_no_matrix_of_logits_is_held(which, place, monkeypatch):
         assert seen.largest <= 4 * 240 * 4 <= cells / 4
 
 
-@pytest.mark.parametrize("which, parts", [("plain", 1), ("guide", 2), ("positive_ids", 3)])
-def test_the_buffer_has_room_for_what_goes_with_logits(which, parts, monkeypatch):
+@pytest.mark.parametrize("which, parts", [("plain", 1), ("guide", 2), ("halves", 2), ("positive_ids", 3)])
+def test_the_buffer_has_room_for_what_goes_with_logits(which, parts, monkeypatch, multiplied):
     monkeypatch.setattr(scan, "BUFFER", 20000)
-    inputs = rows((80, 80, 160), 4, torch.float32)
+    inputs = rows((80, 80, 160), 4, torch.bfloat16 if which == "halves" else torch.float32)
     ids = torch.arange(80) % 9, torch.arange(240) % 9
     given = {"guide": {"guide": inputs}, "positive_ids": {"positive_ids": ids}}.get(which, {})
     with Recorder() as seen:

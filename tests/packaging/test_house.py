@@ -33,12 +33,12 @@ LEVELS = {
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 764,
+    "artifacts": 769,
     "data": 2176,
     "encoders": 2135,
     "evaluation": 1330,
     "generation": 1328,
-    "jobs": 1510,
+    "jobs": 1513,
     "losses": 3172,
     "studies": 1807,
     "training": 1945,
