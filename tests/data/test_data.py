@@ -427,6 +427,17 @@ def test_a_pool_is_known_by_all_its_files(two_files):
     assert contents(f"{first}+builtin#train") is None
 
 
+def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
+    made = [contents(write(tmp_path / name, "sentence1,sentence2\na,b\n")) for name in ("a.tsv", "a.csv")]
+    assert made[0]["sha256"] == made[1]["sha256"] and made[0] != made[1]
+
+
+def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
+    """RFC 1952: flags in byte 3, the time in bytes 4 to 7."""
+    write_rows(tmp_path / "a.jsonl.gz", ["n"], [{"n": 1}])
+    assert (tmp_path / "a.jsonl.gz").read_bytes()[3:8] == bytes(5)
+
+
 def test_a_pool_to_be_scored(two_files):
     table = PairsToScore(Data(input="+".join(two_files)), "jsonl", ("score_1",))
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]

@@ -53,7 +53,7 @@ def folder(tmp_path, request):
             "SICK/SICK_test_annotated.txt": b"pair_ID\tA\tB\tscore\tlabel\n4\ti\tj\t1\tNEUTRAL\n5\tk\tl\t5\tE\n",
             **{f"STS/STSBenchmark/sts-{split}.csv": f'g\tf\ty\t1\t1.0\t{split} "a\tb\ng\tf\ty\t2\t3.0\tc\td\n'.encode()
                for split in ("train", "dev", "test")},
-            **{f"STS/STS13-en-test/STS.input.{subset}.txt": f"{subset} a\tb  c\nd\te\nf\tg\n".encode()
+            **{f"STS/STS13-en-test/STS.input.{subset}.txt": f"{subset} a\tb  c\nd\te\nf\tg\twhence\n".encode()
                for subset in STS_SUBSETS["sts13"]},
             # a pair without a score is no part of the set
             **{f"STS/STS13-en-test/STS.gs.{subset}.txt": b"1.5\n\n4\n" for subset in STS_SUBSETS["sts13"]},
@@ -92,6 +92,8 @@ def test_sets_with_splits(folder):
 
 
 def test_sts(folder):
+    # as SentEval's sts.py has them, but for SMT
+    assert [len(STS_SUBSETS[f"sts{year}"]) for year in range(12, 17)] == [5, 3, 6, 5, 5]
     tasks = read_tasks(["sts13", "stsb", "stsb#dev", "sick", "sick-all"], folder)
     pairs = tasks["sts13"].content
     assert pairs["sentence1"] == ["FNWN a", "f", "headlines a", "f", "OnWN a", "f"]

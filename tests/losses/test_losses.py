@@ -20,6 +20,7 @@ from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss,
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
+from raoe_train.losses.pair_losses import LossParts
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
@@ -104,6 +105,14 @@ def test_equal_scores_have_an_order_under_ordinal_alone(ties, expected):
     """One pair then, of equal cosines: log(1 + exp(0))."""
     for loss in (RankMarginLoss(None, margin=0, ties=ties), RAOELoss(None, margin=0, ties=ties)):
         assert total(loss.of_pairs(torch.zeros(2), torch.ones(2), None)).item() == pytest.approx(expected)
+
+
+def test_scores_keep_their_digits():
+    """Beyond those of float32, as embeddings are; of equal cosines the one pair in order adds 1."""
+    score = torch.tensor([1, 1 + 1e-12], dtype=torch.float64)
+    assert CoSENTLoss(None).compute_loss_from_embeddings([torch.ones(2, 3)] * 2, score).item() == pytest.approx(
+        math.log(2)
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,6 +291,7 @@ def test_what_the_model_card_needs():
 @pytest.mark.parametrize("wrapper", [AdaptiveLayerLoss, partial(Matryoshka2dLoss, matryoshka_dims=[16, 8])])
 def test_wrappers_that_scale_and_add(wrapper):
     """Parts are scaled and added by name: their sum is what the wrapper makes of a loss that is one number."""
+    assert LossParts(rank=torch.tensor(6.0)) / 4 == {"rank": 1.5}
     found = []
     for parts in (True, False):
         torch.manual_seed(0)

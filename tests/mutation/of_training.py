@@ -353,6 +353,8 @@ TRAINING = [
         ("digest([wish.seed, self.key, step])", "digest([wish.seed, step])"),
         ("verify_sentence(sentence, self.sentences[0]", "verify_sentence(sentence, self.sentences[-2]"),
     ),
+    *of("raoe_train/losses/pair_losses.py", "losses/test_losses.py", ("score if self.by_order else", "")),
+    *of("raoe_train/data/sources.py", "data/test_data.py", ("{data_kind(path)}", "")),
     *of("raoe_train/generation/seeds.py", "generation/test_rules.py", ("[seed, cluster]", "cluster")),
     *of(
         "raoe_train/generation/sampling.py",
@@ -374,6 +376,12 @@ TRAINING = [
         ("None if model.name == SCRATCH else fingerprint(model.name)", "None"),
     ),
     *of(
+        "raoe_train/training/arguments.py",
+        "training/test_adapt.py training/test_training.py",
+        ("True if has_dev else None", "False if has_dev else None"),
+        ("world * int(", "int("),
+    ),
+    *of(
         "raoe_train/training/loss_state.py",
         "training/test_loss_state.py",
         ("(_file(folder, process), _file(folder, 0))", "(_file(folder, 0),)"),
@@ -383,6 +391,7 @@ TRAINING = [
         "training/test_ranking_post.py",
         ('teacher.omega if teacher.information == "both" else 0.0', "teacher.omega"),
         ("phi[np.ix_(order, order)]", "phi"),
+        ("digest([list(texts) for texts in lists])", "len(lists)"),
     ),
     *of(
         "raoe_train/training/measures.py",

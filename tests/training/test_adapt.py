@@ -12,6 +12,7 @@ from datasets import Dataset
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.training.account import changes, in_words
+from raoe_train.training.arguments import for_all_processes
 from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 
@@ -123,6 +124,13 @@ def test_a_premise_at_least_is_left_to_train_on():
     columns = {"sentence1": ["a"] * 10 + ["b"] * 10, "sentence2": [*map(str, range(20))], "score": [*range(20)]}
     rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.9, 42)
     assert len(rest["train"]) == len(dev) == 10
+
+
+def test_batches_are_drawn_for_all_processes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = for_all_processes({"per_device_train_batch_size": 4, "accelerator_config": {"even_batches": False}})
+    config = {"even_batches": False, "split_batches": True}
+    assert found == {"per_device_train_batch_size": 12, "accelerator_config": config}
 
 
 def test_steps_at_least():

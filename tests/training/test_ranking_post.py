@@ -148,10 +148,11 @@ def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders,
     asked.clear()
     again = teaching.similarities(CHAINS, teacher, tmp_path)
     assert asked == [] and all(map(np.array_equal, again, found))
-    # Other lists, or another teacher, are not what is kept.
+    # Other lists, as many or not, or another teacher, are not what is kept.
     teaching.similarities(CHAINS[:1], teacher, tmp_path)
+    teaching.similarities(CHAINS[1:2], teacher, tmp_path)
     teaching.similarities(CHAINS[:1], FrozenEncoder(encoders[0], device="cpu"), tmp_path)
-    assert len(asked) == 2 and len(list(tmp_path.glob("*/made_from.json"))) == 3
+    assert len(asked) == 3 and len(list(tmp_path.glob("*/made_from.json"))) == 4
 
 
 def test_each_process_makes_its_share(tmp_path):

@@ -84,7 +84,11 @@ def test_writes_a_model_and_what_goes_with_it(finished):
     assert len(steps) == 5
     for entry in steps:  # both parts are logged, and are what is trained
         assert entry["rank"] + entry["angle"] == pytest.approx(entry["loss"], abs=2e-3)
-    assert [entry["epoch"] for entry in log if "eval_dev_spearman_cosine" in entry] == [1.0, 2.0]
+    evaluated = [entry for entry in log if "eval_dev_spearman_cosine" in entry]
+    assert [entry["epoch"] for entry in evaluated] == [1.0, 2.0]
+    best = max(evaluated, key=lambda entry: entry["eval_dev_spearman_cosine"])
+    assert metrics["best_step"] == best["step"]
+    assert metrics["after"]["spearman"] == pytest.approx(100 * best["eval_dev_spearman_cosine"], abs=0.2)
 
 
 def test_the_model_loads_anywhere_with_its_prompt(finished):
