@@ -140,12 +140,11 @@ def left_out_of(
 
 
 def hardened(problem: Problem, targets: Tensor) -> Tensor:
-    """(N, C) bool: the negatives whose logits are raised (Lan et al. 2025)."""
-    positive = own(targets, problem.column_count)
+    """(N, C) bool: the columns whose logits are raised (Lan et al. 2025), the positives' aside."""
     if problem.hardness == "all_negatives":
-        return ~positive
+        return ~own(targets, problem.column_count)
     documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
-    return documents & ~positive if problem.hardness == "hard_negatives" else ~documents
+    return documents if problem.hardness == "hard_negatives" else ~documents
 
 
 def backward(

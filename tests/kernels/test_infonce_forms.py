@@ -12,6 +12,7 @@ import torch
 import raoe_kernels
 from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import api, chunks, scan, unit_rows
+from raoe_kernels.infonce.problem import Problem, scale
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.contrast_cases import DTYPES, Recorder, rows
@@ -224,6 +225,24 @@ def test_tau_by_hand(place):
     # log(1 + exp(-tau) / exp(tau)), at the bound: -2/9 / (10/9)
     bound = info_nce_loss(a, a, tau=tau, debias=0.5, backend=backend)
     assert torch.autograd.grad(bound, tau)[0].item() == pytest.approx(-1 / 5)
+
+
+def test_a_guide_leaves_out_what_is_more_similar_than_the_pair_and_not_what_is_as_similar(place):
+    device, backend = place
+    rows_of = torch.eye(2, dtype=torch.float64, device=device)
+    same = rows_of[[0, 0]]
+    loss = info_nce_loss(rows_of, rows_of, tau=1.0, guide=(same, same), backend=backend)
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"targets": torch.tensor([-1, 1])}, {"targets": torch.tensor([0, 2])}, {"learnt_tau": torch.tensor(0.0)},
+    {"learnt_tau": torch.tensor(torch.nan)},
+], ids=["below", "above", "zero", "nan"])  # fmt: skip
+def test_what_a_gpu_is_not_asked_about_makes_the_loss_nan(wrong):
+    units = torch.eye(2)
+    assert scale(Problem(units, units), torch.zeros(())).item() == 0.5
+    assert scale(Problem(units, units, **wrong), torch.zeros(())).isnan()
 
 
 @pytest.mark.parametrize("more", [{"hardness_mode": "all_negatives", "hardness_strength": 500.0}, {"tau": 500.0}])

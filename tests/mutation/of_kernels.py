@@ -181,12 +181,19 @@ KERNELS = [
         ("by_tau -= factor *", "by_tau += factor *"),
     ),
     *of(
+        "raoe_kernels/infonce/unit_rows.py",
+        "kernels/test_infonce_forms.py -k halves",
+        (".mul_(columns.over)", ""),
+        ("product(x.high, y.low, add=made)", "pass"),
+        ("e[:, None])", "e[:, None] * 0)"),
+    ),
+    *of(
         "raoe_kernels/infonce/reference.py",
         OPTIONS,
         ("count * debias * (at_own - peak).exp() / positive", "debias * (at_own - peak).exp() / positive"),
         ("count * (-tau - peak).exp()", "count * torch.as_tensor(-tau).exp()"),
         ("found |= cosines > threshold", "found |= cosines >= threshold"),
-        ("return documents & ~positive if", "return documents if"),
+        ('return documents if problem.hardness == "hard_negatives" else ~documents', "return documents"),
         ("by_tau = by_tau - at_bound.sum()", "pass"),
     ),
     *of(
