@@ -254,7 +254,7 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         value = "no" if value is False else value  # YAML's no
         if value not in typing.get_args(hint):
-            raise ValueError(f"{key} must be one of {', '.join(typing.get_args(hint))}, got {value!r}")
+            raise ValueError(f"{key} must be one of {', '.join(typing.get_args(hint))}, got {value!r:.200}")
         return value
     if dataclasses.is_dataclass(hint):
         return hint(**_build(hint, value, key + "."))  # type: ignore[operator, arg-type]
@@ -266,10 +266,10 @@ def convert(hint: Any, value: Any, key: str) -> Any:
         if isinstance(value, (list, str)):  # from the command line: name=value ...
             pairs = [value] if isinstance(value, str) else value
             if not all(isinstance(pair, str) and "=" in pair for pair in pairs):
-                raise ValueError(f"{key} takes NAME=VALUE, got {value!r}")
+                raise ValueError(f"{key} takes NAME=VALUE, got {value!r:.200}")
             value = dict(pair.split("=", 1) for pair in pairs)
         if value is not None and not isinstance(value, Mapping):
-            raise ValueError(f"{key} must be a mapping, got {value!r}")
+            raise ValueError(f"{key} must be a mapping, got {value!r:.200}")
         return {str(k): convert(of[1], v, f"{key}.{k}") for k, v in (value or {}).items()}
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -299,7 +299,7 @@ def _default(field: Any) -> Any:
 def _build(of: Any, values: Any, where: str) -> dict[str, Any]:
     """The arguments of a function or a dataclass."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r}")
+        raise ValueError(f"{where.rstrip('.') or 'a recipe'} must be a mapping of keys, got {values!r:.200}")
     known, rest = parameters(of), getattr(of, "REST", "")
     made, others = dict[str, Any](), dict[str, Any]()
     for key, value in values.items():
@@ -369,7 +369,7 @@ def _later(value: Mapping[str, Any], word: str | None) -> Any:
 
 def _scalar(kind: type, value: Any, key: str) -> Any:
     names = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
-    problem = ValueError(f"{key} must be {names[kind]}, got {value!r}")
+    problem = ValueError(f"{key} must be {names[kind]}, got {value!r:.200}")
     if kind is str:
         if isinstance(value, (str, Path)) or (isinstance(value, (int, float)) and not isinstance(value, bool)):
             # nothing but a path begins so

@@ -254,4 +254,6 @@ def cell(value: Any, kind: str) -> str:
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
         raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
+    if kind == "csv" and len(text) > csv.field_size_limit():  # what reads CSV goes no further
+        raise ValueError(f"a CSV file cannot hold {len(text)} characters in a cell; write .jsonl or .parquet instead")
     return text

@@ -323,7 +323,11 @@ def test_writing_what_a_format_cannot_hold(tmp_path):
     for value in ("a\tb", "a\nb", ["a"]):
         with pytest.raises(ValueError, match=r"cannot hold .*write \.jsonl"):
             write_rows(tmp_path / "a.tsv", ["text"], [{"text": value}])
+    with pytest.raises(ValueError, match=r"cannot hold 131073 characters .*write \.jsonl"):
+        write_rows(tmp_path / "a.csv", ["text"], [{"text": "a" * 131073}])
     assert list(tmp_path.iterdir()) == []
+    write_rows(tmp_path / "a.csv", ["text"], [{"text": "a" * 131072}])
+    assert [row for _, row in read_rows(tmp_path / "a.csv")] == [{"text": "a" * 131072}]
     with pytest.raises(ValueError, match="each but parquet also with"):
         write_rows(tmp_path / "a.parquet.gz", ["text"], [{"text": "a"}])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -256,7 +257,8 @@ def _right_sentences(records: list[Record]) -> list[Any]:
 def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
     read = PairsToScore(Data(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
     rows = list(read.rows())
-    if path.endswith((".tsv", ".csv")):  # whatever can be read can be written and is the same again
+    longest = max((len(str(value)) for row in rows for value in row.values()), default=0)
+    if path.endswith((".tsv", ".csv")) and longest <= csv.field_size_limit():  # can be written, and is the same again
         write_rows(path + ".again.csv", read.columns, rows)
         assert [fields for _, fields in read_rows(path + ".again.csv")] == rows, "it is written as something else"
     return rows, {"read": len(rows) + sum(read.left_out.values()), "kept": len(read.pairs), "dropped": read.left_out}
@@ -271,7 +273,7 @@ def _right_to_score(records: list[Record]) -> list[Any]:
 def same_order(rows: list[Any], right: list[Any]) -> bool:
     """Whether rows are right ones, in their order, each once."""
     rest: Iterator[Any] = iter(right)
-    return all(any(row == each for each in rest) for row in rows)
+    return all(any(row == each or repr(row) == repr(each) for each in rest) for row in rows)  # NaN is not NaN
 
 
 def _counted(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:

@@ -92,6 +92,7 @@ def test_values_take_the_declared_type(key, given, value):
         ({"training.learning_rate": "nan"}, r"training\.learning_rate must be above 0, got nan"),
         ({"training.per_device_train_batch_size": 0}, r"training\.batch_size must be at least 1, got 0"),
         ({"training.max_steps": "1.5"}, r"training\.max_steps must be an integer, got 1\.5"),
+        ({"loss.mini_batch_size": "x" * 1000}, r"must be an integer, got 'x{199}$"),
         ({"training.eval_strategy": "never"}, r"training\.eval_strategy must be one of no, steps, epoch, got 'never'"),
         ({"model.max_seq_length": 0}, r"model\.max_seq_length must be at least 1, got 0"),
         ({"data.max_rows": 0}, r"data\.max_rows must be at least 1, got 0"),

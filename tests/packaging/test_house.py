@@ -34,7 +34,7 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 769,
-    "data": 2176,
+    "data": 2178,
     "encoders": 2135,
     "evaluation": 1330,
     "generation": 1328,
