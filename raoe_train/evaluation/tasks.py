@@ -139,8 +139,8 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
-    if "average" in tasks:
-        raise ValueError("a task may not be called average, as reports call the mean of all: name its file")
+    if taken := {"average", "dev"}.intersection(tasks):
+        raise ValueError(f"a task may not be called {min(taken)}, which is a column of reports: name its file")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
     reading = Reading(data_dir, **how)
