@@ -147,3 +147,33 @@ def test_a_real_file_system(tmp_path, options, said):
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("raoe-train: ")]
     assert said in line and "mounted" in line
+
+
+EVERY_JOB = """
+import sys
+from pathlib import Path
+from raoe_train import run
+from tests.faults.small_jobs import make_jobs
+
+for name, job in make_jobs(Path(sys.argv[1])).items():
+    try:
+        run(name, None, **job.keys(Path(sys.argv[2], name)))
+        print("job", name, "wrote")
+    except OSError as error:
+        print("job", name, error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "said"), [("ro", "cannot write"), ("size=8k", "the disk is full, writing")])
+def test_every_job_on_a_real_file_system(tmp_path, options, said):
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    mount = ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o {options} tmpfs {mounted} && exec "$@"', "-"]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    command = [*mount, sys.executable, "-c", EVERY_JOB, str(tmp_path / "inputs"), str(mounted)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [line.removeprefix("job ") for line in done.stdout.splitlines() if line.startswith("job ")]
+    assert len(found) == 11
+    assert all(line.startswith(f"{line.split()[0]} {said} {mounted}/") for line in found), found
