@@ -133,7 +133,7 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
         elif names is None:
             names = record
             if len(set(names)) != len(names):
-                raise ValueError(f"{path}, line {number}: the header names a column twice: {names}")
+                raise ValueError(f"{path}, line {number}: the header names a column twice: {names!s:.200}")
         elif len(record) != len(names):
             yield number, RowProblem(f"{len(record)} fields where the header names {len(names)}")
         else:
@@ -180,7 +180,7 @@ def _parquet(path: Path) -> Iterator[Row]:
     try:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             if len(set(names := table.schema_arrow.names)) != len(names):
-                raise ValueError(f"it names a column twice: {names}")
+                raise ValueError(f"it names a column twice: {names!s:.200}")
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1

@@ -94,7 +94,7 @@ def claim(arguments: Any, made: Mapping[str, Any]) -> dict[str, Any] | None:
     elif not arguments.overwrite:
         raise ValueError(
             f"{output} holds a run of {'other files' if changed[0].startswith(CONTENTS) else 'another recipe'} "
-            f"(different: {', '.join(changed)}); choose another output, or --overwrite it"
+            f"(different: {', '.join(changed):.200}); choose another output, or --overwrite it"
         )
     return None
 
