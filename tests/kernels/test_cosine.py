@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from raoe_kernels import pairwise_cosine
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
 from tests.kernels.gpu_checks import NoLaunch, operations
+from tests.kernels.conftest import available
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
@@ -59,9 +60,12 @@ def test_by_hand(place):
     # upstream -2, 0.5, 3: dc/da = b / (|a| |b|) - c a / |a|^2
     by_hand = [-2 * (4 / 25 - 24 / 25 * 3 / 25), -2 * (3 / 25 - 24 / 25 * 4 / 25), 0, 0.5, 0, 0]
     assert grad_a.flatten().tolist() == pytest.approx(by_hand, abs=1e-15)
-    if (device, backend) == ("cpu", "native"):  # where squares leave float32's range it sums doubles
-        far = (1e20 * x[:1].float() for x in (a, b))
-        assert pairwise_cosine(*far, backend=backend).item() == pytest.approx(24 / 25, rel=1e-6)
+
+
+def test_where_squares_leave_float32_cpp_sums_doubles():
+    _, backend = available(("cpu", "native"), "pairwise_cosine")
+    far = (torch.tensor([row]) for row in ([3e20, 4e20], [4e20, 3e20]))
+    assert pairwise_cosine(*far, backend=backend).item() == pytest.approx(24 / 25, rel=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

@@ -137,7 +137,7 @@ KERNELS = [
     ),
     *of(
         "csrc/cosine/cosine_cpu.cpp",
-        "kernels/test_cosine.py kernels/test_matryoshka.py -k cpu-native",
+        "kernels/test_cosine.py kernels/test_matryoshka.py -k 'cpu-native or squares'",
         ("norm_a <= eps || norm_b <= eps", "norm_a <= eps"),
         ("along * ib * ib", "along * ia * ib"),
         ("std::fill(out_a + start, out_a + args.columns, T(0))", "(void)0"),
