@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from raoe_kernels import pairwise_cosine
 from raoe_kernels.testing import GRADIENT_FACTOR, LOSS_FACTOR, ULPS, assert_accurate
-from tests.kernels.gpu_checks import NoLaunch, operations
 from tests.kernels.conftest import available
+from tests.kernels.gpu_checks import NoLaunch, operations
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 SHAPES = [(1, 1), (3, 7), (5, 384), (4, 385), (2, 1500), (33, 64)]
