@@ -115,11 +115,13 @@ def test_what_is_not_ours_goes_through():
         raise RuntimeError("a bug")
 
 
-MOUNTED = """
-set -e
-mount -t tmpfs -o {options} tmpfs {folder}
-{python} -m raoe_train train {recipe} --output {folder}/run
-"""
+def mounting(folder, options):
+    """The words before a command that give it such a tmpfs, in a mount namespace of its own, which ends with it."""
+    folder.mkdir()
+    words = ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o {options} tmpfs {folder} && exec "$@"', "-"]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    return words
 
 
 @pytest.mark.slow
@@ -127,21 +129,14 @@ mount -t tmpfs -o {options} tmpfs {folder}
     ("options", "said"), [("ro", "cannot write"), ("size=500k", "the disk is full"), ("size=64k", "the disk is full")]
 )
 def test_a_real_file_system(tmp_path, options, said):
-    """In a mount namespace of its own, which ends with the process."""
     import yaml
 
-    mount = ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", str(tmp_path)]
-    probe = subprocess.run(mount, capture_output=True, check=False)
-    if probe.returncode:
-        pytest.skip("mounting is not allowed here")
+    mounted, recipe = tmp_path / "mounted", tmp_path / "recipe.yaml"
     made = small(tmp_path)
     made["training"] |= {"save_steps": 1, "save_total_limit": 20}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"extends": "raoe-s1", **made}))
-    (tmp_path / "mounted").mkdir()
-    script = MOUNTED.format(
-        options=options, folder=tmp_path / "mounted", python=sys.executable, recipe=tmp_path / "recipe.yaml"
-    )
-    command = ["unshare", "-m", "bash", "-c", script]
+    recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made}))
+    train = [sys.executable, "-m", "raoe_train", "train", str(recipe), "--output", f"{mounted}/run"]
+    command = [*mounting(mounted, options), *train]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -168,11 +163,8 @@ for name, job in make_jobs(Path(sys.argv[1])).items():
 @pytest.mark.parametrize(("options", "said"), [("ro", "cannot write"), ("size=8k", "the disk is full, writing")])
 def test_every_job_on_a_real_file_system(tmp_path, options, said):
     mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    mount = ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o {options} tmpfs {mounted} && exec "$@"', "-"]
-    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("mounting is not allowed here")
-    command = [*mount, sys.executable, "-c", EVERY_JOB, str(tmp_path / "inputs"), str(mounted)]
+    jobs = [sys.executable, "-c", EVERY_JOB, str(tmp_path / "inputs"), str(mounted)]
+    command = [*mounting(mounted, options), *jobs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [line.removeprefix("job ") for line in done.stdout.splitlines() if line.startswith("job ")]
     assert len(found) == 11

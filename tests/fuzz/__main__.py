@@ -19,7 +19,7 @@ from random import Random
 from tests.fuzz.documents import DOCUMENTS, said
 from tests.fuzz.mutations import packed, spoilt_bytes, spoilt_rows, written
 from tests.fuzz.naive import Broken, records, unpacked
-from tests.fuzz.tables import TABLES, Table, same_order
+from tests.fuzz.tables import TABLES, Table, alike, same_order
 
 
 def ends(kind: str, rng: Random, folder: Path) -> str:
@@ -57,8 +57,7 @@ def _table(table: Table, rng: Random, folder: Path) -> str:
     if counts and counts["kept"] + sum(counts["dropped"].values()) != counts["read"]:
         return f"wrong counts: {counts}"
     if table.ordered and (same or how == "raise"):
-        same_rows = found == right or repr(found) == repr(right)  # NaN is not NaN
-        return "rows" if same_rows else f"wrong: {str(found)[:400]} and not {str(right)[:400]}"
+        return "rows" if alike(found, right) else f"wrong: {str(found)[:400]} and not {str(right)[:400]}"
     if table.ordered:
         return "rows" if same_order(found, right) else f"not right: {str(found)[:400]} of {str(right)[:400]}"
     wrong = [row for row in found if row not in right and table is not TABLES["captions"]]

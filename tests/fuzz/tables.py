@@ -273,7 +273,12 @@ def _right_to_score(records: list[Record]) -> list[Any]:
 def same_order(rows: list[Any], right: list[Any]) -> bool:
     """Whether rows are right ones, in their order, each once."""
     rest: Iterator[Any] = iter(right)
-    return all(any(row == each or repr(row) == repr(each) for each in rest) for row in rows)  # NaN is not NaN
+    return all(any(alike(row, each) for each in rest) for row in rows)
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two are equal, NaN to NaN, too."""
+    return one == other or repr(one) == repr(other)
 
 
 def _counted(read: Any) -> Callable[[str, str], tuple[list[Any], dict[str, Any]]]:
