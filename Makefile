@@ -17,8 +17,7 @@ test: $(INSTALLED)  ## every fast test
 	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
 
 slow: $(INSTALLED)  ## the tests that build, train or compile for longer
-	$(RUN) -m pytest -q -n $(JOBS) -m slow --durations 12 --ignore tests/packaging
-	$(RUN) -m pytest -q -m slow tests/packaging
+	$(RUN) -m pytest -q -n $(JOBS) -m slow --durations 20
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

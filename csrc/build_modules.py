@@ -137,10 +137,11 @@ def _binding_includes() -> list[str]:
 
 
 def _sources(kind: str) -> tuple[Path, list[Path]]:
-    """The binding and the kernels, those that take long to compile (as their size tells) first."""
+    """The binding and the kernels, those that take long to compile (as the size of all they include tells) first."""
     folder, suffix = ROOT / "csrc", "cpp" if kind == "cpu" else "cu"
     sources = [*folder.glob(f"*/{kind}/*.{suffix}"), *folder.glob(f"*/*_{kind}.{suffix}")]
-    return folder / f"bindings_{kind}.cpp", sorted(sources, key=lambda path: -path.stat().st_size)
+    size = {path: sum(each.stat().st_size for each in _with_includes(path, set())) for path in sources}
+    return folder / f"bindings_{kind}.cpp", sorted(sources, key=lambda path: -size[path])
 
 
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,26 @@ def test_an_error_is_said_once_and_ends_all(tmp_path):
     assert done.stderr.count("raoe-train: ") == 1 and "holds no run of ours" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory):
+    """(job's name, processes, launcher) -> its result, always in the same place; one process is asked once."""
+    folder = tmp_path_factory.mktemp("shares")
+    jobs, output, path = make_jobs(folder / "inputs"), folder / "out", folder / "job.yaml"
+
+    @cache
+    def shares(name: str, processes: int = 1, by: str = "itself") -> object:
+        output.mkdir()
+        path.write_text(yaml.safe_dump(jobs[name].keys(output)))
+        said = launch(processes, "raoe_train", name, str(path), by=by).stdout
+        assert said.count(f"-> {output}") == 1
+        result = jobs[name].result(output)
+        assert not list(output.glob("*.parts"))
+        shutil.rmtree(output)
+        return result
+
+    return shares
+
+
 @pytest.mark.parametrize(
     ("name", "processes", "by"),
     [
@@ -189,19 +211,5 @@ def test_an_error_is_said_once_and_ends_all(tmp_path):
         ("generate", 2, "mpirun"),
     ],
 )
-def test_shares_are_merged_to_the_same(tmp_path, name, processes, by):
-    job = make_jobs(tmp_path / "inputs")[name]
-    results = {}
-    for number in (1, processes):
-        output = tmp_path / "out"
-        output.mkdir()
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(job.keys(output)))
-        said = launch(number, "raoe_train", name, str(path), by=by).stdout
-        assert said.count(f"-> {output}") == 1
-        results[number] = job.result(output)
-        assert not list(output.glob("*.parts"))
-        for file in output.iterdir():
-            file.unlink()
-        output.rmdir()
-    assert results[1] == results[processes]
+def test_shares_are_merged_to_the_same(shares, name, processes, by):
+    assert shares(name) == shares(name, processes, by)
