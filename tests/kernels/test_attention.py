@@ -78,7 +78,7 @@ def test_triton_briefly(form, dual, poisoned):
 
 
 @OPS
-@pytest.mark.parametrize("d", [1, 16, 33, 80])
+@pytest.mark.parametrize("d", [1, 33, 80])
 @pytest.mark.parametrize("form", ["lengths", "left", "holes", "packed"])
 def test_several_tiles(form, d, dual, place, poisoned):
     """Lengths on both sides of the edges of tiles of 64 (and of the smaller ones of the wider dtypes)."""
@@ -179,15 +179,15 @@ def test_padding_has_no_influence_without_a_gradient(form, dual, place, poisoned
 @OPS
 @EVERY_FORM
 @pytest.mark.parametrize("lengths", [LENGTHS, [8, 7, 8, 6]], ids=["ragged", "alike"])
-@pytest.mark.parametrize("rubbish", [math.nan, math.inf, 1e30, 7.0])
-def test_padding_has_no_influence(rubbish, lengths, form, dual, place, poisoned):
+def test_padding_has_no_influence(lengths, form, dual, place, poisoned):
     """To the bit: what stands in padded queries, keys, values and upstream gradients changes nothing."""
     device, backend = place
     options = dict(lengths=lengths, longest=8, dtype=torch.float32, device=device)
     clean = Batch(form, rubbish=0.0, **options).run(dual, backend)
-    dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend)
-    for x, y in zip(dirty, clean, strict=True):
-        assert torch.equal(x, y)
+    for rubbish in (math.nan, math.inf, 1e30, 7.0):
+        dirty = Batch(form, rubbish=rubbish, **options).run(dual, backend)
+        for x, y in zip(dirty, clean, strict=True):
+            assert torch.equal(x, y), rubbish
 
 
 @OPS
