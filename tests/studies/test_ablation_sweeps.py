@@ -1,4 +1,4 @@
-"""The sweeps raoe-ablation and efficiency: their cells, and both in miniature from raw files to the report."""
+"""The sweeps raoe-ablation, efficiency and from-scratch: their cells, and each in miniature from raw files."""
 
 from __future__ import annotations
 
@@ -119,6 +119,38 @@ def test_the_cells_of_efficiency():
         assert made.arguments.teacher.name == ("M" if made.family.endswith("fly") else None)
 
 
+LOSSES = {"infonce": "infonce", "raoe": "raoe", "rank": "rank_margin", "angular": "gated_angular", "cosent": "cosent"}
+STAGES = {"infonce-half": "infonce", "infonce-raoe": "raoe", "infonce-rank": "rank_margin"}
+
+
+def test_the_cells_of_from_scratch():
+    """Two starts, tau 20, as many sentences in every cell, and rates of a grid; a second stage has its loss's."""
+    runs = runs_of("from-scratch", WORDS)
+    rows = {f"{start}-{row}": loss for start in ("plain", "new") for row, loss in {**LOSSES, **STAGES}.items()}
+    grids = {f"rate-{row}": loss for row, loss in LOSSES.items()}
+    assert {made.family: made.arguments.loss["name"] for made in runs} == {**rows, **grids}
+    tried, taken = {}, {}
+    for made in runs:
+        its, loss = made.arguments, made.arguments.loss["name"]
+        assert its.loss["scale"] == 20 and its.data.train == ["O/snli.tsv.gz"]
+        assert its.data.dev is None and its.data.columns == {"score": "score_1"}, (
+            "what MiniLM says, and not the language model"
+        )
+        texts = its.training["max_steps"] * its.training["batch_size"] * (3 if loss == "infonce" else 2)
+        share = 0.5 if made.family in {f"{start}-{row}" for start in ("plain", "new") for row in STAGES} else 1
+        assert texts == pytest.approx(12800 * share, rel=0.02), made.name
+        start, _, row = made.family.partition("-")
+        if row in ("infonce-raoe", "infonce-rank"):
+            assert (made.after.family, made.after.seed) == (f"{start}-infonce-half", made.seed)
+            assert not its.model.random_weights, "it goes on from what the first stage has learned"
+        else:
+            assert (its.model.name, its.model.random_weights, made.after) == ("M", start == "new", None)
+        (tried if start == "rate" else taken).setdefault(loss, set()).add(its.training["learning_rate"])
+        assert start != "rate" or its.evaluation.tasks == ["stsb#dev"], "a rate is chosen without a test set"
+    assert tried == {loss: {3e-4, 1e-3, 3e-3} for loss in tried}
+    assert all(len(rates) == 1 and rates <= tried[loss] for loss, rates in taken.items())
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(an encoder, a folder with files of the names and columns of the real ones, a handful of rows each)."""
@@ -207,6 +239,20 @@ def test_a_small_efficiency_table(made, tmp_path):
     # the same targets, made before or in the loop: the same model, up to the digits of a file
     static, on_the_fly = (row["after"] for row in results if "mse" in row["run"])
     assert static["average"] == pytest.approx(on_the_fly["average"], abs=0.5)
+
+
+def test_a_small_from_scratch(made, tmp_path):
+    """Triplets of scored rows, new weights, and RAOE after InfoNCE."""
+    other = load_encoder(Model(name=made[0], device="cpu", random_weights=True), sentences=SENTENCES)
+    other.save(str(tmp_path / "other"))
+    cells = ["plain-infonce-half-seed42", "plain-infonce-raoe-seed42", "new-infonce-seed42", "new-angular-seed42"]
+    prepare = {"snli": {"teachers": [made[0], str(tmp_path / "other")], "device": "cpu"}}
+    results, _ = miniature("from-scratch", made, tmp_path / "out", only=cells, tasks=["stsb"], prepare=prepare)
+    found = {row["run"]: row for row in results}
+    assert set(cells) <= set(found)  # two steps are half of two, too
+    assert found["new-angular-seed42"]["pairs"] == {"snli": 96}
+    first, second = (found[name]["after"]["tasks"]["stsb"]["spearman"] for name in cells[:2])
+    assert first != second
 
 
 @pytest.mark.slow
