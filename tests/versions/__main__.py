@@ -35,23 +35,26 @@ jobs/test_mining.py jobs/test_scoring.py jobs/test_merge.py evaluation/test_task
 
 @dataclass(frozen=True)
 class Corner:
-    """Which Python and torch, and whether all else is as old as pyproject.toml allows, or as new as there is."""
+    """Which Python and torch, and whether all else is as old as pyproject.toml allows, as new as there is, or pinned."""
 
     python: str
     torch: str
     oldest: bool = False
-    # beside those: what the oldest of ours wants itself, where it says so to nobody
+    # beside those: versions between, or what the oldest of ours wants itself, where it says so to nobody
     pins: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
-        return f"py{self.python}-torch{self.torch}-{'oldest' if self.oldest else 'newest'}"
+        rest = "oldest" if self.oldest else "between" if self.pins else "newest"
+        return f"py{self.python}-torch{self.torch}-{rest}"
 
 
 CORNERS = (
     Corner("3.10", "2.6.0", oldest=True),
-    Corner("3.11", "2.13.0", oldest=True),
+    Corner("3.11", "2.13.0", oldest=True, pins=("pyarrow<26",)),  # 26 is not imported beside numpy 1
     Corner("3.12", "2.6.0"),
+    Corner("3.12", "2.10.0", pins=("transformers==5.13.1", "sentence-transformers==6.1.0", "peft==0.20.0")),
+    Corner("3.13", "2.14.1"),
     Corner("3.13", "2.15.0"),
 )
 
@@ -156,7 +159,8 @@ def main(words: list[str] | None = None) -> int:
                 result = tried(corner, home, wheel, folder)
             except (subprocess.CalledProcessError, FileNotFoundError) as error:
                 said = (getattr(error, "stderr", b"") or str(error).encode()).decode(errors="replace")
-                result = {"cannot": said.strip().splitlines()[-1][:200]}
+                lines = said.strip().splitlines()
+                result = {"cannot": next((line for line in lines if line.startswith("ERROR")), lines[-1])[:200]}
             kept.write_text(json.dumps(result), encoding="utf-8")
         if kept.exists():
             results[corner.name] = json.loads(kept.read_text(encoding="utf-8"))
