@@ -22,6 +22,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     levels: int = 0
     classes: int = 3
+    step: int = 3  # from one label to the next
     spread: float = 1.0  # similarities lie in [-spread, spread]
     score_dtype: torch.dtype = torch.float32
 
@@ -35,7 +36,7 @@ class Case:
         else:
             scores = torch.randperm(n, generator=seeded).to(self.score_dtype)
         classes = self.classes or n
-        labels = torch.randint(classes, (n,), generator=seeded) * 3 - classes
+        labels = (torch.randint(classes, (n,), generator=seeded) - classes // 2) * self.step
         return similarity.to(device), scores.to(device), labels.to(device)
 
     def call(self, similarity, scores, labels, backend: str):
@@ -94,6 +95,8 @@ CASES = [
     Case("gated-16-labels", "gated_angular_loss", 90, classes=16),
     Case("gated-17-labels", "gated_angular_loss", 90, classes=17),
     Case("gated-all-labels", "gated_angular_loss", 60, classes=0, levels=30),
+    # 2^63 from the smallest label to the largest, which no int64 holds
+    Case("gated-labels-far-apart", "gated_angular_loss", 60, levels=30, step=2**62),
     Case("gated-tau-300", "gated_angular_loss", 40, {"tau": 300.0}),
     Case("gated-clipped", "gated_angular_loss", 40, spread=3.0),
     Case("raoe", "raoe_loss", 129),

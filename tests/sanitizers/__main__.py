@@ -2,7 +2,8 @@
 
 What gcc's sanitizers say of csrc: its CPU functions called with any arguments by 1 to 8 threads (driver.cpp), as they
 ship and with blocks so small that every call has many; the module under the kernels' conformance suite; the CUDA
-kernels, emulated, under the same. ThreadSanitizer is for the driver alone: in Python it would see torch's own threads.
+kernels, emulated, under the same, with tiles as they ship and small ones. ThreadSanitizer is for the driver alone: in
+Python it would see torch's own threads. csrc/README.md says what ran, when, and for how long.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ MOST = {True: 1 << 11, False: 1 << 16}
 RUNTIMES = ("libasan.so", "libubsan.so", "libstdc++.so")  # libstdc++: ASan looks for its throw as the process starts
 # Python and torch leave memory to the system as they end.
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+ONE_WIDTH = "cpu-native and not matryoshka"  # of several widths only the CPU's module has all from one pass
+# Of each part: the tiles, and which tests.
+CONFORMING = {
+    "module": [("large", "cpu-native")],
+    "emulator": [("large", ONE_WIDTH), ("small", f"{ONE_WIDTH} and (reference or run_to_run or nan or gated)")],
+}
 
 
 def driver(folder: Path, flags: Sequence[str], small: bool, simd: bool = True) -> Path:
@@ -87,18 +94,19 @@ def fuzzed(which: Sequence[str], cases: int, seed: int, sizes: Sequence[bool] = 
     return fine
 
 
-def conforms(part: str, flags: Sequence[str]) -> bool:
+def conforms(part: str, flags: Sequence[str], tiles: str, chosen: str) -> bool:
     """Whether the kernels' tests pass of a module that is built with the flags: part "module" or "emulator"."""
     found = [subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True) for name in RUNTIMES]
     plugin = "tests.sanitizers.plugin" if part == "module" else "tests.cuda_emulator.plugin"
-    chosen = "cpu-native" if part == "module" else "cpu-native and not matryoshka"
     environ = {
-        **os.environ, **OPTIONS, "RAOE_SANITIZE": " ".join(flags), "OMP_NUM_THREADS": "1",
+        **os.environ, **OPTIONS, "RAOE_SANITIZE": " ".join(flags), "RAOE_EMULATED_TILES": tiles, "OMP_NUM_THREADS": "1",
         "LD_PRELOAD": " ".join(each.stdout.strip() for each in found),
     }  # fmt: skip
-    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", "-p", plugin]
+    # -s: what a sanitizer says as it ends the process
+    pytest = [sys.executable, "-m", "pytest", "-q", "-s", "-x", "-n0", "-p", "no:cacheprovider", "-p", plugin]
     result = subprocess.run([*pytest, "--timeout", "1800", "tests/kernels", "-k", chosen], cwd=ROOT, env=environ)
-    print(f"{part} under the conformance suite: {'fine' if result.returncode == 0 else 'failed'}", flush=True)
+    said = "fine" if result.returncode == 0 else f"exit status {result.returncode}"
+    print(f"{part}, {tiles} tiles, under the tests of {chosen}: {said}", flush=True)
     return result.returncode == 0
 
 
@@ -107,13 +115,13 @@ def main() -> int:
     parser.add_argument("--which", nargs="+", choices=SANITIZERS, default=[*SANITIZERS])
     parser.add_argument("--cases", type=int, default=10_000, help="of the driver, each time that it runs")
     parser.add_argument("--seed", type=int, default=0)
-    # the emulator's kernels take long to compile with UBSan: more than 10 minutes a file on a busy machine
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["driver", "module"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     given = parser.parse_args()
     fine = "driver" not in given.parts or fuzzed(given.which, given.cases, given.seed)
     flags = [flag for name in given.which if name != "tsan" for flag in SANITIZERS[name]]
     for part in given.parts if flags else ():
-        fine &= part == "driver" or conforms(part, flags)
+        for how in CONFORMING.get(part, ()):
+            fine &= conforms(part, flags, *how)
     return int(not fine)
 
 

@@ -1,4 +1,4 @@
-"""A part of ``python -m tests.sanitizers``: small blocks, the baseline's code, few cases."""
+"""A part of ``python -m tests.sanitizers``: small blocks, the baseline's code, few cases; labels, emulated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.sanitizers.__main__ import fuzzed
+from tests.sanitizers.__main__ import ONE_WIDTH, SANITIZERS, conforms, fuzzed
 
 
 @pytest.mark.slow
@@ -15,3 +15,14 @@ def test_any_argument_by_any_number_of_threads(which):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     assert fuzzed(which, cases=300, seed=0, sizes=[True], simd=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_labels_of_the_emulated_kernels():
+    """Also labels further apart than int64 holds, in one block and in many."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++")
+    flags = [*SANITIZERS["asan"], *SANITIZERS["ubsan"]]
+    for tiles in ("large", "small"):
+        assert conforms("emulator", flags, tiles, f"{ONE_WIDTH} and gated")

@@ -35,7 +35,7 @@ jobs/test_mining.py jobs/test_scoring.py jobs/test_merge.py evaluation/test_task
 
 @dataclass(frozen=True)
 class Corner:
-    """Which Python and torch, and whether all else is as old as pyproject.toml allows, as new as there is, or pinned."""
+    """Which Python and torch, and whether all else is as old as pyproject.toml allows, or as new as pins leave it."""
 
     python: str
     torch: str
@@ -120,21 +120,23 @@ def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, ob
     counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", done.stdout)}
     bad = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     bad += ["stopped before its end"] if done.returncode not in (0, 1) else []
-    return {"versions": dict(zip(("python", *SHOWN), words, strict=True)), "counts": counts, "bad": bad}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    ran = f"{date.today()}, {commit.strip()}"
+    return {"versions": dict(zip(("python", *SHOWN), words, strict=True)), "counts": counts, "bad": bad, "ran": ran}
 
 
 def page(results: dict[str, dict[str, object]]) -> str:
     """The part of docs/versions.md that runs write."""
-    lines = ["| " + " | ".join(["Python", *SHOWN, "tests"]) + " |", "|---" * (len(SHOWN) + 2) + "|"]
+    lines = ["| " + " | ".join(["Python", *SHOWN, "tests", "ran"]) + " |", "|---" * (len(SHOWN) + 3) + "|"]
     for name, result in results.items():
         versions, counts = result.get("versions"), result.get("counts")
         if isinstance(versions, dict) and isinstance(counts, dict):
             said = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
-            lines.append("| " + " | ".join([*versions.values(), said]) + " |")
+            lines.append("| " + " | ".join([*versions.values(), said, str(result["ran"])]) + " |")
         else:
-            lines.append(f"| {name}: {result['cannot']} |" + " |" * (len(SHOWN) + 1))
+            lines.append(f"| {name}: {result['cannot']} |" + " |" * (len(SHOWN) + 2))
     bad = [f"- {name}: `{test}`" for name, result in results.items() for test in result.get("bad", [])]  # type: ignore
-    made = f"By `python -m tests.versions`, {date.today()}, {platform.machine()}, no GPU."
+    made = f"By `python -m tests.versions`, {platform.machine()}, no GPU."
     return "\n".join([made, "", *lines, *(["", *bad] if bad else [])])
 
 

@@ -410,7 +410,9 @@ struct Solver {
       at.below[p] = at.above[p] = D::nothing();
       at.order[0][p] = static_cast<Index>(p);
       at.label[p] = 0;
-      if (args.labels) at.label[p] = static_cast<std::uint64_t>(args.labels[index_of(my.pair[k])] - label_low);
+      if (!args.labels) continue;
+      // Unsigned: two labels may be further apart than int64 holds.
+      at.label[p] = static_cast<std::uint64_t>(args.labels[index_of(my.pair[k])]) - static_cast<std::uint64_t>(label_low);
     }
   }
   template <class D>
