@@ -14,6 +14,7 @@ from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch.utils.data import RandomSampler
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.data.pairs import TEXTS
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import pool
 from raoe_train.data.tables import BATCH, Texts
@@ -21,7 +22,7 @@ from raoe_train.losses.reads import LISTS
 from raoe_train.training.list_targets import Teacher, with_targets
 from raoe_train.training.measures import dev_pairs
 
-FEWEST = 16  # pairs that some can be held out of
+FEWEST = 16  # pairs that teach something, or tell; below it nothing is held out
 
 
 def read_training_data(
@@ -59,19 +60,25 @@ def read_training_data(
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
     """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
-    is printed where those of data.dev are trained on, too."""
+    is printed where pairs for development are trained on, too, and where there are fewer than FEWEST of any."""
     dev = dev_pairs(data, prompt)
-    for name, pairs in dev.items():
-        say_shared(datasets, pairs, name)
     if data.dev_share and not dev:
         datasets, pairs = held_out(datasets, data.dev_share, seed)
-        return datasets, {"held out": pairs}
+        dev = {"held out": pairs}
+    for name, pairs in dev.items():
+        say_shared(datasets, pairs, name)
+        if len(pairs) < FEWEST:
+            print(f"{name}: {len(pairs)} development pairs are few: what they say is mostly chance")
+    for name, pairs in datasets.items():
+        if "score" in pairs.column_names and len(pairs) < FEWEST:
+            print(f"{name}: {len(pairs)} pairs to train on are few: they are learnt by heart")
     return datasets, dev
 
 
 def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     """(datasets, without them; pairs held out of the first for development): all of so many first sentences, drawn,
-    that they are a `share` of its pairs. ValueError where there are fewer than FEWEST, or no scores."""
+    that they are a `share` of its pairs, and differ in score. ValueError where there are fewer than FEWEST, no scores,
+    or too few different ones for both parts."""
     from datasets import DatasetDict
 
     name, whole = next(iter(datasets.items()))
@@ -86,11 +93,17 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
         places.setdefault(text, []).append(place)
     if len(places) == 1:
         raise ValueError(f"{name} has one first sentence, and a premise is held out whole: name development pairs")
-    drawn, by_first = set[int](), [*places.values()]
+    drawn, different, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
     for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:
-        if len(drawn) < max(2, share * len(whole)):
-            drawn.update(by_first[number])
+        if len(drawn) >= max(2, share * len(whole)) and len(different) > 1:
+            break
+        drawn.update(by_first[number])
+        different.update(scores[place] for place in by_first[number])
     rest = [place for place in range(len(whole)) if place not in drawn]
+    if min(len(different), len({scores[place] for place in rest})) < 2:
+        raise ValueError(
+            f"{name} has too few pairs of different scores to hold some out (data.dev_share): name development pairs"
+        )
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)
     return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
@@ -120,15 +133,20 @@ def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
-    """A line printed where development pairs are trained on, too."""
-    pairs, seen = [*zip(dev["sentence1"][:], dev["sentence2"][:], strict=True)], set[tuple[str, str]]()
+    """A line printed where development pairs are trained on, too, their sentences in this order or the other."""
+    pairs, seen = unordered(dev[:]), set[frozenset[str]]()
     wanted = {*pairs}
     for dataset in datasets.values():
-        if {"sentence1", "sentence2"} <= {*dataset.column_names}:
-            for rows in dataset.select_columns(["sentence1", "sentence2"]).iter(BATCH):
-                seen |= wanted.intersection(zip(rows["sentence1"], rows["sentence2"], strict=True))
+        if {*TEXTS} <= {*dataset.column_names}:
+            for rows in dataset.select_columns([*TEXTS]).iter(BATCH):
+                seen |= wanted.intersection(unordered(rows))
     if shared := sum(pair in seen for pair in pairs):
         print(f"{name}: {shared} of {len(pairs)} pairs are trained on, too: of these it tells what was learnt by heart")
+
+
+def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
+    """Each pair's two texts, whichever comes first."""
+    return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
 
 
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:

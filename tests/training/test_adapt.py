@@ -17,6 +17,7 @@ from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
+VARIED = {"score": lambda row: row % 6, "label": lambda row: CLASSES[row % 3]}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, 
     [
         {"score": lambda row: 5 - 4 * (row % 7) / 6},
         {"label": lambda row: CLASSES[row % 3]},
-        {"score": lambda row: row % 6, "label": lambda row: CLASSES[row % 3]},
+        VARIED,
     ],
     ids=["scores from 1 to 5", "labels", "both"],
 )
@@ -108,6 +109,36 @@ def test_what_it_says_fits_what_was_found():
 def test_wrong_use_is_a_sentence(tmp_path, encoder, rows, column, message):
     with pytest.raises(ValueError, match=message):
         adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", rows, **column))
+
+
+@pytest.mark.parametrize("column", [{"score": lambda row: 3}, {"label": lambda row: "neutral"}], ids=["score", "class"])
+def test_development_pairs_with_one_score_are_refused(tmp_path, encoder, column):
+    source = pairs(tmp_path / "mine.tsv", **{name: VARIED[name] for name in column})
+    dev = pairs(tmp_path / "dev.tsv", **column)
+    with pytest.raises(ValueError, match=r"dev\.tsv: all scores are equal"):
+        adapt(tmp_path, encoder, source, **{"data.dev": [dev]})
+
+
+def test_both_parts_differ_in_score_where_some_are_held_out():
+    rows = range(100)
+    columns = {"sentence1": [*map(str, rows)], "sentence2": ["b"] * 100, "score": [float(row < 5) for row in rows]}
+    for seed in range(5):
+        rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
+        assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
+    columns["score"] = [float(row == 0) for row in rows]
+    with pytest.raises(ValueError, match="too few pairs of different scores to hold some out"):
+        held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
+
+
+def test_few_pairs_and_swapped_ones_are_said(tmp_path, encoder, capsys):
+    source = pairs(tmp_path / "mine.tsv", 10, score=lambda row: row)
+    header, *lines = Path(source).read_text().splitlines()
+    swapped = ["\t".join([second, first, score]) for first, second, score in (line.split("\t") for line in lines)]
+    (tmp_path / "dev.tsv").write_text("\n".join([header, *swapped[:6], "new\ttexts\t3"]) + "\n")
+    adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
+    said = capsys.readouterr().out
+    assert "dev.tsv: 6 of 7 pairs are trained on, too" in said
+    assert "dev.tsv: 7 development pairs are few" in said and "mine: 10 pairs to train on are few" in said
 
 
 def test_a_premise_is_held_out_whole(tmp_path, encoder):
