@@ -147,7 +147,7 @@ def test_the_cells_of_from_scratch():
             assert (its.model.name, its.model.random_weights, made.after) == ("M", start == "new", None)
         (tried if start == "rate" else taken).setdefault(loss, set()).add(its.training["learning_rate"])
         assert start != "rate" or its.evaluation.tasks == ["stsb#dev"], "a rate is chosen without a test set"
-    assert tried == {loss: {3e-4, 1e-3, 3e-3} for loss in tried}
+    assert tried == {loss: {1e-4, 3e-4, 1e-3, 3e-3} for loss in tried}
     assert all(len(rates) == 1 and rates <= tried[loss] for loss, rates in taken.items())
 
 
