@@ -75,7 +75,7 @@ def build(
         sources.append(HERE / "counters.cpp")
 
     def compiled(source: Path) -> str:
-        made = folder / f"{source.stem}.o"
+        made = folder / f"{source.stem}-{sources.index(source)}.o"
         seen = ["-fsanitize=thread", "-fno-threadsafe-statics"] if counting and source in kernels else []
         subprocess.run([compiler, *flags, *seen, "-c", str(source), "-o", str(made)], check=True)
         return str(made)
