@@ -92,6 +92,7 @@ READ = {
     "docs/study.md": LARGE,
     "docs/tutorials/decoder.md": LARGE + ": the one command for a large model; the rest of the page runs",
     "docs/tutorials/ranking-sentences.md": LARGE + ": the one command for a large model; the rest of the page runs",
+    "docs/versions.md": "each environment is made in minutes, of gigabytes",
 }
 # Runs blocks one after the other, Python's in one process, and says before each which it is.
 DRIVER = """
