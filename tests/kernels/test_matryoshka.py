@@ -312,9 +312,10 @@ def test_losses_gradcheck_strides_and_no_gradient(place):
         rank, angle = raoe_loss(c, scores, labels, margin=1, tau=3, return_parts=True, backend=backend)
         return rank * torch.tensor([1.0, -2, 3], device=device) + angle
 
-    assert torch.autograd.gradcheck(both, c)
+    fast = device == "cpu" and backend == "triton"  # its interpreter takes half a minute for the whole Jacobian
+    assert torch.autograd.gradcheck(both, c, fast_mode=fast)
     for op in (rank_margin_loss, cosent_loss):
-        assert torch.autograd.gradcheck(lambda c, op=op: op(c, scores, tau=3, backend=backend), c)
+        assert torch.autograd.gradcheck(lambda c, op=op: op(c, scores, tau=3, backend=backend), c, fast_mode=fast)
     label = gated_angular_loss(c, None, labels, gate="label", backend=backend)
     with torch.no_grad():
         assert torch.equal(label, gated_angular_loss(c.contiguous(), None, labels, gate="label", backend=backend))

@@ -209,13 +209,13 @@ def test_tasks_are_told_apart_by_how_they_are_scored(tmp_path, trained, monkeypa
 
 def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):
     """Metrics are read when the sweep starts and when their run was made, weights looked for when they may go."""
-    run("sweep", **rates(tmp_path, 30))
+    run("sweep", **rates(tmp_path, 12))
     assert {name: trained[name] for name in ("train", "metrics", "folders", "plots")} == {
-        "train": 30, "metrics": 60, "folders": 90, "plots": 1
+        "train": 12, "metrics": 24, "folders": 36, "plots": 1
     }  # fmt: skip
     trained.clear()
-    run("sweep", **rates(tmp_path, 30))  # nothing to do
-    assert (trained["train"], trained["metrics"], trained["plots"]) == (0, 30, 1)
+    run("sweep", **rates(tmp_path, 12))  # nothing to do
+    assert (trained["train"], trained["metrics"], trained["plots"]) == (0, 12, 1)
 
 
 def test_a_kill_leaves_what_the_next_start_completes(tmp_path, trained):
