@@ -154,7 +154,7 @@ def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
         (folder / name).symlink_to(minilm)
     Path(saved_decoder(folder)).rename(folder / "llm")
     given = [("python", RUN[page]), *((block.language, block.code) for block in run)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

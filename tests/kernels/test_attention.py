@@ -78,7 +78,7 @@ def test_triton_briefly(form, dual, poisoned):
 
 
 @OPS
-@pytest.mark.parametrize("d", [1, 33, 80])
+@pytest.mark.parametrize("d", [1, 16, 33, 80])
 @pytest.mark.parametrize("form", ["lengths", "left", "holes", "packed"])
 def test_several_tiles(form, d, dual, place, poisoned):
     """Lengths on both sides of the edges of tiles of 64 (and of the smaller ones of the wider dtypes)."""

@@ -51,7 +51,7 @@ def test_importing_does_nothing():
         "from transformers import CONFIG_MAPPING; assert 'raoe_bidirectional' not in CONFIG_MAPPING; "
         "raoe_train.register(); assert 'raoe_bidirectional' in CONFIG_MAPPING"
     )
-    for argv in ("['raoe-train']", "[]"):
+    for argv in ("['script.py']", "['raoe-train']", "[]"):
         command = [sys.executable, "-c", code.format(argv=argv)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

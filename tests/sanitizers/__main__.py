@@ -3,8 +3,7 @@
 What gcc's sanitizers say of csrc: its CPU functions called with any arguments by 1 to 8 threads (driver.cpp), as they
 ship and with blocks so small that every call has many; the module under the kernels' conformance suite; the CUDA
 kernels, emulated, under the same, with tiles as they ship and small ones. ThreadSanitizer is for the driver alone: in
-Python it would see torch's own threads. The emulated part last ran whole on 2026-11-24, in 5.6 minutes on two
-cores that others used too; csrc/README.md has what came of it and of the others.
+Python it would see torch's own threads. csrc/README.md has when each part ran, how long, and what came of it.
 """
 
 from __future__ import annotations

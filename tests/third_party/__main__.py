@@ -41,7 +41,7 @@ def main(checkout: Path, *given: str) -> int:
     paths = [str(HERE), str(HERE.parents[1]), str(checkout), str(checkout / "src")]
     if stand_ins == "in_sentence_transformers":
         paths = paths[:2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "TEST_DEVICE": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TEST_DEVICE": "cpu"}
     environment["TEST_DTYPES"] = "float32,float64"  # their float16 is compared to a relative 1e-5 with itself
     words = [sys.executable, "-m", "pytest", "-p", stand_ins, "-p", "no:cacheprovider", "-q", "-rsxXfE", "--tb=short"]
     words += ["--rootdir", str(checkout), "-o", "addopts=", *given, *(str(checkout / test) for test in tests)]

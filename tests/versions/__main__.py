@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from benchmarks import provenance
 from tests.versions.stand_ins import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,8 +121,7 @@ def tried(corner: Corner, home: Path, wheel: Path, folder: Path) -> dict[str, ob
     counts = {kind: int(count) for count, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", done.stdout)}
     bad = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     bad += ["stopped before its end"] if done.returncode not in (0, 1) else []
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    ran = f"{date.today()}, {commit.strip()}"
+    ran = f"{date.today()}, {provenance.commit()}"
     return {"versions": dict(zip(("python", *SHOWN), words, strict=True)), "counts": counts, "bad": bad, "ran": ran}
 
 
