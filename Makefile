@@ -2,12 +2,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN = $(VENV)/bin/python
+# Where an image forbids bytecode, each of the tests' processes would compile thousands of modules anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Test processes, one thread each.
 JOBS ?= 2
-test slow: export OMP_NUM_THREADS = 1
+test slow exhaustive: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test slow lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
+.PHONY: demo test slow exhaustive lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -17,7 +19,10 @@ test: $(INSTALLED)  ## every fast test
 	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
 
 slow: $(INSTALLED)  ## the tests that build, train or compile for longer
-	$(RUN) -m pytest -q -n $(JOBS) -m slow --durations 20
+	$(RUN) -m pytest -q -n $(JOBS) -m "slow and not exhaustive" --durations 20
+
+exhaustive: $(INSTALLED)  ## more combinations of what `make slow` tests, which CI leaves out
+	$(RUN) -m pytest -q -n $(JOBS) -m exhaustive
 
 lint: $(INSTALLED)
 	$(RUN) -m ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from zlib import crc32
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and not hasattr(report, "wasxfail") and must_run(item):
         report.outcome, report.longrepr = "failed", f"skipped, and must run here: {call.excinfo.value}"
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Every other case of attention in Triton's interpreter, drawn by its name, is left to `make exhaustive`."""
+    for item in items:
+        interpreted = item.path.name == "test_attention.py" and item.get_closest_marker("slow")
+        if interpreted and crc32(item.name.encode()) % 2:
+            item.add_marker("exhaustive")
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ kernels that fail the gates.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
 
@@ -173,6 +175,12 @@ def groups(*kernels: str) -> list[str]:
     return [group for group, prefix in SM_90_GROUPS.items() if prefix.split()[0] in kernels]
 
 
+def in_ci(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: attention in float64, which is for checks and takes longest to compile, is exhaustive."""
+    wide = [name for name in groups(*PRODUCTS) if name.endswith("fp64")]
+    return [pytest.param(name, marks=[pytest.mark.exhaustive] if name in wide else []) for name in names]
+
+
 def test_quick_ones_compile_for_every_architecture(elsewhere):
     for name in ("pairwise.partners fp32 fp32", "cosine_forward fp32 many aligned"):
         rows = elsewhere(compiled, [80, 90, 100], name)
@@ -190,7 +198,7 @@ def test_every_kernel_compiles_for_other_architectures(kernel, elsewhere):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", SM_90_GROUPS)
+@pytest.mark.parametrize("group", in_ci(SM_90_GROUPS))
 def test_every_variant_compiles_for_sm_90(group, elsewhere):
     rows = elsewhere(compiled, [90], SM_90_GROUPS[group])
     assert rows and complaints(rows) == []
@@ -198,7 +206,7 @@ def test_every_variant_compiles_for_sm_90(group, elsewhere):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", groups(*PRODUCTS))
+@pytest.mark.parametrize("group", in_ci(groups(*PRODUCTS)))
 def test_no_warp_repeats_anothers_products(group, elsewhere):
     assert {
         row.name: replicated(row) for row in elsewhere(compiled, [90], SM_90_GROUPS[group]) if replicated(row)

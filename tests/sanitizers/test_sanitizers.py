@@ -19,10 +19,9 @@ def test_any_argument_by_any_number_of_threads(which):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_labels_of_the_emulated_kernels():
+@pytest.mark.parametrize("tiles", ["small", pytest.param("large", marks=pytest.mark.exhaustive)])
+def test_labels_of_the_emulated_kernels(tiles):
     """Also labels further apart than int64 holds, in one block and in many."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
-    flags = [*SANITIZERS["asan"], *SANITIZERS["ubsan"]]
-    for tiles in ("large", "small"):
-        assert conforms("emulator", flags, tiles, f"{ONE_WIDTH} and gated")
+    assert conforms("emulator", [*SANITIZERS["asan"], *SANITIZERS["ubsan"]], tiles, f"{ONE_WIDTH} and gated")

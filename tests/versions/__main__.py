@@ -2,7 +2,8 @@
 each in an environment of its own, with the wheel of this tree; docs/versions.md has what came of it.
 
 An environment that is in DIR already is taken as it is, and a corner that has its result there is not run again, so
-that the same command goes on. The first run downloads some 4 GB; of CUDA nothing is installed, see stand_ins.py.
+that the same command goes on. The page is written once DIR has all results. The first run downloads some 4 GB; of CUDA
+nothing is installed, see stand_ins.py.
 """
 
 from __future__ import annotations
@@ -167,9 +168,10 @@ def main(words: list[str] | None = None) -> int:
         if kept.exists():
             results[corner.name] = json.loads(kept.read_text(encoding="utf-8"))
             print(corner.name, {key: results[corner.name][key] for key in results[corner.name] if key != "versions"})
-    text = PAGE.read_text(encoding="utf-8")
-    between = re.compile(r"(?<=<!-- runs -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
-    PAGE.write_text(between.sub(lambda _: page(results), text), encoding="utf-8")
+    if len(results) == len(CORNERS):  # or the page would lose the others
+        text = PAGE.read_text(encoding="utf-8")
+        between = re.compile(r"(?<=<!-- runs -->\n).*?(?=\n<!-- end -->)", re.DOTALL)
+        PAGE.write_text(between.sub(lambda _: page(results), text), encoding="utf-8")
     return int(any("cannot" in result or result.get("bad") for result in results.values()))
 
 

@@ -1,0 +1,14 @@
+"""In CI the corner whose environment is soon made: the oldest of all else beside CI's own torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.versions.__main__ import main
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_oldest(tmp_path):
+    assert main(["--only", "py3.11-torch2.13.0-oldest", "--folder", str(tmp_path)]) == 0
+    assert (tmp_path / "py3.11-torch2.13.0-oldest.json").exists()
