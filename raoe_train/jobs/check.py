@@ -105,9 +105,7 @@ def _machine(device: Any, training: dict[str, Any]) -> dict[str, Any]:
 
     def seconds(dtype: Any) -> float:
         square = torch.ones(1024, 1024, dtype=dtype, device=device)
-        call = timeit.Timer(lambda: (square @ square).sum().item())
-        first = call.timeit(1)  # two seconds of bfloat16, where a CPU has no units for it
-        return first if first > 0.1 else min(call.repeat(repeat=5, number=3)) / 3
+        return min(timeit.repeat(lambda: (square @ square).sum().item(), number=1, repeat=3))
 
     faster = seconds(torch.float32) / seconds(torch.bfloat16)
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
