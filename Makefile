@@ -19,7 +19,7 @@ test: $(INSTALLED)  ## every fast test
 	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
 
 slow: $(INSTALLED)  ## the tests that build, train or compile for longer
-	$(RUN) -m pytest -q -n $(JOBS) -m "slow and not exhaustive" --durations 20
+	$(RUN) -m pytest -q -n $(JOBS) --maxschedchunk 1 -m "slow and not exhaustive" --durations 20
 
 exhaustive: $(INSTALLED)  ## more combinations of what `make slow` tests, which CI leaves out
 	$(RUN) -m pytest -q -n $(JOBS) -m exhaustive

@@ -19,6 +19,11 @@ def without_interpreter() -> None:
     os.environ.pop("TRITON_INTERPRET", None)
 
 
+def pytest_collection_modifyitems(items):
+    """What may take longest comes first, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
+
+
 @pytest.fixture(scope="session")
 def elsewhere():
     """elsewhere(function, *arguments): its result in a process whose Triton compiles. One for all tests, as importing

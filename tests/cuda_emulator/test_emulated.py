@@ -47,7 +47,9 @@ def test_an_error_is_told_once_and_a_capture_goes_on(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("tiles", "order"), [("large", 0), ("small", 1), ("small", 7)])
+@pytest.mark.parametrize(
+    ("tiles", "order"), [("large", 0), ("small", 1), pytest.param("small", 7, marks=pytest.mark.exhaustive)]
+)
 def test_kernels_conform(tiles, order):
     """Tiles as they ship and tiny ones; threads and blocks in ascending, descending and random order."""
     if shutil.which("g++") is None:

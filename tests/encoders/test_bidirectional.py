@@ -56,6 +56,10 @@ def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncom
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="compiled, torch's flex_attention gives other values there, to transformers' own models too",
+)
 def test_flex_attention_compiles():
     torch._dynamo.reset()
     ids, mask = padded("left", 9)
