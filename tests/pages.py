@@ -9,14 +9,14 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.forked import ROOT, python
+
 OPS = [ROOT / "raoe_kernels" / op / "README.md" for op in ("infonce", "sigmoid")]  # tests of guided run its page
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *OPS]
 TUTORIALS = [path for path in PAGES if path.parent.name == "tutorials"]
@@ -96,7 +96,8 @@ READ = {
 }
 # Runs blocks one after the other, Python's in one process, and says before each which it is.
 DRIVER = """
-import json, subprocess, sys
+import json, subprocess, sys, warnings
+warnings.simplefilter("ignore")
 names = {"__name__": "__main__"}
 for number, (language, code) in enumerate(json.loads(sys.argv[1])):
     print(f"\\x1e{number}", flush=True)
@@ -157,14 +158,7 @@ def outputs(page: str, folder: Path, run: list[Block]) -> list[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(given)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", DRIVER, json.dumps(given), cwd=folder, env=environment)
     if done.returncode:
         raise RuntimeError(f"{page}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     said = re.split(r"^\x1e\d+\n", done.stdout, flags=re.MULTILINE)

@@ -8,8 +8,6 @@ that is mounted read-only. Not real: EACCES, which root never gets, is only rais
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,9 +21,8 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from tests.faults.small_jobs import make_jobs
+from tests.forked import python
 from tests.training.test_training import settings
-
-ROOT = Path(__file__).parents[2]
 
 
 def small(folder, output="out"):
@@ -115,13 +112,26 @@ def test_what_is_not_ours_goes_through():
         raise RuntimeError("a bug")
 
 
-def mounting(folder, options):
-    """The words before a command that give it such a tmpfs, in a mount namespace of its own, which ends with it."""
+MOUNTING = """
+import ctypes, subprocess, sys
+from raoe_train.cli import main
+
+folder, options, *sys.argv[1:] = sys.argv[1:]
+refused = ctypes.CDLL(None).unshare(0x20000)  # CLONE_NEWNS: mounts that nobody else sees, and that end with us
+for words in (["--make-rprivate", "/"], ["-t", "tmpfs", "-o", options, "tmpfs", folder]):
+    refused = refused or subprocess.run(["mount", *words]).returncode
+if refused:
+    sys.exit(77)
+"""
+
+
+def on_a_mount(folder, options, code, *words):
+    """What `python -c code` does with words, where `folder` is such a tmpfs."""
     folder.mkdir()
-    words = ["unshare", "-m", "bash", "-c", f'mount -t tmpfs -o {options} tmpfs {folder} && exec "$@"', "-"]
-    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+    done = python("-c", MOUNTING + code, folder, options, *words)
+    if done.returncode == 77:
         pytest.skip("mounting is not allowed here")
-    return words
+    return done
 
 
 @pytest.mark.slow
@@ -135,9 +145,8 @@ def test_a_real_file_system(tmp_path, options, said):
     made = small(tmp_path)
     made["training"] |= {"save_steps": 1, "save_total_limit": 20}
     recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made}))
-    train = [sys.executable, "-m", "raoe_train", "train", str(recipe), "--output", f"{mounted}/run"]
-    command = [*mounting(mounted, options), *train]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    train = ["train", recipe, "--output", f"{mounted}/run"]
+    done = on_a_mount(mounted, options, "sys.exit(main(sys.argv[1:]))", *train)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("raoe-train: ")]
@@ -145,7 +154,6 @@ def test_a_real_file_system(tmp_path, options, said):
 
 
 EVERY_JOB = """
-import sys
 from pathlib import Path
 from raoe_train import run
 from tests.faults.small_jobs import make_jobs
@@ -163,9 +171,8 @@ for name, job in make_jobs(Path(sys.argv[1])).items():
 @pytest.mark.parametrize(("options", "said"), [("ro", "cannot write"), ("size=8k", "the disk is full, writing")])
 def test_every_job_on_a_real_file_system(tmp_path, options, said):
     mounted = tmp_path / "mounted"
-    jobs = [sys.executable, "-c", EVERY_JOB, str(tmp_path / "inputs"), str(mounted)]
-    command = [*mounting(mounted, options), *jobs]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)
+    assert done.returncode == 0, done.stderr
     found = [line.removeprefix("job ") for line in done.stdout.splitlines() if line.startswith("job ")]
     assert len(found) == 11
     assert all(line.startswith(f"{line.split()[0]} {said} {mounted}/") for line in found), found

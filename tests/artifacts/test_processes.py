@@ -1,5 +1,5 @@
 """``torchrun --nproc-per-node N -m raoe_train JOB``, ``accelerate launch`` and what mpirun does: the result does not
-depend on N. Real processes, over gloo."""
+depend on N. Real processes, over gloo; "by hand" they have what torchrun tells them, and are forked."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -19,9 +17,10 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.faults.small_jobs import make_jobs
+from tests.forked import Python
 from tests.training.test_training import SCRATCH, write_pairs
 
-ROOT = Path(__file__).parents[2]
+REAL = ("torchrun", "accelerate")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -33,7 +32,7 @@ def port() -> str:
 
 
 def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]:
-    """(words after `python` before `-m`, environment) of what has to be started for so many processes."""
+    """(words before those of a single process, environment) of what has to be started for so many processes."""
     if processes == 1:
         return [([], {})]
     run = ["-m", "torch.distributed.run", "--nproc-per-node"]
@@ -48,40 +47,29 @@ def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]
     if by == "nodes":  # one process on each
         words = [*run, "1", "--nnodes", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{at}"]
         return [([*words, "--rdzv-id", "raoe"], {}) for _ in range(processes)]
-    assert by == "mpirun", by  # which sets these and, by `accelerate launch --cpu`, has the master's
-    names = {"RANK": "{rank}", "SIZE": str(processes), "LOCAL_RANK": "{rank}", "LOCAL_SIZE": str(processes)}
-    return [
-        (
-            [],
-            {f"OMPI_COMM_WORLD_{name}": value.format(rank=rank) for name, value in names.items()}
-            | {"MASTER_ADDR": "localhost", "MASTER_PORT": at},
-        )
-        for rank in range(processes)
-    ]
+    # What torchrun sets, or mpirun, which by `accelerate launch --cpu` has the master's.
+    rank, size, local_rank, local_size = {
+        "hand": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    }[by]
+    shared = {size: str(processes), local_size: str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": at}
+    return [([], {**shared, rank: str(number), local_rank: str(number)}) for number in range(processes)]
 
 
-def launch(processes: int, *words: str, by: str = "torchrun", expect: int = 0) -> subprocess.CompletedProcess[str]:
-    """`words` after `python -m` in several processes; the outputs of all, one after another."""
+def launch(processes: int, *words: str, by: str = "hand", expect: int = 0) -> subprocess.CompletedProcess[str]:
+    """`words` after `python` in several processes; the outputs of all, one after another."""
     started = [
-        subprocess.Popen(
-            [sys.executable, *before, "-m", *words],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Python(*before, *words, env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
         for before, environment in launchers(by, processes)
     ]
     try:
-        with ThreadPoolExecutor() as readers:
-            said = list(readers.map(lambda one: one.communicate(timeout=300), started))
+        ended = [one.end(300) for one in started]
     finally:
         for one in started:
             one.kill()
-    out, error = ("".join(texts) for texts in zip(*said, strict=True))
-    done = subprocess.CompletedProcess(words, max(abs(one.returncode) for one in started), out, error)
-    assert (done.returncode == 0) == (expect == 0), done.stdout + done.stderr
+    out, error = ("".join(texts) for texts in zip(*((one.stdout, one.stderr) for one in ended), strict=True))
+    done = subprocess.CompletedProcess(words, max(abs(one.returncode) for one in ended), out, error)
+    assert done.returncode == expect, done.stdout + done.stderr
     return done
 
 
@@ -114,7 +102,7 @@ def losses(output: Path) -> list[float]:
 def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[float], dict[str, torch.Tensor], dict]:
     """(losses, weights, metrics.json) of a run."""
     path, output = recipe(folder, "run", processes, **changes)
-    said = launch(processes, "raoe_train", "train", str(path), by=by).stdout
+    said = launch(processes, "-m", "raoe_train", "train", str(path), by=by).stdout
     assert said.count("saved to ") == said.count("40 scored pairs") == 1  # only the first process prints
     metrics = json.loads((output / "metrics.json").read_text())
     assert (metrics["steps"], metrics["processes"]) == (14, processes)
@@ -129,7 +117,13 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("by", "processes", "mini_batch_size"),
-    [("torchrun", 2, None), ("torchrun", 4, 1), ("accelerate", 2, None), ("mpirun", 2, None), ("nodes", 2, None)],
+    [
+        ("torchrun", 2, None),
+        ("hand", 4, 1),
+        ("mpirun", 2, None),
+        pytest.param("accelerate", 2, None, marks=pytest.mark.exhaustive),
+        pytest.param("nodes", 2, None, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_batch_size):
     """One, two, four processes with 8, 4, 2 pairs each, the last with cached gradients: the same losses and weights, up
@@ -160,13 +154,9 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
                 "    return made\n"
                 f"t.log_writer = killer\nt.train(**vars(load('train', {str(path)!r})))"
             )
-            script = tmp_path / "killed.py"
-            script.write_text(code)
-            words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, cwd=ROOT, check=False)
-            assert done.returncode != 0 and (output / "checkpoints" / "checkpoint-3").is_dir()
-        said = launch(2, "raoe_train", "train", str(path)).stdout
+            launch(2, "-c", code, expect=9)
+            assert (output / "checkpoints" / "checkpoint-3").is_dir()
+        said = launch(2, "-m", "raoe_train", "train", str(path)).stdout
         assert said.count("going on from") == (name == "stopped")
         results.append(load_file(output / "model.safetensors"))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
@@ -176,7 +166,7 @@ def test_an_error_is_said_once_and_ends_all(tmp_path):
     path, output = recipe(tmp_path, "out", 2)
     output.mkdir()
     (output / "something").touch()
-    done = launch(2, "raoe_train", "train", str(path), expect=2)
+    done = launch(2, "-m", "raoe_train", "train", str(path), expect=2)
     assert done.stderr.count("raoe-train: ") == 1 and "holds no run of ours" in done.stderr
 
 
@@ -190,7 +180,7 @@ def shares(tmp_path_factory):
     def shares(name: str, processes: int = 1, by: str = "itself") -> object:
         output.mkdir()
         path.write_text(yaml.safe_dump(jobs[name].keys(output)))
-        said = launch(processes, "raoe_train", name, str(path), by=by).stdout
+        said = launch(processes, "-m", "raoe_train", name, str(path), by=by).stdout
         assert said.count(f"-> {output}") == 1
         result = jobs[name].result(output)
         assert not list(output.glob("*.parts"))
@@ -203,12 +193,11 @@ def shares(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "processes", "by"),
     [
-        ("score", 4, "torchrun"),
-        ("score", 2, "accelerate"),
+        ("score", 4, "hand"),
         ("score", 2, "mpirun"),
-        ("generate", 2, "torchrun"),
-        ("generate", 2, "accelerate"),
+        ("generate", 2, "hand"),
         ("generate", 2, "mpirun"),
+        *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "generate") for by in REAL),
     ],
 )
 def test_shares_are_merged_to_the_same(shares, name, processes, by):

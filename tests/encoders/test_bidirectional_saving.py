@@ -21,6 +21,7 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
+from tests.forked import python
 from tests.tiny import SENTENCES
 
 ROOT = Path(__file__).parents[2]
@@ -427,8 +428,7 @@ def test_a_killed_qlora_run_goes_on(tmp_path, capsys):
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump(made))
         if name == "killed":
-            words = [sys.executable, "-c", KILLED, str(recipe)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+            done = python("-c", KILLED, recipe)
             assert done.returncode == 9, done.stderr
             assert (tmp_path / name / "checkpoints" / "checkpoint-3").is_dir()
             capsys.readouterr()

@@ -1,16 +1,15 @@
 """Jobs that are killed at random moments, run again until they finish, and compared with a run that nobody disturbed.
 
-Every attempt is a process of its own, forked from one that has only imported what the jobs import: so moments fall into
-the job and not into seconds of imports. There are two kinds of moments. One is a time, drawn from as long as the
-undisturbed run took; then SIGKILL comes from outside. The other is the n-th time that the job opens a file for
-writing, renames or removes one or makes or removes a folder, n drawn from as many as the undisturbed run had; there the
-process ends itself, before this happens (SIGKILL) or some microseconds later (a timer's SIGALRM, which nobody handles
-and which is as sudden). The second kind is what finds a file that is there but empty.
+Every attempt is a process of its own, forked from one that has only imported what the jobs import (tests/forked.py): so
+moments fall into the job and not into seconds of imports. There are two kinds of moments. One is a time, drawn from as
+long as the undisturbed run took; then SIGKILL comes from outside. The other is the n-th time that the job opens a file
+for writing, renames or removes one or makes or removes a folder, n drawn from as many as the undisturbed run had; there
+the process ends itself, before this happens (SIGKILL) or some microseconds later (a timer's SIGALRM, which nobody
+handles and which is as sudden). The second kind is what finds a file that is there but empty.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -23,15 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
-     "raoe_train.jobs.evaluate", "raoe_train.jobs.mine", "raoe_train.jobs.lists", "raoe_train.jobs.merge",
-     "raoe_train.jobs.export", "raoe_train.jobs.encode", "raoe_train.jobs.prepare", "raoe_train.evaluation.transfer",
-     "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
-     "raoe_train.generation.decoding", "raoe_train.encoders.load",
-     "raoe_train.losses", "raoe_train.artifacts.figures", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
-)  # fmt: skip
+from tests.forked import context
+
 SHARD = 16  # rows: small, so that there are many
 LONGEST = 300  # delay of the timer, microseconds
 CHANGES = {"os.rename": 2, "os.remove": 1, "os.mkdir": 1, "os.rmdir": 1, "os.truncate": 1}  # and how many of its
@@ -76,8 +68,8 @@ class Tally:
 
 def attempt(job: Job, folder: Path, moment: Moment) -> tuple[int, float, int, str]:
     """(exit status, seconds, file operations, where it was cut) of one process that does `job` in `folder`."""
-    operations, place = CONTEXT.RawValue("i", 0), CONTEXT.RawArray("c", 200)
-    process = CONTEXT.Process(
+    operations, place = context().RawValue("i", 0), context().RawArray("c", 200)
+    process = context().Process(
         target=_do, args=(job.name, job.keys(folder), str(folder), moment, operations, place, str(folder) + ".log")
     )
     began = time.perf_counter()
@@ -97,9 +89,6 @@ def disturbed(job: Job, folder: Path, kills: int, seed: int) -> Tally:
     rng = random.Random(f"{job.name} {seed}")
     whole = folder / "whole"
     whole.mkdir(parents=True)
-    first = CONTEXT.Process(target=int)  # its start takes the imports
-    first.start()
-    first.join()
     status, seconds, operations, _ = attempt(job, whole, Moment())
     assert status == 0, f"{job.name} fails undisturbed:\n{_log(whole)}"
     expected = job.result(whole)

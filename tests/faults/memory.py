@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tests.decoders import saved_decoder
-from tests.faults.kills import CONTEXT
+from tests.forked import context
 from tests.tiny import SENTENCES
 from tests.training.test_training import SCRATCH, write_pairs
 
@@ -47,7 +47,7 @@ def jobs(folder: Path, steps: int, chains: int) -> dict[str, dict[str, Any]]:
 
 def sampled(job: str, recipe: dict[str, Any], log: Path) -> list[int]:
     """Resident bytes of a process that does a job, sampled from its start to its end."""
-    process = CONTEXT.Process(target=_do, args=(job, recipe, str(log)))
+    process = context().Process(target=_do, args=(job, recipe, str(log)))
     process.start()
     pages, found = Path(f"/proc/{process.pid}/statm"), []
     while process.is_alive():

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -19,6 +16,7 @@ from raoe_train.cli import load
 from raoe_train.generation import Chain, decoding
 from raoe_train.jobs import generate as job
 from tests.decoders import saved_decoder
+from tests.forked import Python, python
 from tests.tiny import SENTENCES
 
 STEPS = 4
@@ -273,21 +271,19 @@ def test_going_on_after_a_kill(writer, sentences, tmp_path):
     run("generate", **options(writer, sentences, whole))
     keys = [f"--{key}={value}" for key, value in options(writer, sentences, output).items() if key != "generation"]
     keys += [f"--generation.{k}={v}" for k, v in options(writer, sentences, output)["generation"].items()]
-    command = [sys.executable, "-m", "raoe_train", "generate", *keys]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = ["-m", "raoe_train", "generate", *keys]
     before: list[bytes] = []
     for _ in range(3):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-        while process.poll() is None and (not output.exists() or output.read_bytes().count(b"\n") < len(before) + 20):
+        process = Python(*command)
+        while process.running() and (not output.exists() or output.read_bytes().count(b"\n") < len(before) + 20):
             time.sleep(0.002)
-        assert process.poll() is None, "it ended before it could be killed"
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        assert process.running(), "it ended before it could be killed"
+        process.kill()
         there = [line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         assert there[: len(before)] == before
         assert len(before) + 20 <= len(there) < 220
         before = there
-    assert subprocess.run(command, env=environment, check=True, capture_output=True).returncode == 0
+    assert python(*command).returncode == 0
     assert output.read_bytes() == whole.read_bytes()
     assert json.loads((tmp_path / "chains.jsonl.json").read_text())["run"]["chains"] == 220 - len(before)
 
@@ -299,17 +295,10 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
     expected = run("generate", **options(writer, sentences, whole))
     code = "import json, sys, raoe_train; print(json.dumps(raoe_train.run('generate', **json.loads(sys.argv[1]))))"
     words = json.dumps(options(writer, sentences, output))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, words],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    said = [process.communicate()[0].splitlines()[-1] for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0]
+    environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": "3"} for rank in range(3)]
+    ended = [one.end() for one in [Python("-c", code, words, env=environment) for environment in environments]]
+    assert [one.returncode for one in ended] == [0, 0, 0]
+    said = [one.stdout.splitlines()[-1] for one in ended]
     assert output.read_bytes() == whole.read_bytes()
     assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt", "whole.jsonl", "whole.jsonl.json"]
     assert any(json.loads(line).get("chains") == expected["chains"] for line in said)

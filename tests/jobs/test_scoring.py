@@ -2,11 +2,7 @@
 
 import contextlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -19,6 +15,7 @@ from raoe_train.data.files import read_rows
 from raoe_train.encoders import frozen
 from raoe_train.encoders.named import FrozenEncoder, Model, identity
 from raoe_train.jobs.score import TEACHERS, resolve_teachers, score
+from tests.forked import Python
 from tests.tiny import SENTENCES, tiny_encoder
 
 LABELS = ("entailment", "neutral", "contradiction", "-")
@@ -152,24 +149,23 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
         "run('score', None, **{'data.input': sys.argv[1], 'teachers': sys.argv[2:4], 'output': sys.argv[4], "
         "'device': 'cpu'})"
     )
-    command = [sys.executable, "-c", code, str(pairs), *teachers, str(output)]
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = ["-c", code, pairs, *teachers, output]
+    process = Python(*command)
     parts, shards = tmp_path / "scored.tsv.parts", "*/score_*/[!.]*.npy"  # a dot: one that is being written
-    while process.poll() is None and len(list(parts.glob(shards))) < 5:
+    while process.running() and len(list(parts.glob(shards))) < 5:
         time.sleep(0.01)
-    assert process.poll() is None, "it ended before it could be killed"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.running(), "it ended before it could be killed"
+    process.kill()
     kept = {path: path.stat().st_mtime_ns for path in parts.glob(shards)}
     assert 5 <= len(kept) < 380
     assert not output.exists()
-    second = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    second = Python(*command)
     now = {}
-    while second.poll() is None:
+    while second.running():
         with contextlib.suppress(FileNotFoundError):  # the end removes them while they are looked at
             now = {path: path.stat().st_mtime_ns for path in kept}
         time.sleep(0.01)
-    assert second.returncode == 0
+    assert second.end().returncode == 0
     assert now, "the second run ended before it was looked at"
     assert {path: kept[path] for path in now} == now
     assert [fields["premise"] for _, fields in read_rows(output)] == [

@@ -29,10 +29,13 @@ def by_shape(shapes):
     """Of (sizes, columns, options, dtypes): an argument each of `sizes, width, which, dtype`. Dtypes meet every way to
     leave columns out, rows of one tile and of several, aligned and odd: a pair of them each, not all of all."""
     names = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
-    for sizes, width, which, *marks, dtypes in shapes:
-        for dtype in dtypes:
-            label = f"{sizes}-{width}-{which}-{names[dtype]}".replace(" ", "")
-            yield pytest.param(sizes, width, which, dtype, id=label, marks=marks)
+    return [
+        pytest.param(
+            sizes, width, which, dtype, id=f"{sizes}-{width}-{which}-{names[dtype]}".replace(" ", ""), marks=marks
+        )
+        for sizes, width, which, *marks, dtypes in shapes
+        for dtype in dtypes
+    ]
 
 
 def rows(sizes, columns, dtype, device="cpu", seed=0):

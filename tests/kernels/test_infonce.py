@@ -57,7 +57,8 @@ SHAPES = [
     ((17, 17, 70), 80, "ids", [F16, F64]),
     ((20, 2, 30), 48, "ids-targets-symmetric", [BF16, F32]),
     ((9, 9, 5), 385, "mask", pytest.mark.slow, DTYPES),
-    ((66, 70, 80), 160, "ids-targets-symmetric", pytest.mark.slow, DTYPES),
+    ((66, 70, 80), 160, "ids-targets-symmetric", pytest.mark.slow, [BF16, F32]),
+    ((66, 70, 80), 160, "ids-targets-symmetric", pytest.mark.slow, pytest.mark.exhaustive, [F16, F64]),
 ]
 
 

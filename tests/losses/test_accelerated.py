@@ -13,6 +13,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 
 import raoe_train as rt
 from raoe_train.losses import ByLength, accelerated
+from tests.forked import together
 from tests.losses.test_infonce_forms import CONFIGURATIONS, GTE
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, batch, tiny_encoder
@@ -181,4 +182,4 @@ def gathered(rank, world, folder):
 
 @pytest.mark.slow
 def test_gathered(tmp_path):
-    torch.multiprocessing.spawn(gathered, (2, str(tmp_path)), nprocs=2)
+    together(gathered, 2, str(tmp_path))

@@ -28,6 +28,7 @@ from raoe_train.losses import (
     RAOELoss,
     SigmoidLoss,
 )
+from tests.forked import together
 from tests.losses.test_infonce_forms import GTE
 from tests.losses.test_infonce_loss import ROWS, tokenised
 from tests.losses.test_listmle_loss import LISTS, collated, teachers
@@ -186,7 +187,7 @@ def test_one_process_in_a_group(tmp_path):
     ],
 )
 def test_parts_are_the_whole(tmp_path, world, dtype):
-    torch.multiprocessing.spawn(compare, (world, str(tmp_path), dtype), nprocs=world)
+    together(compare, world, str(tmp_path), dtype)
 
 
 @pytest.mark.parametrize("given", ["even", None, 2])

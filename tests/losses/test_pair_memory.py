@@ -18,6 +18,7 @@ from raoe_train.losses import AnglELoss, ByLength, CoSENTLoss, GatedAngularLoss,
 from raoe_train.losses.pair_losses import PairLoss
 from raoe_train.losses.pair_memory import PairMemory
 from raoe_train.losses.registry import loss_settings, make_loss
+from tests.forked import together
 from tests.tiny import SENTENCES, gradients, tiny_encoder, total
 
 LOSSES: list[Any] = [
@@ -215,7 +216,7 @@ def parts(rank: int, world: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_processes_remember_the_same(tmp_path):
-    torch.multiprocessing.spawn(parts, (2, str(tmp_path)), nprocs=2)
+    together(parts, 2, str(tmp_path))
 
 
 def test_gradients_reach_the_model():

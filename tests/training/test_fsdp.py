@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss
+from tests.forked import together
 from tests.losses.test_global_batch import RATE, REPLAYS_IN_DOUBLE, TOLERANCE, cases, step
 from tests.tiny import tiny_encoder, total
 
@@ -85,4 +86,4 @@ def sharded_steps(rank: int, world: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sharded_steps_are_the_whole(tmp_path):
-    torch.multiprocessing.spawn(sharded_steps, (2, str(tmp_path)), nprocs=2)
+    together(sharded_steps, 2, str(tmp_path))

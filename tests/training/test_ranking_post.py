@@ -22,6 +22,7 @@ from raoe_train.artifacts import once
 from raoe_train.cli import load
 from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.training.run_directory import finished_metrics
+from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder, training_data
 from tests.training.test_training import KILLED, write_pairs
 
@@ -285,8 +286,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({"extends": "ranking-post", **made}))
         if kill_at:
-            words = [sys.executable, "-c", KILLED, str(recipe), str(kill_at)]
-            done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+            done = python("-c", KILLED, recipe, kill_at)
             assert done.returncode == 9, done.stderr
             assert (tmp_path / name / "checkpoints" / "checkpoint-4").is_dir()
             assert list((tmp_path / name / "teacher").glob("*/*.npy"))

@@ -24,6 +24,7 @@ from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.training.run_directory import claim, finished_metrics, made_from
 from raoe_train.training.training_data import held_out
+from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
@@ -218,8 +219,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
         if kill_at:
-            words = [sys.executable, "-c", KILLED, str(recipe), str(kill_at)]
-            done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+            done = python("-c", KILLED, recipe, kill_at)
             assert done.returncode == 9, done.stderr
             checkpoints = tmp_path / name / "checkpoints"
             assert (checkpoints / "checkpoint-10").is_dir()
@@ -485,10 +485,7 @@ def test_the_tokenizer_is_the_same_in_every_process():
 @pytest.mark.timeout(1200)
 def test_the_demo_learns(tmp_path):
     """What ``make demo`` does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raoe_train", "train", "demo", "--output", str(tmp_path / "demo")],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, env={**os.environ},
-    )  # fmt: skip
+    done = python("-m", "raoe_train", "train", "demo", "--output", tmp_path / "demo")
     assert done.returncode == 0, done.stderr
     metrics = json.loads((tmp_path / "demo" / "metrics.json").read_text())
     assert metrics["after"]["average"] > metrics["before"]["average"] + 20

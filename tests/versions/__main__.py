@@ -85,7 +85,7 @@ def make(corner: Corner, home: Path, wheel: Path) -> None:
     if python is None:
         raise FileNotFoundError(f"no Python {corner.python} here")
     subprocess.run([python, "-m", "venv", "--clear", str(home)], check=True)
-    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", f"torch=={corner.torch}"], check=True, capture_output=True)
     (torch,) = home.glob("lib/python*/site-packages/torch")
     (said,) = torch.parent.glob("torch-*.dist-info/METADATA")
