@@ -31,6 +31,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # a library that counts what is left at the end finds nothing
+
+
 @pytest.fixture(scope="session")
 def elsewhere():
     """elsewhere(function, *arguments): its result in a process whose Triton compiles. One for all tests, as importing

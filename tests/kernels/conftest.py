@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from zlib import crc32
 
 import pytest
@@ -17,6 +18,10 @@ DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
 # process.
 DEVICE = DEVICES[-1]
 PLACES = [(d, b) for d in DEVICES for b in NAMES if not (HAS_GPU and d == "cpu" and b == "triton")]
+if not HAS_GPU and find_spec("triton") is not None:
+    from tests.kernels import interpreter
+
+    interpreter.install()
 WISH = os.environ.get("RAOE_KERNELS_BUILD")
 
 
