@@ -54,11 +54,15 @@ gpu:  ## on a machine with a GPU, with the Python given: build in place, all GPU
 	$(PYTHON) -m benchmarks.gpu $(PARTS) $(if $(RESULTS),--results $(RESULTS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 # torch comes first and from the constraints, so that nothing else decides which build of it is taken. Bytecode is made
-# of what is imported, when it is: pip would make it of 16,000 files.
+# of what is imported, when it is: pip would make it of 16,000 files. Beside pip, which has one core busy, csrc is compiled
+# into a cache of objects, of which the build at the end is made.
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch numpy
-	$(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e ".[train,dev]"
+	$(RUN) csrc/build_modules.py > /dev/null 2>&1 & \
+	$(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt torch numpy && \
+	RAOE_KERNELS_BUILD=none $(RUN) -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e ".[train,dev]" && \
+	wait
+	$(RUN) csrc/build_modules.py > /dev/null
 	touch $@
 
 clean:

@@ -320,9 +320,10 @@ def minilm():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_published_numbers_of_minilm():
+@pytest.mark.parametrize(
+    "name", ["stsb", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in PUBLISHED if name != "stsb")]
+)
+def test_published_numbers_of_minilm(name):
     """all-MiniLM-L6-v2's published Spearman correlations (x100), all pairs of a set together."""
-    result = evaluate_encoder(minilm(), list(PUBLISHED), REAL)
-    assert {name: task["spearman"] for name, task in result["tasks"].items()} == {
-        name: pytest.approx(value, abs=0.02) for name, value in PUBLISHED.items()
-    }
+    result = evaluate_encoder(minilm(), [name], REAL)
+    assert result["tasks"][name]["spearman"] == pytest.approx(PUBLISHED[name], abs=0.02)

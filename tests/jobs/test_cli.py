@@ -115,7 +115,13 @@ def test_what_is_not_there(monkeypatch, capsys, error, said):
     assert ("raoe[" in last) == ("raoe[" in said)
 
 
-@pytest.mark.parametrize(("word", "said"), [("triton", "cannot run cosine on cpu"), ("tritn", "must be one of")])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("triton", "cannot run cosine on cpu"),
+        pytest.param("tritn", "must be one of", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
+)
 def test_a_backend_that_cannot_run_is_said_before_anything_is_read(tmp_path, word, said):
     """In a process of its own: the variable is read once."""
     command = [sys.executable, "-m", "raoe_train", "train", "demo", "--model.device", "cpu", "--data.train", "no.tsv"]

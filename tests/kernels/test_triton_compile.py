@@ -177,9 +177,10 @@ def groups(*kernels: str) -> list[str]:
 
 def in_ci(names: Iterable[str]) -> list[Any]:
     """Parameters of a test. Exhaustive are, of kernels that take long to compile, float64, which is for checks, scores
-    as 64-bit integers, and float16, whose code is bfloat16's."""
+    as 64-bit integers, and one of two dtypes whose code differs in how it is loaded."""
     slow = groups("pairwise.one_block", "info_nce_weights", "sigmoid_weights", *PRODUCTS)
     left = [name for name in slow if name.endswith(("fp16", "fp64", "i64"))]
+    left += ["one_block-bf16", "attention_backward_q-fp32", "attention_backward_kv-fp32"]
     return [pytest.param(name, marks=[pytest.mark.exhaustive] if name in left else []) for name in names]
 
 

@@ -48,10 +48,12 @@ def test_importing_does_nothing():
         "import sys; sys.argv = {argv}; import raoe_train; "
         "loaded = {{'torch', 'transformers', 'sentence_transformers', 'datasets', 'numpy'}} & set(sys.modules); "
         "assert not loaded, loaded; "
+    )
+    registered = (
         "from transformers import CONFIG_MAPPING; assert 'raoe_bidirectional' not in CONFIG_MAPPING; "
         "raoe_train.register(); assert 'raoe_bidirectional' in CONFIG_MAPPING"
     )
-    for argv in ("['script.py']", "['raoe-train']", "[]"):
-        command = [sys.executable, "-c", code.format(argv=argv)]
+    for argv, more in (("['script.py']", ""), ("['raoe-train']", ""), ("[]", registered)):
+        command = [sys.executable, "-c", code.format(argv=argv) + more]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

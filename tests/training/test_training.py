@@ -465,11 +465,7 @@ def test_random_weights_and_dropout(tmp_path):
 
 def test_the_tokenizer_is_the_same_in_every_process():
     """Hash tables are in a random order; a vocabulary must not depend on it."""
-    code = (
-        "from raoe_train.encoders.scratch import train_word_pieces as t\n"
-        "from tests.tiny import SENTENCES\n"
-        "print(t(SENTENCES * 3, 90))"
-    )
+    code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
     root = Path(__file__).parents[2]
     made = set()
     for seed in "01":
