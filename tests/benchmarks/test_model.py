@@ -84,6 +84,7 @@ def printed(*command: str) -> str:
 
 @needs_triton
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_the_page_is_what_the_command_prints(elsewhere):
     if model.compilers() not in PAGE.read_text():

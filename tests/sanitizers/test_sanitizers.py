@@ -18,8 +18,9 @@ def test_any_argument_by_any_number_of_threads(which):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("tiles", ["small", pytest.param("large", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("tiles", ["small", "large"])
 def test_labels_of_the_emulated_kernels(tiles):
     """Also labels further apart than int64 holds, in one block and in many."""
     if shutil.which("g++") is None:
