@@ -12,7 +12,9 @@ BEFORE = {"sick": 77.15, "stsb": 82.02, "sts12": 72.37, "sts14": 75.60, "sts15":
 OF_SICK = ("keep-", "rate-")  # variants of SICK that are not called so
 UNSEEN = ("sick-200", "sick-noisy", "sick-twice", "sick-labels", "sick-angular")  # other targets, and what is far off
 PLACES = {
-    "sick-cosent": (6, -10),
+    "sick-cosent": (-44, 8),
+    "sick-lora": (6, -8),
+    "sick-mse": (6, -10),
     "keep-keep-4": (-42, -4),
     "sick-rank": (6, 4),
     "sick-raoe": (-10, -14),
