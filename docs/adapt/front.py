@@ -48,7 +48,7 @@ for kept, colour in ((True, "#0072b2"), (False, "#d55e00")):
     its = {variant: point for variant, point in points.items() if variant.endswith("-free") != kept}
     axes.plot(*zip(*its.values(), strict=True), "o", color=colour, label="with training.keep" if kept else "without")
     for variant, point in its.items():
-        name = variant.removesuffix("-free").removeprefix("sick-").removeprefix("keep-")
+        name = variant.removesuffix("-free").removeprefix("sick-").removeprefix("keep-").removeprefix("rate-learning_")
         name = {"sick": "adapt" if kept else "adapt without it"}.get(name, name)
         axes.annotate(name, point, xytext=PLACES.get(variant, (5, 4)), textcoords="offset points", fontsize="small")
 front = [point for point in points.values() if not any(a > point[0] and b > point[1] for a, b in points.values())]
