@@ -14,14 +14,14 @@ import yaml
 
 from raoe_train.artifacts.processes import in_first
 from raoe_train.artifacts.provenance import DROPPED, PICTURES, digest, fingerprint
-from raoe_train.artifacts.writing import partial, read_json, write_json, write_text
+from raoe_train.artifacts.writing import partial, read_json, replacing_folder, write_json, write_text
 from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.named import SCRATCH, Model, second_of
 from raoe_train.evaluation.tasks import Task
 from raoe_train.recipe import read_yaml, to_dict
 from raoe_train.training.measures import tasks_of
 
-RECIPE, MADE_FROM = "recipe.yaml", "made_from.json"
+RECIPE, MADE_FROM, MODEL_FILES = "recipe.yaml", "made_from.json", "model_files.json"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
 STATE = "trainer_state.json"  # of a checkpoint
@@ -104,18 +104,38 @@ def begin(arguments: Any, made: Mapping[str, Any]) -> None:
     output = Path(arguments.output)
     if changes(arguments, lambda: made) == []:
         return
-    for name in (CHECKPOINTS, INITIAL, EVENTS):
-        shutil.rmtree(output / name, ignore_errors=True)
-    for name in ("metrics.json", "log.jsonl", *PICTURES, RECIPE, DROPPED):
-        (output / name).unlink(missing_ok=True)
+    for name in ("metrics.json", CHECKPOINTS, INITIAL, EVENTS, "log.jsonl", *PICTURES, DROPPED):
+        _remove(output / name)
+    saved = read_json(output / MODEL_FILES)
+    for path in output.iterdir() if saved else ():
+        if path.name in saved:  # an adapter, say, which would be loaded with what comes there
+            _remove(path)
+    _remove(output / MODEL_FILES)
     write_json(output / MADE_FROM, made)
     write_text(output / RECIPE, yaml.safe_dump(to_dict(arguments), sort_keys=False, allow_unicode=True))
+
+
+def put_model(saved: Path, output: Path) -> None:
+    """Move a saved model's files and folders to the run's directory, which is told their names before."""
+    found = sorted(saved.iterdir())
+    write_json(output / MODEL_FILES, {path.name: "folder" if path.is_dir() else "file" for path in found})
+    for path in found:
+        _remove(output / path.name)
+        path.replace(output / path.name)
+    saved.rmdir()
 
 
 def clear_unfinished(output: Path) -> None:
     """Remove what only a run that is not finished needs."""
     for name in (CHECKPOINTS, INITIAL, TEACHER):
-        shutil.rmtree(output / name, ignore_errors=True)
+        _remove(output / name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: int) -> Any:
@@ -130,9 +150,8 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
         if (initial / "modules.json").is_file():
             return
         made.append(load_encoder(model, sentences=texts, seed=seed, train=True))
-        made[0].save_pretrained(str(partial(initial)), create_model_card=False)
-        shutil.rmtree(initial, ignore_errors=True)
-        partial(initial).replace(initial)  # in one step: half of a tokenizer would be another one
+        with replacing_folder(initial) as whole:  # in one step: half of a tokenizer would be another one
+            made[0].save_pretrained(str(whole), create_model_card=False)
 
     # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
     in_first(make)

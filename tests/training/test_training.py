@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
@@ -25,7 +26,7 @@ from raoe_train.jobs.check import check_encoder
 from raoe_train.training.run_directory import claim, finished_metrics, made_from
 from raoe_train.training.training_data import held_out
 from tests.forked import python
-from tests.tiny import SENTENCES, tiny_encoder, training_data
+from tests.tiny import SENTENCES, saved_encoder, tiny_encoder, training_data
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
 
@@ -238,6 +239,38 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
         entries = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
         logs.append([entry["loss"] for entry in entries if "loss" in entry])
     assert logs[0] == logs[1] and len(logs[0]) == 10
+
+
+def test_a_kill_leaves_nothing_of_a_file_that_was_being_written(tmp_path, monkeypatch):
+    """safetensors writes to a name of its own beside the file, another one each time."""
+    made, write = settings(tmp_path), safetensors.torch.serialize_file
+
+    def killed(tensors, filename, **more):
+        if Path(filename).parent.name not in ("out", ".partial.model"):
+            return write(tensors, filename, **more)
+        Path(filename).with_name(".tmpcLpmEc").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(safetensors.torch, "serialize_file", killed)
+        run("train", "raoe-s1", **made)
+    assert len(list((tmp_path / "out").rglob(".tmp*"))) == 1
+    run("train", "raoe-s1", **made)
+    assert list((tmp_path / "out").rglob(".*")) == []
+
+
+def test_an_adapter_does_not_stay_for_the_model_that_replaces_it(tmp_path):
+    """It would be loaded into that."""
+    made = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
+    out = tmp_path / "out"
+    run("train", "raoe-s1", **made, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
+    (out / "notes.txt").write_text("mine")
+    assert (out / "adapter_config.json").is_file()
+    run("train", "raoe-s1", **made, overwrite=True)
+    assert not list(out.glob("adapter*")) and (out / "notes.txt").read_text() == "mine"
+    saved = load_file(out / "model.safetensors")
+    loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()
+    assert loaded.keys() == saved.keys() and all(torch.equal(loaded[key], saved[key]) for key in saved)
 
 
 @pytest.mark.parametrize("name", ["rank_margin", "gated_angular", "cosent", "angle", "mse"])
