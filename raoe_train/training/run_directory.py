@@ -76,11 +76,18 @@ def claim(arguments: Any, made: Mapping[str, Any]) -> dict[str, Any] | None:
     metrics if it holds that very run, finished. Where nothing is in the way the run begins, see begin.
 
     ValueError where a run of another recipe or of other contents is in the way and `overwrite` is not set, what is no
-    run of ours, or the model that it starts from.
+    run of ours, or an encoder that it needs.
     """
-    output, model = Path(arguments.output), Path(arguments.model.name)
-    if model.is_dir() and output.resolve() in (model.resolve(), *model.resolve().parents):
-        raise ValueError(f"output {output} holds model.name {model}, which the run starts from; choose another output")
+    output, teacher, second = Path(arguments.output), arguments.teacher, second_of(arguments.teacher)
+    needed = {
+        "model.name": arguments.model.name,
+        "teacher.name": teacher.name,
+        "teacher.second.name": second and second.name,
+    }
+    for key, name in needed.items():
+        model = Path(name or "")
+        if name and model.is_dir() and output.resolve() in (model.resolve(), *model.resolve().parents):
+            raise ValueError(f"output {output} holds {key} {model}, which the run needs; choose another output")
     changed = changes(arguments, lambda: made)
     if changed == []:
         if finished := _metrics(output):

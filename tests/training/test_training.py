@@ -167,13 +167,15 @@ def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path,
     assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
 
 
-def test_a_run_never_goes_over_the_model_that_it_starts_from(finished):
+@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
+def test_a_run_never_goes_over_an_encoder_that_it_needs(finished, key):
     folder, made, _ = finished
     for inside in (".", "checkpoints/checkpoint-5"):
         model = folder / "out" / inside
-        asked = load("train", "raoe-s1", {**made, "model.name": str(model), "overwrite": True})
+        more = {"teacher.name": "on-a-hub"} if key == "teacher.second.name" else {}
+        asked = load("train", "raoe-s1", {**made, **more, key: str(model), "overwrite": True})
         model.mkdir(parents=True, exist_ok=True)
-        with pytest.raises(ValueError, match=r"holds model\.name"):
+        with pytest.raises(ValueError, match=f"holds {re.escape(key)}"):
             claim(asked, {})
     shutil.rmtree(folder / "out" / "checkpoints")
 
