@@ -25,6 +25,7 @@ from raoe_train.encoders.named import Model
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.studies.result_report import read_results, report_results
 from raoe_train.training import run_directory
+from raoe_train.training.list_targets import Teacher
 from tests.fuzz import folders
 from tests.fuzz.mutations import VALUES, nested, spoilt_bytes
 
@@ -221,8 +222,14 @@ def _ledger(rng: Random, folder: Path) -> str:
 
 
 def _run_folder(rng: Random, folder: Path) -> str:
-    arguments = SimpleNamespace(output=str(folder / "run"), model=Model("m"), data=Data(), loss={}, overwrite=False)
-    arguments.overwrite = rng.random() < 0.3
+    arguments = SimpleNamespace(
+        output=str(folder / "run"),
+        model=Model("m"),
+        teacher=Teacher(),
+        data=Data(),
+        loss={},
+        overwrite=rng.random() < 0.3,
+    )
     made = {"data.train 1": [{"sha256": "a", "kind": "tsv", "split": ""}], "model.name": None}
     run = folder / "run"
     run_directory.begin(arguments, made)
@@ -231,6 +238,9 @@ def _run_folder(rng: Random, folder: Path) -> str:
     for n in (2, 4):
         (run / "checkpoints" / f"checkpoint-{n}").mkdir(parents=True)
         (run / "checkpoints" / f"checkpoint-{n}" / "trainer_state.json").write_text('{"global_step": 4}')
+    (run / ".partial.model").mkdir()
+    (run / ".partial.model" / "model.safetensors").touch()
+    run_directory.put_model(run / ".partial.model", run)
     (run / "metrics.json").write_text('{"after": {}}')
     files = [file for file in run.rglob("*") if file.is_file()]
     file = rng.choice(files)

@@ -27,6 +27,7 @@ from raoe_train.data.sources import contents
 from raoe_train.data.tables import kept
 from raoe_train.encoders.named import Model
 from raoe_train.training import run_directory
+from raoe_train.training.list_targets import Teacher
 from tests.faults.kills import changed
 
 KILLED = 9
@@ -128,12 +129,17 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
 
 
 def runs(folder: Path, rng: Random, steps: int) -> None:
-    """The directory of a run: metrics are those of the recipe and contents asked for, or none."""
-    output = folder / "run"
+    """The directory of a run: metrics are of the recipe and contents asked for, or none, beside no other model."""
+    output, models = folder / "run", {"a": {"model.safetensors", "modules.json"}, "b": {"adapter", "modules.json"}}
     for step in range(steps):
         data, recipe = rng.choice("ab"), rng.choice("ab")
         arguments = SimpleNamespace(
-            output=str(output), model=Model("m"), data=Data(), loss={"name": recipe}, overwrite=True
+            output=str(output),
+            model=Model("m"),
+            teacher=Teacher(),
+            data=Data(),
+            loss={"name": recipe},
+            overwrite=True,
         )
         made = {"data.train 1": data}
 
@@ -141,13 +147,25 @@ def runs(folder: Path, rng: Random, steps: int) -> None:
             if run_directory.claim(arguments, made) is None:
                 run_directory.begin(arguments, made)
 
+        def save(names: set[str] = models[recipe]) -> None:
+            saved = output / ".partial.model"
+            shutil.rmtree(saved, ignore_errors=True)
+            saved.mkdir()
+            for name in sorted(names):
+                (saved / name).touch()
+            run_directory.put_model(saved, output)
+
         if rng.random() < 0.7:
             assert ended(child(begin, folder, rng.randrange(1, 16))) <= {0, KILLED}
         metrics = run_directory.claim(arguments, made)
         assert metrics in (None, {"of": [recipe, data]}), (step, metrics)
         begin()
         assert run_directory.changes(arguments, lambda made=made: made) == []
+        if rng.random() < 0.5:
+            assert ended(child(save, folder, rng.randrange(1, 16))) <= {0, KILLED}
         if rng.random() < 0.6:
+            save()
+            assert {path.name for path in output.iterdir()} & set.union(*models.values()) == models[recipe]
             write_json(output / "metrics.json", {"of": [recipe, data]})
 
 

@@ -372,7 +372,8 @@ TRAINING = [
         "raoe_train/training/run_directory.py",
         "training/test_checkpoints.py training/test_training.py",
         ("key=lambda path: int(steps[path])", "key=lambda path: steps[path]"),
-        ("for name in (CHECKPOINTS, INITIAL, EVENTS)", "for name in (INITIAL, EVENTS)"),
+        ('("metrics.json", CHECKPOINTS, INITIAL,', '("metrics.json", INITIAL,'),
+        ("if path.name in saved", "if False"),
         ("None if model.name == SCRATCH else fingerprint(model.name)", "None"),
     ),
     *of(
