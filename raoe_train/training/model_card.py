@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import yaml
 
 from raoe_train.artifacts.markdown import cell, made_with, table
-from raoe_train.artifacts.writing import partial, read_json, write_text
+from raoe_train.artifacts.writing import read_json, write_text
 from raoe_train.encoders.training_head import drop_head
 from raoe_train.training.account import in_words
 from raoe_train.training.measures import score_rows
-from raoe_train.training.run_directory import MADE_FROM, RECIPE, put_model
+from raoe_train.training.run_directory import MADE_FROM, RECIPE, replacing_model
 
 BEFORE = "\n## Training Details\n"  # of their card; where it has none our section comes last
 
@@ -29,14 +28,12 @@ def save_with_card(encoder: Any, folder: Path, metrics: Mapping[str, Any], plots
             dataset["name"] = cell(dataset["name"])
         shown = dataset.get("examples") or {}
         dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
-    made = partial(folder / "model")  # what a kill leaves of a file while it is written has a name of its own each time
-    shutil.rmtree(made, ignore_errors=True)
-    encoder.save_pretrained(str(made))
-    path = made / "README.md"
-    theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
-    first, place, rest = theirs.partition(BEFORE)
-    write_text(path, "\n".join([first, *_section(folder, metrics, plots), ""]) + place + rest)
-    put_model(made, folder)
+    with replacing_model(folder) as made:
+        encoder.save_pretrained(str(made))
+        path = made / "README.md"
+        theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
+        first, place, rest = theirs.partition(BEFORE)
+        write_text(path, "\n".join([first, *_section(folder, metrics, plots), ""]) + place + rest)
 
 
 def _text(value: Any) -> Any:

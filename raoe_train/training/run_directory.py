@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,22 @@ NO_MATTER = ("output", "overwrite", "dry_run", "device", "device_map", "cache", 
 def made_from(arguments: Any, tasks: Mapping[str, Task] | None = None) -> dict[str, Any]:
     """{key of the recipe: what it names holds} of the data, encoders and tasks of a run with these arguments of the job
     `train`, as plain values; None of what is on a hub, or comes with us. `tasks` are those of tasks_of."""
-    data, model, teacher = arguments.data, arguments.model, arguments.teacher
+    data = arguments.data
     if tasks is None:
-        tasks = tasks_of(arguments.evaluation, data, model, arguments.polarity)
+        tasks = tasks_of(arguments.evaluation, data, arguments.model, arguments.polarity)
     found: dict[str, Any] = {
         f"data.train {number}": [contents(part) for part in pool(source)] for number, source in enumerate(data.train, 1)
     }
     found["data.dev"] = [contents(part) for source in data.dev for part in pool(source)] if data.dev else None
-    found["model.name"] = None if model.name == SCRATCH else fingerprint(model.name)
-    found["teacher.name"] = fingerprint(teacher.name) if teacher.name else None
-    if second := second_of(teacher):
-        found["teacher.second.name"] = fingerprint(str(second.name))
+    found |= {key: fingerprint(name) if name else None for key, name in _encoders(arguments).items()}
     return {**found, **{f"evaluation.tasks {word}": digest(task.content) for word, task in tasks.items()}}
+
+
+def _encoders(arguments: Any) -> dict[str, str | None]:
+    """{key of the recipe: name} of the encoders that a run reads; None of one that it makes, or has none of."""
+    model, teacher = arguments.model, arguments.teacher
+    found = {"model.name": None if model.name == SCRATCH else model.name, "teacher.name": teacher.name}
+    return {**found, "teacher.second.name": second.name} if (second := second_of(teacher)) else found
 
 
 def changes(arguments: Any, made: Callable[[], Mapping[str, Any]]) -> list[str] | None:
@@ -78,13 +83,8 @@ def claim(arguments: Any, made: Mapping[str, Any]) -> dict[str, Any] | None:
     ValueError where a run of another recipe or of other contents is in the way and `overwrite` is not set, what is no
     run of ours, or an encoder that it needs.
     """
-    output, teacher, second = Path(arguments.output), arguments.teacher, second_of(arguments.teacher)
-    needed = {
-        "model.name": arguments.model.name,
-        "teacher.name": teacher.name,
-        "teacher.second.name": second and second.name,
-    }
-    for key, name in needed.items():
+    output = Path(arguments.output)
+    for key, name in _encoders(arguments).items():
         model = Path(name or "")
         if name and model.is_dir() and output.resolve() in (model.resolve(), *model.resolve().parents):
             raise ValueError(f"output {output} holds {key} {model}, which the run needs; choose another output")
@@ -113,17 +113,23 @@ def begin(arguments: Any, made: Mapping[str, Any]) -> None:
         return
     for name in ("metrics.json", CHECKPOINTS, INITIAL, EVENTS, "log.jsonl", *PICTURES, DROPPED):
         _remove(output / name)
-    saved = read_json(output / MODEL_FILES)
-    for path in output.iterdir() if saved else ():
-        if path.name in saved:  # an adapter, say, which would be loaded with what comes there
+    saved = read_json(output / MODEL_FILES)  # an adapter among it would be loaded with what comes there
+    for path in output.iterdir() if saved else ():  # not the names: they are a file's, and may lead elsewhere
+        if path.name in saved:
             _remove(path)
     _remove(output / MODEL_FILES)
     write_json(output / MADE_FROM, made)
     write_text(output / RECIPE, yaml.safe_dump(to_dict(arguments), sort_keys=False, allow_unicode=True))
 
 
-def put_model(saved: Path, output: Path) -> None:
-    """Move a saved model's files and folders to the run's directory, which is told their names before."""
+@contextmanager
+def replacing_model(output: Path) -> Iterator[Path]:
+    """A folder to save a model in: when the block ends well, its files and folders move to the run's directory, which
+    is told their names before."""
+    saved = partial(output / "model")
+    _remove(saved)  # a killed process's: safetensors' temporary files have another name each time
+    saved.mkdir()
+    yield saved
     found = sorted(saved.iterdir())
     write_json(output / MODEL_FILES, {path.name: "folder" if path.is_dir() else "file" for path in found})
     for path in found:

@@ -238,9 +238,8 @@ def _run_folder(rng: Random, folder: Path) -> str:
     for n in (2, 4):
         (run / "checkpoints" / f"checkpoint-{n}").mkdir(parents=True)
         (run / "checkpoints" / f"checkpoint-{n}" / "trainer_state.json").write_text('{"global_step": 4}')
-    (run / ".partial.model").mkdir()
-    (run / ".partial.model" / "model.safetensors").touch()
-    run_directory.put_model(run / ".partial.model", run)
+    with run_directory.replacing_model(run) as saved:
+        (saved / "model.safetensors").touch()
     (run / "metrics.json").write_text('{"after": {}}')
     files = [file for file in run.rglob("*") if file.is_file()]
     file = rng.choice(files)

@@ -148,12 +148,9 @@ def runs(folder: Path, rng: Random, steps: int) -> None:
                 run_directory.begin(arguments, made)
 
         def save(names: set[str] = models[recipe]) -> None:
-            saved = output / ".partial.model"
-            shutil.rmtree(saved, ignore_errors=True)
-            saved.mkdir()
-            for name in sorted(names):
-                (saved / name).touch()
-            run_directory.put_model(saved, output)
+            with run_directory.replacing_model(output) as saved:
+                for name in sorted(names):
+                    (saved / name).touch()
 
         if rng.random() < 0.7:
             assert ended(child(begin, folder, rng.randrange(1, 16))) <= {0, KILLED}

@@ -374,7 +374,7 @@ TRAINING = [
         ("key=lambda path: int(steps[path])", "key=lambda path: steps[path]"),
         ('("metrics.json", CHECKPOINTS, INITIAL,', '("metrics.json", INITIAL,'),
         ("if path.name in saved", "if False"),
-        ("None if model.name == SCRATCH else fingerprint(model.name)", "None"),
+        ("None if model.name == SCRATCH else model.name", "None"),
     ),
     *of(
         "raoe_train/training/arguments.py",
