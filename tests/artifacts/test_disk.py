@@ -22,7 +22,7 @@ from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
 from tests.faults.small_jobs import make_jobs
 from tests.forked import python
-from tests.training.test_training import settings
+from tests.training.small_runs import settings
 
 
 def small(folder, output="out"):

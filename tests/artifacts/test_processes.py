@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from tests.faults.small_jobs import make_jobs
 from tests.forked import Python
-from tests.training.test_training import SCRATCH, write_pairs
+from tests.training.small_runs import SCRATCH, write_pairs
 
 REAL = ("torchrun", "accelerate")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

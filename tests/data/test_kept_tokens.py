@@ -25,7 +25,7 @@ from raoe_train.losses.collators import ScoreLabelCollator
 from tests.data.test_large_data import NLI, parsed
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.test_training import settings, write_pairs
+from tests.training.small_runs import settings, write_pairs
 
 
 def encoders(folder):

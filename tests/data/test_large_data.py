@@ -19,7 +19,7 @@ from raoe_train.data import files, tables
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.tables import Texts, to_table
 from tests.tiny import training_data
-from tests.training.test_training import settings, write_pairs
+from tests.training.small_runs import settings, write_pairs
 
 ROOT = Path(__file__).parents[2]
 

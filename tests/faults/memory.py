@@ -19,7 +19,7 @@ import numpy as np
 from tests.decoders import saved_decoder
 from tests.forked import context
 from tests.tiny import SENTENCES
-from tests.training.test_training import SCRATCH, write_pairs
+from tests.training.small_runs import SCRATCH, write_pairs
 
 MOST = 0.02
 EVERY = 0.1  # seconds

@@ -12,7 +12,7 @@ from tests.decoders import saved_decoder
 from tests.faults.kills import Job
 from tests.fuzz.folders import made
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.test_training import SCRATCH, write_pairs
+from tests.training.small_runs import SCRATCH, write_pairs
 
 # What says how long it took, or how much, since a run was resumed.
 TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",

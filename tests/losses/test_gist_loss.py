@@ -20,7 +20,7 @@ from raoe_train.losses.registry import loss_settings
 from tests.losses.test_infonce_loss import assert_same, embeddings
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.test_training import SCRATCH
+from tests.training.small_runs import SCRATCH
 
 WORDS = sorted({word for sentence in SENTENCES for word in sentence.split()})
 ROWS = 8

@@ -13,7 +13,7 @@ from raoe_train import run
 from raoe_train.losses import ListNetLoss
 from tests.losses.test_listmle_loss import LENGTHS, LISTS, collated, embeddings, labels, teachers
 from tests.tiny import SENTENCES, gradients, tiny_encoder
-from tests.training.test_training import SCRATCH
+from tests.training.small_runs import SCRATCH
 
 
 def softmax(values):

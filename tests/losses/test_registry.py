@@ -18,7 +18,7 @@ from raoe_train.losses.reads import PAIRS, Reads
 from raoe_train.losses.registry import LOSSES
 from raoe_train.training.trainer import Trainer
 from tests.tiny import tiny_encoder
-from tests.training.test_training import SCRATCH, write_pairs
+from tests.training.small_runs import SCRATCH, write_pairs
 
 SEEN: list[Any] = []
 

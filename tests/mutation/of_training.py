@@ -370,7 +370,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/training/run_directory.py",
-        "training/test_checkpoints.py training/test_training.py",
+        "training/test_checkpoints.py training/test_run_directory.py",
         ("key=lambda path: int(steps[path])", "key=lambda path: steps[path]"),
         ('("metrics.json", CHECKPOINTS, INITIAL,', '("metrics.json", INITIAL,'),
         ("if path.name in saved", "if False"),

@@ -19,7 +19,7 @@ from raoe_train.studies.runs import chosen
 from raoe_train.studies.sweep_report import curves, frame, mean, metric
 from raoe_train.training.run_directory import finished_metrics, made_from
 from tests.studies.tables import runs_of
-from tests.training.test_training import SCRATCH, settings
+from tests.training.small_runs import SCRATCH, settings
 
 
 def table(folder, **changes):

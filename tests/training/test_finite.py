@@ -16,7 +16,7 @@ from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
 from raoe_train.training.stop_at_nan import StopsAtNaN
 from tests.tiny import SENTENCES, tiny_encoder
-from tests.training.test_training import settings
+from tests.training.small_runs import settings
 
 PAIR = 27  # whose batch goes wrong
 

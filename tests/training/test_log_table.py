@@ -21,8 +21,8 @@ from raoe_train.training.log_table import LogTable
 from raoe_train.training.measures import summary
 from raoe_train.training.trainer import Trainer
 from tests.tiny import saved_encoder
+from tests.training.small_runs import settings, write_pairs
 from tests.training.test_trainer import arguments
-from tests.training.test_training import settings, write_pairs
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import file_digest
-from tests.training.test_training import settings
+from tests.training.small_runs import settings
 
 EVIL = "</code><script>alert(1)</script> a | b **bold** [x](http://y.z) `c`"
 

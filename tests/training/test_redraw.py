@@ -14,7 +14,7 @@ from raoe_train.losses import CoSENTLoss
 from raoe_train.training import Trainer
 from raoe_train.training.training_data import enough_steps, redrawn
 from tests.tiny import tiny_encoder
-from tests.training.test_training import settings, write_pairs
+from tests.training.small_runs import settings, write_pairs
 
 ROWS = 12
 

@@ -21,7 +21,7 @@ from raoe_train.training.arguments import trainer_settings
 from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
 from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
-from tests.training.test_training import write_pairs
+from tests.training.small_runs import write_pairs
 
 
 @pytest.fixture(scope="module")

@@ -1,74 +1,24 @@
-"""``raoe-train train`` end to end on small real encoders: what it writes, resuming, sources, losses."""
+"""``raoe-train train`` end to end on small real encoders: what it writes, sources, losses."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
-from raoe_train.artifacts.processes import owned
 from raoe_train.cli import load
-from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
 from raoe_train.jobs.check import check_encoder
-from raoe_train.training.run_directory import claim, finished_metrics, made_from
 from raoe_train.training.training_data import held_out
 from tests.forked import python
-from tests.tiny import SENTENCES, saved_encoder, tiny_encoder, training_data
-
-SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
-
-
-def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float = 5.0) -> str:
-    """Pairs whose score falls with the distance of their sentences in the list."""
-    count = len(SENTENCES)
-    lines = ["sentence1\tsentence2\tscore" + ("\tlabel" if labels else "")]
-    for row in range(rows):
-        first, step = row % count, (row * 7 // count) % count
-        score = scale * (1 - step / count)
-        label = ("entailment", "neutral", "contradiction")[3 * step // count]
-        cells = [
-            SENTENCES[first],
-            SENTENCES[(first + step) % count],
-            f"{score:.3f}",
-            *([label] if labels else []),
-        ]
-        lines.append("\t".join(cells))
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
-
-
-def settings(folder: Path, **changes):
-    made = {
-        "model.name": "scratch",
-        "model.device": "cpu",
-        "model.scratch": SCRATCH,
-        "model.max_seq_length": 16,
-        "data.train": [write_pairs(folder / "train.tsv")],
-        "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
-        "output": str(folder / "out"),
-    }
-    return {**made, **changes}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
-    return folder, made, run("train", "raoe-s1", **made)
+from tests.tiny import SENTENCES, tiny_encoder, training_data
+from tests.training.small_runs import settings, write_pairs
 
 
 def test_writes_a_model_and_what_goes_with_it(finished):
@@ -105,174 +55,6 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     assert task["spearman"] == pytest.approx(metrics["after"]["spearman"], abs=0.2)
     again = run("evaluate", **{"model.name": str(folder / "out"), "tasks": [str(folder / "dev.tsv")]})
     assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
-
-
-def test_a_finished_run_is_returned_and_another_refused(finished):
-    folder, made, metrics = finished
-    weights = folder / "out" / "model.safetensors"
-    before = weights.stat().st_mtime_ns
-    assert run("train", "raoe-s1", **made) == metrics
-    with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
-        run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
-    with pytest.raises(ValueError, match="not empty and holds no run"):
-        run("train", "raoe-s1", **{**made, "output": str(folder), "overwrite": True})
-    assert weights.stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize(("name", "key"), [("train", "data.train 1"), ("dev", "data.dev, contents of evaluation")])
-def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
-    folder, made, metrics = finished
-    data = folder / f"{name}.tsv"
-    text = data.read_text()
-    data.write_text(text.replace("5.000", "0.000"))
-    with pytest.raises(ValueError, match=rf"holds a run of other files \(different: contents of {key}.*--overwrite"):
-        run("train", "raoe-s1", **made)
-    data.write_text(text)  # another time, the same contents
-    assert run("train", "raoe-s1", **made) == metrics
-
-
-@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
-def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path, key):
-    """Nor what a teacher taught, or a second one."""
-    first = shutil.copytree(finished[0] / "out", tmp_path / "s1")
-    asked = load("train", "raoe-s2", settings(tmp_path, **{key: str(first)}))
-    assert claim(asked, made_from(asked)) is None
-    (tmp_path / "out" / "metrics.json").write_text('{"after": {}}')
-    assert claim(asked, made_from(asked)) == {"after": {}} == finished_metrics(asked)
-    save_file({"other": torch.ones(1)}, first / "model.safetensors")
-    assert finished_metrics(asked) is None
-    with pytest.raises(ValueError, match=f"other files .different: contents of {key}"):
-        claim(asked, made_from(asked))
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"data.train": ["nowhere.tsv"]}, "no such file"),
-        ({"data.train": ["bad.tsv"]}, "bad.tsv, line 2"),
-        ({"data.dev": "bad.tsv"}, "bad.tsv, line 2"),
-        ({"evaluation.tasks": ["nowhere.tsv"]}, "no such file"),
-        ({"model.name": "./nowhere"}, "no such model directory"),
-        ({"training.optim": "adam-w"}, "adam-w"),
-        ({"training.learning_rate": -1}, "training.learning_rate"),
-    ],
-)
-def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path, monkeypatch, changes, error):
-    folder, made, _ = finished
-    (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmuch\n")
-    monkeypatch.chdir(tmp_path)
-    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
-    with pytest.raises((ValueError, OSError), match=error):
-        run("train", "raoe-s1", **{**made, **changes, "overwrite": True})
-    assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
-def test_a_run_never_goes_over_an_encoder_that_it_needs(finished, key):
-    folder, made, _ = finished
-    for inside in (".", "checkpoints/checkpoint-5"):
-        model = folder / "out" / inside
-        more = {"teacher.name": "on-a-hub"} if key == "teacher.second.name" else {}
-        asked = load("train", "raoe-s1", {**made, **more, key: str(model), "overwrite": True})
-        model.mkdir(parents=True, exist_ok=True)
-        with pytest.raises(ValueError, match=f"holds {re.escape(key)}"):
-            claim(asked, {})
-    shutil.rmtree(folder / "out" / "checkpoints")
-
-
-def test_two_processes_do_not_train_into_one_output(finished):
-    folder, made, _ = finished
-    with owned(folder / "out"), pytest.raises(ValueError, match="another process is writing to it"):
-        run("train", "raoe-s1", **made)
-    assert not list(folder.glob("*.lock"))
-
-
-KILLED = """
-import os, sys
-import raoe_train.jobs.train as training
-from raoe_train.cli import load
-
-log_writer = training.log_writer
-
-def killer(path):
-    callback = log_writer(path)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == int(sys.argv[2]):
-            os._exit(9)
-
-    type(callback).on_step_end = on_step_end
-    return callback
-
-training.log_writer = killer
-training.train(**vars(load("train", sys.argv[1])))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}, {"loss.memory_size": 13}]
-)
-def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
-    """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
-    results = {}
-    for name, kill_at in (("whole", 0), ("killed", 13)):
-        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
-        made["training"] = {**made["training"], "epochs": 4}
-        recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
-        if kill_at:
-            done = python("-c", KILLED, recipe, kill_at)
-            assert done.returncode == 9, done.stderr
-            checkpoints = tmp_path / name / "checkpoints"
-            assert (checkpoints / "checkpoint-10").is_dir()
-            (checkpoints / "checkpoint-15").mkdir()
-            (checkpoints / "checkpoint-15" / "trainer_state.json").write_text('{"epoch":')
-            assert not (tmp_path / name / "metrics.json").exists()
-        results[name] = run("train", recipe)
-        resumed = "checkpoint-10" in capsys.readouterr().out  # not begun again from the start
-        assert resumed == bool(kill_at)
-    assert results["killed"]["steps"] == results["whole"]["steps"] == 20
-    assert results["killed"]["after"] == results["whole"]["after"]
-    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
-    assert all(torch.equal(whole[key], killed[key]) for key in whole)
-    logs = []
-    for name in ("whole", "killed"):
-        entries = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
-        logs.append([entry["loss"] for entry in entries if "loss" in entry])
-    assert logs[0] == logs[1] and len(logs[0]) == 10
-
-
-def test_a_kill_leaves_nothing_of_a_file_that_was_being_written(tmp_path, monkeypatch):
-    """safetensors writes to a name of its own beside the file, another one each time."""
-    made, write = settings(tmp_path), safetensors.torch.serialize_file
-
-    def killed(tensors, filename, **more):
-        if Path(filename).parent.name not in ("out", ".partial.model"):
-            return write(tensors, filename, **more)
-        Path(filename).with_name(".tmpcLpmEc").touch()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(safetensors.torch, "serialize_file", killed)
-        run("train", "raoe-s1", **made)
-    assert len(list((tmp_path / "out").rglob(".tmp*"))) == 1
-    run("train", "raoe-s1", **made)
-    assert list((tmp_path / "out").rglob(".*")) == []
-
-
-def test_an_adapter_does_not_stay_for_the_model_that_replaces_it(tmp_path):
-    """It would be loaded into that."""
-    made = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
-    out = tmp_path / "out"
-    run("train", "raoe-s1", **made, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
-    (out / "notes.txt").write_text("mine")
-    assert (out / "adapter_config.json").is_file()
-    run("train", "raoe-s1", **made, overwrite=True)
-    assert not list(out.glob("adapter*")) and (out / "notes.txt").read_text() == "mine"
-    saved = load_file(out / "model.safetensors")
-    loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()
-    assert loaded.keys() == saved.keys() and all(torch.equal(loaded[key], saved[key]) for key in saved)
 
 
 @pytest.mark.parametrize("name", ["rank_margin", "gated_angular", "cosent", "angle", "mse"])
@@ -448,68 +230,6 @@ def test_labels_are_only_needed_where_the_gate_looks_at_them(tmp_path):
     with pytest.raises(ValueError, match="label"):
         run("train", "raoe-s1", **made)
     assert run("train", "raoe-s1", **{**made, "loss.gate": "score", "overwrite": True})["steps"] == 1
-
-
-@pytest.mark.parametrize(
-    ("pooling", "saved"),
-    [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
-)
-def test_pooling_is_saved(tmp_path, pooling, saved):
-    model = load_encoder(Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES)
-    model.save_pretrained(str(tmp_path / "m"))
-    again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
-    assert again[1].pooling_mode == saved
-    assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
-    # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
-    assert load_encoder(Model(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
-    changed = load_encoder(Model(name=str(tmp_path / "m"), pooling="max", device="cpu"))
-    assert changed[1].pooling_mode == "max"
-
-
-def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
-    from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
-
-    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
-    tokenizer = BertTokenizer.from_pretrained(str(tmp_path / "st"))
-    bare = SentenceTransformer(str(tmp_path / "st"), device="cpu")[0].model
-    bare.save_pretrained(tmp_path / "bert")
-    tokenizer.save_pretrained(tmp_path / "bert")
-    assert load_encoder(Model(name=str(tmp_path / "bert"), device="cpu"))[1].pooling_mode == "mean"
-    config = ModernBertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
-    )  # fmt: skip
-    ModernBertModel(config).save_pretrained(tmp_path / "modern")
-    tokenizer.save_pretrained(tmp_path / "modern")
-    assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
-
-
-def test_random_weights_and_dropout(tmp_path):
-    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
-    saved = Model(name=str(tmp_path / "m"), device="cpu")
-    new = Model(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
-    old, first, second, other = (
-        load_encoder(config, seed=seed) for config, seed in ((saved, 1), (new, 1), (new, 1), (new, 2))
-    )
-    weights = [model[0].model.embeddings.word_embeddings.weight for model in (old, first, second, other)]
-    assert torch.equal(weights[1], weights[2])
-    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[3])
-    assert first[0].model.config.hidden_dropout_prob == 0.25
-    assert first[0].model.embeddings.dropout.p == 0.25
-
-
-def test_the_tokenizer_is_the_same_in_every_process():
-    """Hash tables are in a random order; a vocabulary must not depend on it."""
-    code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
-    root = Path(__file__).parents[2]
-    made = set()
-    for seed in "01":
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        )  # fmt: skip
-        made.add(done.stdout)
-    assert len(made) == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""Encoders made, loaded and saved: pooling, random weights, the tokenizer of scratch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.named import Model
+from tests.tiny import SENTENCES
+
+
+@pytest.mark.parametrize(
+    ("pooling", "saved"),
+    [(None, "mean"), ("cls", "cls"), ("max", "max"), ("last", "lasttoken"), ("weighted_mean", "weightedmean")],
+)
+def test_pooling_is_saved(tmp_path, pooling, saved):
+    model = load_encoder(Model(name="scratch", pooling=pooling, device="cpu", max_seq_length=16), sentences=SENTENCES)
+    model.save_pretrained(str(tmp_path / "m"))
+    again = SentenceTransformer(str(tmp_path / "m"), device="cpu")
+    assert again[1].pooling_mode == saved
+    assert torch.equal(torch.tensor(again.encode(SENTENCES)), torch.tensor(model.encode(SENTENCES)))
+    # A saved encoder keeps its pooling unless another is asked for, and then keeps that.
+    assert load_encoder(Model(name=str(tmp_path / "m"), device="cpu"))[1].pooling_mode == saved
+    changed = load_encoder(Model(name=str(tmp_path / "m"), pooling="max", device="cpu"))
+    assert changed[1].pooling_mode == "max"
+
+
+def test_a_bare_encoder_gets_the_papers_pooling(tmp_path):
+    from transformers import BertTokenizer, ModernBertConfig, ModernBertModel
+
+    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "st"))
+    tokenizer = BertTokenizer.from_pretrained(str(tmp_path / "st"))
+    bare = SentenceTransformer(str(tmp_path / "st"), device="cpu")[0].model
+    bare.save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    assert load_encoder(Model(name=str(tmp_path / "bert"), device="cpu"))[1].pooling_mode == "mean"
+    config = ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, pad_token_id=0, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    ModernBertModel(config).save_pretrained(tmp_path / "modern")
+    tokenizer.save_pretrained(tmp_path / "modern")
+    assert load_encoder(Model(name=str(tmp_path / "modern"), device="cpu"))[1].pooling_mode == "cls"
+
+
+def test_random_weights_and_dropout(tmp_path):
+    load_encoder(Model(name="scratch", device="cpu"), sentences=SENTENCES).save_pretrained(str(tmp_path / "m"))
+    saved = Model(name=str(tmp_path / "m"), device="cpu")
+    new = Model(name=str(tmp_path / "m"), device="cpu", random_weights=True, dropout=0.25)
+    old, first, second, other = (
+        load_encoder(config, seed=seed) for config, seed in ((saved, 1), (new, 1), (new, 1), (new, 2))
+    )
+    weights = [model[0].model.embeddings.word_embeddings.weight for model in (old, first, second, other)]
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[3])
+    assert first[0].model.config.hidden_dropout_prob == 0.25
+    assert first[0].model.embeddings.dropout.p == 0.25
+
+
+def test_the_tokenizer_is_the_same_in_every_process():
+    """Hash tables are in a random order; a vocabulary must not depend on it."""
+    code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
+    root = Path(__file__).parents[2]
+    made = set()
+    for seed in "01":
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        made.add(done.stdout)
+    assert len(made) == 1

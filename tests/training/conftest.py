@@ -1,0 +1,15 @@
+"""A finished run that tests look at."""
+
+from __future__ import annotations
+
+import pytest
+
+from raoe_train import run
+from tests.training.small_runs import settings
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})
+    return folder, made, run("train", "raoe-s1", **made)

@@ -1,0 +1,42 @@
+"""Runs of ``raoe-train train`` that take a second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tiny import SENTENCES
+
+SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
+
+
+def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float = 5.0) -> str:
+    """Pairs whose score falls with the distance of their sentences in the list."""
+    count = len(SENTENCES)
+    lines = ["sentence1\tsentence2\tscore" + ("\tlabel" if labels else "")]
+    for row in range(rows):
+        first, step = row % count, (row * 7 // count) % count
+        score = scale * (1 - step / count)
+        label = ("entailment", "neutral", "contradiction")[3 * step // count]
+        cells = [
+            SENTENCES[first],
+            SENTENCES[(first + step) % count],
+            f"{score:.3f}",
+            *([label] if labels else []),
+        ]
+        lines.append("\t".join(cells))
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def settings(folder: Path, **changes):
+    made = {
+        "model.name": "scratch",
+        "model.device": "cpu",
+        "model.scratch": SCRATCH,
+        "model.max_seq_length": 16,
+        "data.train": [write_pairs(folder / "train.tsv")],
+        "data.dev": write_pairs(folder / "dev.tsv", rows=24),
+        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
+        "output": str(folder / "out"),
+    }
+    return {**made, **changes}

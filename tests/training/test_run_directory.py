@@ -1,0 +1,191 @@
+"""What is in a run's folder: runs that are finished, written over, killed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+from raoe_train import run
+from raoe_train.artifacts.processes import owned
+from raoe_train.cli import load
+from raoe_train.training.run_directory import claim, finished_metrics, made_from
+from tests.forked import python
+from tests.tiny import saved_encoder
+from tests.training.small_runs import SCRATCH, settings
+
+
+def test_a_finished_run_is_returned_and_another_refused(finished):
+    folder, made, metrics = finished
+    weights = folder / "out" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert run("train", "raoe-s1", **made) == metrics
+    with pytest.raises(ValueError, match=r"run of another recipe \(different: loss\.margin, training\.seed\)"):
+        run("train", "raoe-s1", **{**made, "loss.margin": 3, "training": {**made["training"], "seed": 1}})
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        run("train", "raoe-s1", **{**made, "output": str(folder), "overwrite": True})
+    assert weights.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("name", "key"), [("train", "data.train 1"), ("dev", "data.dev, contents of evaluation")])
+def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
+    folder, made, metrics = finished
+    data = folder / f"{name}.tsv"
+    text = data.read_text()
+    data.write_text(text.replace("5.000", "0.000"))
+    with pytest.raises(ValueError, match=rf"holds a run of other files \(different: contents of {key}.*--overwrite"):
+        run("train", "raoe-s1", **made)
+    data.write_text(text)  # another time, the same contents
+    assert run("train", "raoe-s1", **made) == metrics
+
+
+@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
+def test_a_second_stage_is_not_finished_once_its_first_was_trained_anew(finished, tmp_path, key):
+    """Nor what a teacher taught, or a second one."""
+    first = shutil.copytree(finished[0] / "out", tmp_path / "s1")
+    asked = load("train", "raoe-s2", settings(tmp_path, **{key: str(first)}))
+    assert claim(asked, made_from(asked)) is None
+    (tmp_path / "out" / "metrics.json").write_text('{"after": {}}')
+    assert claim(asked, made_from(asked)) == {"after": {}} == finished_metrics(asked)
+    save_file({"other": torch.ones(1)}, first / "model.safetensors")
+    assert finished_metrics(asked) is None
+    with pytest.raises(ValueError, match=f"other files .different: contents of {key}"):
+        claim(asked, made_from(asked))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"data.train": ["nowhere.tsv"]}, "no such file"),
+        ({"data.train": ["bad.tsv"]}, "bad.tsv, line 2"),
+        ({"data.dev": "bad.tsv"}, "bad.tsv, line 2"),
+        ({"evaluation.tasks": ["nowhere.tsv"]}, "no such file"),
+        ({"model.name": "./nowhere"}, "no such model directory"),
+        ({"training.optim": "adam-w"}, "adam-w"),
+        ({"training.learning_rate": -1}, "training.learning_rate"),
+    ],
+)
+def test_what_cannot_be_costs_the_run_that_was_there_nothing(finished, tmp_path, monkeypatch, changes, error):
+    folder, made, _ = finished
+    (tmp_path / "bad.tsv").write_text("sentence1\tsentence2\tscore\na\tb\tmuch\n")
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    with pytest.raises((ValueError, OSError), match=error):
+        run("train", "raoe-s1", **{**made, **changes, "overwrite": True})
+    assert {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("key", ["model.name", "teacher.name", "teacher.second.name"])
+def test_a_run_never_goes_over_an_encoder_that_it_needs(finished, key):
+    folder, made, _ = finished
+    for inside in (".", "checkpoints/checkpoint-5"):
+        model = folder / "out" / inside
+        more = {"teacher.name": "on-a-hub"} if key == "teacher.second.name" else {}
+        asked = load("train", "raoe-s1", {**made, **more, key: str(model), "overwrite": True})
+        model.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ValueError, match=f"holds {re.escape(key)}"):
+            claim(asked, {})
+    shutil.rmtree(folder / "out" / "checkpoints")
+
+
+def test_two_processes_do_not_train_into_one_output(finished):
+    folder, made, _ = finished
+    with owned(folder / "out"), pytest.raises(ValueError, match="another process is writing to it"):
+        run("train", "raoe-s1", **made)
+    assert not list(folder.glob("*.lock"))
+
+
+KILLED = """
+import os, sys
+import raoe_train.jobs.train as training
+from raoe_train.cli import load
+
+log_writer = training.log_writer
+
+def killer(path):
+    callback = log_writer(path)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == int(sys.argv[2]):
+            os._exit(9)
+
+    type(callback).on_step_end = on_step_end
+    return callback
+
+training.log_writer = killer
+training.train(**vars(load("train", sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{}, {"loss.mini_batch_size": 3}, {"training.patience": 5}, {"loss.memory_size": 13}]
+)
+def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
+    """Killed in the third of four epochs, with dropout on and a half-written checkpoint in the way."""
+    results = {}
+    for name, kill_at in (("whole", 0), ("killed", 13)):
+        made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
+        made["training"] = {**made["training"], "epochs": 4}
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
+        if kill_at:
+            done = python("-c", KILLED, recipe, kill_at)
+            assert done.returncode == 9, done.stderr
+            checkpoints = tmp_path / name / "checkpoints"
+            assert (checkpoints / "checkpoint-10").is_dir()
+            (checkpoints / "checkpoint-15").mkdir()
+            (checkpoints / "checkpoint-15" / "trainer_state.json").write_text('{"epoch":')
+            assert not (tmp_path / name / "metrics.json").exists()
+        results[name] = run("train", recipe)
+        resumed = "checkpoint-10" in capsys.readouterr().out  # not begun again from the start
+        assert resumed == bool(kill_at)
+    assert results["killed"]["steps"] == results["whole"]["steps"] == 20
+    assert results["killed"]["after"] == results["whole"]["after"]
+    whole, killed = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed"))
+    assert all(torch.equal(whole[key], killed[key]) for key in whole)
+    logs = []
+    for name in ("whole", "killed"):
+        entries = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        logs.append([entry["loss"] for entry in entries if "loss" in entry])
+    assert logs[0] == logs[1] and len(logs[0]) == 10
+
+
+def test_a_kill_leaves_nothing_of_a_file_that_was_being_written(tmp_path, monkeypatch):
+    """safetensors writes to a name of its own beside the file, another one each time."""
+    made, write = settings(tmp_path), safetensors.torch.serialize_file
+
+    def killed(tensors, filename, **more):
+        if Path(filename).parent.name not in ("out", ".partial.model"):
+            return write(tensors, filename, **more)
+        Path(filename).with_name(".tmpcLpmEc").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(safetensors.torch, "serialize_file", killed)
+        run("train", "raoe-s1", **made)
+    assert len(list((tmp_path / "out").rglob(".tmp*"))) == 1
+    run("train", "raoe-s1", **made)
+    assert list((tmp_path / "out").rglob(".*")) == []
+
+
+def test_an_adapter_does_not_stay_for_the_model_that_replaces_it(tmp_path):
+    """It would be loaded into that."""
+    made = {**settings(tmp_path), "model.name": saved_encoder(tmp_path / "start")}
+    out = tmp_path / "out"
+    run("train", "raoe-s1", **made, **{"model.lora": {"r": 2, "target_modules": ["query"]}})
+    (out / "notes.txt").write_text("mine")
+    assert (out / "adapter_config.json").is_file()
+    run("train", "raoe-s1", **made, overwrite=True)
+    assert not list(out.glob("adapter*")) and (out / "notes.txt").read_text() == "mine"
+    saved = load_file(out / "model.safetensors")
+    loaded = SentenceTransformer(str(out), device="cpu")[0].model.state_dict()
+    assert loaded.keys() == saved.keys() and all(torch.equal(loaded[key], saved[key]) for key in saved)
