@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
@@ -55,6 +56,19 @@ def test_whatever_is_there_is_learned_from(tmp_path, encoder, columns):
     assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None
     logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert any("keep" in entry and "target" in entry for entry in logged)
+
+
+def test_an_adapter_switched_off_leaves_the_encoder_as_it_was(tmp_path, encoder):
+    source = pairs(tmp_path / "mine.tsv", score=lambda row: row % 7)
+    adapter = {"model.lora.r": 4, "training.learning_rate": 1e-2, "training.keep": 0}
+    adapt(tmp_path, encoder, source, **adapter)
+    start, adapted = (SentenceTransformer(str(place), device="cpu") for place in (encoder, tmp_path / "out"))
+    before, trained = start.encode(SENTENCES), adapted.encode(SENTENCES)
+    assert abs(trained - before).max() > 1e-3
+    adapted.disable_adapters()
+    assert (adapted.encode(SENTENCES) == before).all()
+    adapted.enable_adapters()
+    assert (adapted.encode(SENTENCES) == trained).all()
 
 
 def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
