@@ -76,6 +76,7 @@ LARGE = "encoders, language models or data that CI does not have, and minutes to
 # job, or its module is found.
 READ = {
     "docs/adapt.md": LARGE,
+    "docs/adapt/report.md": LARGE,
     "README.md": "make demo and make test are what CI is; the rest has names of the reader's own",
     "docs/bellm.md": LARGE,
     "docs/data.md": "needs a hub, or the publishers' files",

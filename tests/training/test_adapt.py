@@ -103,6 +103,7 @@ def test_what_it_says_fits_what_was_found():
     assert lost[1:] == [
         "On 1 set at hand it changed by -3.00 on average.",
         "To lose less: a larger training.keep, or training.interpolate 0.3 0.5 0.7 1.",
+        "To lose nothing: this encoder for texts like its training's, the one before for others.",
         "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
     ]
     assert "To lose less: a training.keep," in in_words(of((70, 75), a=(80, 77)), {})[2]
