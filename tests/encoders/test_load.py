@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model
+from tests.forked import ROOT
 from tests.tiny import SENTENCES
 
 
@@ -67,11 +67,10 @@ def test_random_weights_and_dropout(tmp_path):
 def test_the_tokenizer_is_the_same_in_every_process():
     """Hash tables are in a random order; a vocabulary must not depend on it."""
     code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
-    root = Path(__file__).parents[2]
     made = set()
     for seed in "01":
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True,
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )  # fmt: skip
         made.add(done.stdout)

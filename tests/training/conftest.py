@@ -8,7 +8,7 @@ from raoe_train import run
 from tests.training.small_runs import settings
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     made = settings(folder, **{"evaluation.tasks": [str(folder / "dev.tsv")], "model.prompt": "query: {text}"})

@@ -7,6 +7,27 @@ from pathlib import Path
 from tests.tiny import SENTENCES
 
 SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, "vocab_size": 200}
+# of a process: trains the recipe that is its first word, and is gone after so many steps as the second says
+KILLED = """
+import os, sys
+import raoe_train.jobs.train as training
+from raoe_train.cli import load
+
+log_writer = training.log_writer
+
+def killer(path):
+    callback = log_writer(path)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == int(sys.argv[2]):
+            os._exit(9)
+
+    type(callback).on_step_end = on_step_end
+    return callback
+
+training.log_writer = killer
+training.train(**vars(load("train", sys.argv[1])))
+"""
 
 
 def write_pairs(path: Path, rows: int = 40, *, labels: bool = True, scale: float = 5.0) -> str:

@@ -24,8 +24,7 @@ from raoe_train.encoders.named import FrozenEncoder
 from raoe_train.training.run_directory import finished_metrics
 from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder, training_data
-from tests.training.small_runs import write_pairs
-from tests.training.test_run_directory import KILLED
+from tests.training.small_runs import KILLED, write_pairs
 
 CHAINS = [SENTENCES[first : first + length] for first, length in ((0, 5), (2, 3), (4, 6), (1, 5), (5, 4), (3, 7))]
 

@@ -20,7 +20,7 @@ from raoe_train.cli import load
 from raoe_train.training.run_directory import claim, finished_metrics, made_from
 from tests.forked import python
 from tests.tiny import saved_encoder
-from tests.training.small_runs import SCRATCH, settings
+from tests.training.small_runs import KILLED, SCRATCH, settings
 
 
 def test_a_finished_run_is_returned_and_another_refused(finished):
@@ -101,28 +101,6 @@ def test_two_processes_do_not_train_into_one_output(finished):
     with owned(folder / "out"), pytest.raises(ValueError, match="another process is writing to it"):
         run("train", "raoe-s1", **made)
     assert not list(folder.glob("*.lock"))
-
-
-KILLED = """
-import os, sys
-import raoe_train.jobs.train as training
-from raoe_train.cli import load
-
-log_writer = training.log_writer
-
-def killer(path):
-    callback = log_writer(path)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == int(sys.argv[2]):
-            os._exit(9)
-
-    type(callback).on_step_end = on_step_end
-    return callback
-
-training.log_writer = killer
-training.train(**vars(load("train", sys.argv[1])))
-"""
 
 
 @pytest.mark.slow
