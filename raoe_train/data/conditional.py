@@ -89,13 +89,19 @@ def read_scored(
     on_error: str = "raise",
 ) -> Dataset:
     """Scored pairs for development and test, as read_pairs reads them; labels beside scores, which a set may have of
-    any kind, are left unread. But where `prompt` has a {condition}, a C-STS file, as conditional_table reads it."""
+    any kind, are left unread. But where `prompt` has a {condition}, a C-STS file, as conditional_table reads it.
+    ValueError, too, where all scores are equal."""
     if not is_conditional(prompt):
-        asked = {"columns": columns, "labels": labels, "on_error": on_error}
-        return pair_table(source, require=("score",), any_labels=True, **asked)[0]  # type: ignore[arg-type]
-    if not isinstance(source, (str, os.PathLike)):
+        asked: Any = {"columns": columns, "labels": labels, "on_error": on_error}
+        pairs, _ = pair_table(source, require=("score",), any_labels=True, **asked)
+    elif isinstance(source, (str, os.PathLike)):
+        pairs, _ = conditional_table(source, str(prompt), columns=columns, on_error=on_error)
+    else:
         raise ValueError("the prompt has a {condition}, and SentEval's sets have none")
-    return conditional_table(source, str(prompt), columns=columns, on_error=on_error)[0]
+    if len(set(pairs["score"][:])) < 2:
+        name = source if isinstance(source, (str, os.PathLike)) else source[0].name
+        raise ValueError(f"{name}: all scores are equal, so no correlation is defined")
+    return pairs
 
 
 def _score(column: str, value: Any) -> float:

@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 def read_sts(name: str, reading: Reading) -> Task:
     """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
     source = find_source(name, reading.data_dir, "sts")
-    pairs = read_scored(source, reading.prompt, columns=reading.columns, on_error=reading.on_error)
-    if len(set(pairs["score"][:])) < 2:
-        where = source if isinstance(source, str) else name
-        raise ValueError(f"{where}: all scores are equal, so no correlation is defined")
-    return of_pairs(pairs)
+    return of_pairs(read_scored(source, reading.prompt, columns=reading.columns, on_error=reading.on_error))
 
 
 def of_pairs(pairs: Dataset) -> Task:

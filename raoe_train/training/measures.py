@@ -48,14 +48,12 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
 
 
 def dev_pairs(data: Data, prompt: str | None) -> dict[str, Any]:
-    """{name of its file: the pairs} of each source of data.dev; ValueError where all scores of one are equal."""
+    """{name of its file: the pairs} of each source of data.dev."""
     found: dict[str, Any] = {}
     for source in data.dev or []:
         asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
-        name, pairs = Path(source).name, read_scored(source, prompt, **asked)
-        if len({*pairs["score"][:]}) < 2:
-            raise ValueError(f"{source}: all scores are equal, so no correlation is defined")
-        found[source if name in found else name] = pairs
+        name = Path(source).name
+        found[source if name in found else name] = read_scored(source, prompt, **asked)
     return found
 
 

@@ -17,7 +17,7 @@ from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.pairs_to_score import PairsToScore
 from raoe_train.data.settings import Data
-from raoe_train.data.sources import contents, is_file, pool
+from raoe_train.data.sources import contents, is_file, open_source, pool
 from raoe_train.losses import RAOELoss
 from raoe_train.training.training_data import read_training_data
 
@@ -181,6 +181,13 @@ def test_labels_stand_for_scores_that_are_not_there(tmp_path):
 def test_labels_beside_scores_are_left_alone(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tsome word\tx\nc\td\t0\tanother\tx\n")
     assert read_scored(path, None).column_names == ["sentence1", "sentence2", "score"]
+
+
+def test_scored_pairs_differ_in_score(tmp_path):
+    path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t\tx\nc\td\t1\t\tx\n")
+    for source in (path, [open_source(path)]):  # a list: of SentEval's folders
+        with pytest.raises(ValueError, match=r"a\.tsv: all scores are equal"):
+            read_scored(source, None)
 
 
 def test_scores(tmp_path):

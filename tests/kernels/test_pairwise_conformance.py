@@ -102,8 +102,6 @@ def test_several_tiles(place, monkeypatch, poisoned):
 def test_every_size_of_block(place, pairs, classes, poisoned):
     """Those that conformance's small batches do not fill, against a backend that knows no blocks."""
     device, backend = place
-    if backend in ("reference", "scan") or (backend == "triton" and device == "cpu"):
-        pytest.skip("has no blocks, or an interpreter that takes minutes")
     for dtype in (torch.float32, torch.float64):
         case = Case(f"block-{pairs}-{classes}", "raoe_loss", pairs, levels=pairs // 4, classes=classes)
         losses, grad = run(case, case.inputs(dtype, device), backend)
