@@ -167,12 +167,15 @@ def _would_take(runs: Sequence[Run], prepared: Mapping[str, Any]) -> dict[str, A
         said["model"]["name"] = start.arguments.model.name
         loss = {key: said["loss"].get(key) for key in ("name", "gate", "mini_batch_size", "mini_batch_num_tokens")}
         key = digest({**said, "output": None, "loss": loss, "training": {**said["training"], "seed": None}})
-        print(f"{run.name}{f', as {known[key]}' if key in known else ':'}", flush=True)
+        first = known.setdefault(key, run.name)
+        print(f"{run.name}:" if first == run.name else f"{run.name}, as {first}", flush=True)
         try:
-            name = known.setdefault(key, run.name)
-            found[run.name] = found[name] if name != run.name else run_job("train", **{**said, "dry_run": True})
+            if first == run.name:
+                found[run.name] = run_job("train", **{**said, "dry_run": True})
+            elif first in found:
+                found[run.name] = found[first]
         except (OSError, ValueError) as error:
-            print(f"  {error}" if known[key] == run.name else "  which says why not")
+            print(f"  {error}")
     for gpu in next(iter(found.values()), {"hours": {}})["hours"]:
         total = sum(each["hours"][gpu] for each in found.values())
         print(f"{gpu}: {total:.2g} hours for {len(found)} of {len(runs)} runs, by arithmetic")

@@ -333,6 +333,13 @@ def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, c
     assert "third-seed1" not in by_name
 
 
+def test_a_dry_run_says_of_each_cell_what_is_not_there(tmp_path, capsys):
+    found = run("sweep", **table(tmp_path, variants={"raoe": {"model.name": "./no"}}), dry_run=True)
+    assert found == {"results": {}, "failed": ["raoe-seed1", "raoe-seed2"]}
+    said = capsys.readouterr().out
+    assert "raoe-seed1:\n" in said and said.endswith("  no such model directory: ./no\nraoe-seed2, as raoe-seed1\n")
+
+
 @pytest.mark.slow
 def test_the_exit_status_tells(tmp_path):
     recipe = tmp_path / "table.yaml"
