@@ -178,7 +178,7 @@ def train(
         save_with_card(encoder, folder, metrics, plots)
         write_json(folder / "metrics.json", metrics)
         clear_unfinished(folder)  # there is nothing to resume
-        print("\n".join(filter(None, [summary(metrics), *in_words(metrics, training), f"saved to {folder}"])))
+        print("\n".join(filter(None, [summary(metrics), *in_words(metrics), f"saved to {folder}"])))
         return metrics
 
     return in_first(save)

@@ -18,10 +18,9 @@ def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: after - before for name, (before, after) in found if before is not None and after is not None}
 
 
-def in_words(metrics: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
-    """Sentences on the scores of metrics.json, and what to try next by the recipe's section `training`; none where
-    nothing was measured."""
-    found, keep = changes(metrics), training.get("keep", 0)
+def in_words(metrics: Mapping[str, Any]) -> list[str]:
+    """Sentences on the scores of metrics.json, and what to try next; none where nothing was measured."""
+    found, keep = changes(metrics), metrics.get("keep", 0)
     if not found:
         return []
     said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "a"

@@ -62,7 +62,10 @@ class Training:
     dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
     patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
     by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
-    keep: Annotated[float, Option("weight of holding the embeddings of a batch's texts where they were", least=0)] = 0
+    keep: Annotated[
+        float | Literal["auto"],
+        Option("weight of holding the embeddings of a batch's texts where they were; auto: by the scores", least=0),
+    ] = 0
     interpolate: Annotated[
         list[float] | None,
         Option("weights between before and after, to keep those best on data.dev", least=0, most=1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers.trainer_callback import EarlyStoppingCallback
@@ -55,7 +55,7 @@ def build_trainer(
     evaluator: Any,
     patience: int | None,
     by_length: bool,
-    keep: float,
+    keep: float | Literal["auto"],
     cache_dir: str | None,
 ) -> tuple[Any, Callable[[], dict[str, Any]]]:
     """(the trainer of the encoder, or of the decoder inside it for single sentences; what metrics.json says of it)."""
@@ -76,4 +76,4 @@ def build_trainer(
     trainer = Trainer(encoder, args, datasets, loss=made, evaluator=evaluator, **own)
     if patience is not None:
         trainer.add_callback(EarlyStoppingCallback(int(patience)))
-    return trainer, lambda: {"scale": trainer.scales}
+    return trainer, lambda: {"scale": trainer.scales, "keep": trainer.keep}

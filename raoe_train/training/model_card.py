@@ -71,7 +71,7 @@ def _section(folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> 
             else []
         ),
         "",
-        *(cell(sentence) for sentence in in_words(metrics, recipe["training"])),
+        *(cell(sentence) for sentence in in_words(metrics)),
         *plots,
         "",
         f"Made with {made_with(made_by)}.",

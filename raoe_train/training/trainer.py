@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from raoe_train.data.tokens import with_tokens
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, fits
-from raoe_train.losses.keep import Keep
+from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.scale import innermost, scaled
 from raoe_train.training.log_table import Reports
 from raoe_train.training.loss_state import load_loss_state, save_loss_state
@@ -49,10 +49,12 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
         cache_dir: directory that keeps the tokens of the training sentences for other runs; None keeps none.
         by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
         keep: weight of a term beside every loss that holds the embeddings of a batch's texts where they were before
-            training (raoe_train.losses.keep); 0 for none. It is part of what is done by length.
+            training (raoe_train.losses.keep); 0 for none, "auto" for what suits the scores (weight_for). It is part of
+            what is done by length.
 
     Attributes:
         scales: {name of a training dataset, "train" of one without: tau} of our losses, as it is now.
+        keep: the weight, a number.
 
     Raises:
         ValueError: losses whose batches are made differently; scale="auto" and no scores; or a keep below 0, or where
@@ -72,7 +74,7 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
         *,
         cache_dir: str | None = None,
         by_length: bool | Literal["packed"] = True,
-        keep: float = 0.0,
+        keep: float | Literal["auto"] = 0.0,
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
@@ -122,12 +124,13 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
             made = {**(made if by_dataset else {}), **found}
         elif not several:
             made = found.get("train", made)
-        if keep and not by_length:
+        self.keep = weight_for(datasets, keep)
+        if self.keep and not by_length:
             raise ValueError("keep is for batches read by length: leave by_length as it is")
         if not by_length and getattr(model, "hf_device_map", None):
             raise ValueError("model.device_map is for batches read by length: leave training.by_length as it is")
         if by_length:
-            kept = Keep(model, keep) if keep else None
+            kept = Keep(model, self.keep) if self.keep else None
             wrap = functools.partial(_by_length, packed=by_length == "packed", keep=kept)
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)

@@ -15,7 +15,7 @@ from raoe_train import Trainer
 from raoe_train import losses as ours
 from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.keep import Keep
+from raoe_train.losses.keep import Keep, weight_for
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
@@ -116,6 +116,27 @@ def test_training_with_it_moves_embeddings_less_and_logs_both_parts(tmp_path):
         logged = trainer.state.log_history[5]
         assert ("keep" in logged, "target" in logged) == (keep > 0, keep > 0)
     assert 0 < drift[100.0] < 0.3 * drift[0.0]
+
+
+def test_a_weight_by_the_scores(tmp_path, capsys):
+    def scored(*scores):
+        return Dataset.from_dict({"sentence1": ["a"] * len(scores), "score": scores})
+
+    classes, graded = scored(0.0, 1.0, 1.0), scored(0.0, 0.5, 1.0)
+    for datasets, weight in (
+        ({"a": classes}, 0.3),
+        ({"a": classes, "b": classes}, 0.3),
+        ({"a": classes, "b": graded}, 1),
+        ({"a": Dataset.from_dict({"anchor": ["a"], "positive": ["b"]})}, 1),
+        ({}, 1),
+    ):
+        assert weight_for(datasets, "auto") == weight
+        assert capsys.readouterr().out.startswith(f"keep {weight:g}")
+    assert weight_for({"a": classes}, 2.0) == 2 and capsys.readouterr().out == ""
+    model, arguments = tiny_encoder(), SentenceTransformerTrainingArguments(str(tmp_path))
+    pairs = Dataset.from_dict({"sentence1": SENTENCES[:4], "sentence2": SENTENCES[4:8], "score": [0.0, 1.0, 0.0, 1.0]})
+    trainer = Trainer(model, arguments, pairs, loss=theirs.CoSENTLoss(model), keep="auto")
+    assert trainer.keep == trainer.loss.keep.weight == 0.3
 
 
 def test_where_it_cannot_be(tmp_path):

@@ -261,6 +261,7 @@ TRAINING = [
         "losses/test_keep.py",
         ("return self.weight * (1 -", "return (1 -"),
         (".requires_grad_(False).eval()", ".requires_grad_(False).train()"),
+        ("max(map(len, scores))", "min(map(len, scores))"),
     ),
     *of(
         "raoe_train/losses/pair_memory.py",

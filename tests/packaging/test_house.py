@@ -34,14 +34,14 @@ LEVELS = {
 # reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 769,
-    "data": 2178,
+    "data": 2184,
     "encoders": 2135,
-    "evaluation": 1330,
+    "evaluation": 1326,
     "generation": 1328,
     "jobs": 1513,
-    "losses": 3172,
-    "studies": 1807,
-    "training": 1945,
+    "losses": 3183,
+    "studies": 1810,
+    "training": 1939,
     "the root": 650,
 }
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -18,6 +18,7 @@ from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 
 CLASSES = ["entailment", "neutral", "contradiction"]
+CLASS = {"score": lambda row: row % 2}
 VARIED = {"score": lambda row: row % 6, "label": lambda row: CLASSES[row % 3]}
 
 
@@ -48,12 +49,14 @@ def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, 
         {"score": lambda row: 5 - 4 * (row % 7) / 6},
         {"label": lambda row: CLASSES[row % 3]},
         VARIED,
+        CLASS,
     ],
-    ids=["scores from 1 to 5", "labels", "both"],
+    ids=["scores from 1 to 5", "labels", "both", "classes as scores"],
 )
 def test_whatever_is_there_is_learned_from(tmp_path, encoder, columns):
     metrics = adapt(tmp_path, encoder, pairs(tmp_path / "mine.tsv", **columns))
     assert metrics["steps"] == 8 and metrics["after"]["spearman"] is not None
+    assert metrics["keep"] == (0.3 if columns is CLASS else 1)
     logged = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
     assert any("keep" in entry and "target" in entry for entry in logged)
 
@@ -86,29 +89,29 @@ def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
     assert fingerprint(str(tmp_path / "out")) == made  # what is said of a model is no part of it
 
 
-def of(dev: tuple[float, float], **tasks: tuple[float, float]) -> dict[str, Any]:
+def of(dev: tuple[float, float], keep: float = 1.0, **tasks: tuple[float, float]) -> dict[str, Any]:
     sides = [{name: {"main": "spearman", "spearman": both[side]} for name, both in tasks.items()} for side in (0, 1)]
     before, after = ({"spearman": dev[side], "tasks": sides[side]} for side in (0, 1))
-    return {"before": before, "after": after}
+    return {"before": before, "after": after, "keep": keep}
 
 
 def test_what_it_says_fits_what_was_found():
     fine = of((70, 75), a=(80, 80.5), b=(60, 59.9))
     assert changes(fine) == pytest.approx({"dev": 5, "a": 0.5, "b": -0.1})
-    assert in_words(fine, {"keep": 1}) == [
+    assert in_words(fine) == [
         "On its development pairs the encoder went from 70.00 to 75.00 (+5.00).",
         "On 2 sets at hand it changed by +0.20 on average: from -0.10 (b) to +0.50 (a).",
     ]
-    lost = in_words(of((70, 70.5), a=(80, 77)), {"keep": 1})
+    lost = in_words(of((70, 70.5), a=(80, 77)))
     assert lost[1:] == [
         "On 1 set at hand it changed by -3.00 on average.",
         "To lose less: a larger training.keep, or training.interpolate 0.3 0.5 0.7 1.",
         "To lose nothing: this encoder for texts like its training's, the one before for others.",
         "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
     ]
-    assert "To lose less: a training.keep," in in_words(of((70, 75), a=(80, 77)), {})[2]
-    assert "was not measured" in in_words(of((70, 75)), {"keep": 1})[1]
-    assert in_words({"before": {}, "after": {}}, {}) == []
+    assert "To lose less: a training.keep," in in_words(of((70, 75), keep=0, a=(80, 77)))[2]
+    assert "was not measured" in in_words(of((70, 75)))[1]
+    assert in_words({"before": {}, "after": {}}) == []
 
 
 @pytest.mark.parametrize(
