@@ -23,10 +23,10 @@ PLACES = {
     "rate-learning_rate-0.0004": (-40, 8),
 }
 
-runs = defaultdict(list)
+runs = defaultdict(dict)
 for line in (FOLDER / "results.jsonl").read_text(encoding="utf-8").splitlines():
     row = json.loads(line)
-    runs[row["variant"]].append(row)
+    runs[row["variant"]][row["seed"]] = row  # of what was run again the last
 
 
 def shown(values):
@@ -35,7 +35,8 @@ def shown(values):
 
 
 points = {}
-for variant, rows in runs.items():
+for variant, by_seed in runs.items():
+    rows = [*by_seed.values()]
     target = "sick" if variant.startswith(OF_SICK) else variant.split("-")[0]
     after = {name: [row["after"]["tasks"][name]["spearman"] for row in rows] for name in BEFORE}
     others = [name for name in BEFORE if name != target]
