@@ -1,6 +1,5 @@
 """Reading sentence pairs: formats, columns, labels, scores, splits, and what becomes of unusable rows."""
 
-import gzip
 import json
 import logging
 from datetime import date
@@ -15,22 +14,10 @@ from raoe_train.data.columns import RowProblem, parse_score
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.pairs_to_score import PairsToScore
-from raoe_train.data.settings import Data
-from raoe_train.data.sources import contents, is_file, open_source, pool
-from raoe_train.losses import RAOELoss
-from raoe_train.training.training_data import read_training_data
+from raoe_train.data.sources import open_source
+from tests.data.made import HEADER, write
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
-HEADER = "sentence1\tsentence2\tscore\tlabel\tsplit\n"
-
-
-def write(path, text):
-    data = text if isinstance(text, bytes) else text.encode()
-    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
-    return str(path)
-
-
 ROWS = [
     {"sentence1": 'He said "no', "sentence2": "a, b", "score": 0.5, "label": "entailment"},
     {"sentence1": "one\u2028line", "sentence2": "ünï 🎸", "score": -1.25, "label": "contradiction"},
@@ -275,57 +262,6 @@ def test_damaged_gzip(tmp_path):
         read_pairs(path, on_error="skip")
 
 
-def test_what_is_a_file(tmp_path, monkeypatch):
-    assert all(is_file(name) for name in ("a.tsv", "a.jsonl.gz", "a#train", "org/name", "./snli", Path("snli")))
-    assert not any(is_file(name) for name in ("snli", "hub:org/name", "hub:org/name#train", "builtin#dev", "builtin"))
-    for name in ("nope.tsv", "org/name", "snli#train"):
-        with pytest.raises(FileNotFoundError, match=r"no such file: .*hub:OWNER/NAME#split"):
-            read_pairs(name)
-    with pytest.raises(ValueError, match="the suffix names no format"):
-        read_pairs(write(tmp_path / "a.xml", "x"))
-    with pytest.raises(ValueError, match="is a folder"):
-        read_pairs(tmp_path)
-    hashed = tmp_path / "a#1.tsv"
-    write(hashed, HEADER + "a\tb\t1\t0\tx\n")
-    assert len(read_pairs(str(hashed))) == 1
-
-
-def test_hub_dataset(monkeypatch):
-    """load_dataset is the boundary: a real DatasetDict stands in for what it would download."""
-    import datasets
-
-    classes = datasets.ClassLabel(names=["contradiction", "neutral", "entailment"])  # not our order
-    features = datasets.Features(
-        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"), "label": classes}
-    )
-    rows = {"premise": ["a", "b", "c"], "hypothesis": ["x", "y", "z"], "label": [0, -1, 2]}
-    asked = []
-
-    def load_dataset(path, name=None):
-        asked.append((path, name))
-        return datasets.DatasetDict({split: datasets.Dataset.from_dict(rows, features) for split in ("train", "test")})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    data, counts = pair_table("hub:org/nli:v2#train")
-    assert asked == [("org/nli", "v2")]
-    assert data["label"] == [2, 0]
-    assert counts["dropped"] == {"no gold label": 1}
-    with pytest.raises(ValueError, match=r"say which split.*train, test"):
-        read_pairs("nli")
-
-
-def test_several_sources(tmp_path):
-    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\na\tb\t1\t-\tx\n")
-    second = write(tmp_path / "b.tsv", HEADER + "c\td\t2\t1\tx\n")
-    data, counts = pair_table([first, second])
-    assert (data["sentence1"], data["score"], data["label"]) == (["a", "c"], [1, 2], [0, 1])
-    assert counts == {"read": 3, "kept": 2, "dropped": {"no gold label": 1}}
-    with pytest.raises(ValueError, match=r"'score', 'label'\], but .* has \['sentence1', 'sentence2'\]"):
-        read_pairs([first, write(tmp_path / "c.tsv", "sentence1\tsentence2\na\tb\n")])
-    with pytest.raises(ValueError, match="nothing to read"):
-        read_pairs([])
-
-
 def test_writing_what_a_format_cannot_hold(tmp_path):
     for value in ("a\tb", "a\nb", ["a"]):
         with pytest.raises(ValueError, match=r"cannot hold .*write \.jsonl"):
@@ -389,80 +325,10 @@ def test_real_files(source, scale, pairs, label):
     assert not counts["dropped"]
 
 
-@pytest.fixture
-def two_files(tmp_path):
-    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\nc\td\t1\tneutral\tdev\n")
-    second = write(tmp_path / "b.jsonl", '{"premise": "e", "hypothesis": "f", "score": 2, "label": "entailment"}\n')
-    return first, second
-
-
-def test_a_pool_is_one_source(two_files):
-    first, second = two_files
-    data, counts = pair_table(f"{first}#train+{second}")
-    assert data["sentence1"] == ["a", "e"] and data["label"] == [1, 0] and counts["read"] == 2
-    assert read_pairs(f"{second}+builtin#dev", require=["score"])["sentence1"][0] == "e"
-    assert len(pool(f"{first}#train+{first}#dev")) == 2
-    for name in ("one", "hub:a/b#c", first, Path(first)):
-        assert pool(name) == [str(name)]
-
-
-def test_what_is_wrong_in_a_pool_is_named(two_files, tmp_path):
-    first, second = two_files
-    with open(second, "a") as file:
-        file.write('{"premise": "g", "hypothesis": "", "score": 1, "label": "neutral"}\n')
-    with pytest.raises(ValueError, match=r"b\.jsonl, line 2: hypothesis is empty"):
-        read_pairs(f"{first}+{second}")
-    with pytest.raises(ValueError, match=r"a\.tsv: no split 'test'"):
-        read_pairs(f"{second}+{first}#test", on_error="skip")
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*none\.tsv"):
-        read_pairs(f"{first}+{tmp_path}/none.tsv")
-    other = write(tmp_path / "c.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n")
-    with pytest.raises(ValueError, match=r"c\.tsv, line 2: it has .* where earlier rows have"):
-        read_pairs(f"{first}+{other}")
-
-
-def test_a_plus_in_a_files_own_name(tmp_path):
-    own = write(tmp_path / "a+b.tsv", HEADER + "a\tb\t1\tneutral\ttrain\n")
-    assert read_pairs(own)["sentence1"] == read_pairs(f"{own}#train")["sentence1"] == ["a"]
-    with pytest.raises(FileNotFoundError, match=r"no such file: .*x\+y/z\.tsv"):
-        read_pairs(tmp_path / "x+y" / "z.tsv")
-
-
-def test_a_pool_is_known_by_all_its_files(two_files):
-    first, second = two_files
-    before = contents(f"{first}#train+{second}")
-    assert before == {"pool": [contents(f"{first}#train"), contents(second)]}
-    with open(second, "a") as file:
-        file.write('{"premise": "g", "hypothesis": "h", "score": 1, "label": "neutral"}\n')
-    assert contents(f"{first}#train+{second}") != before
-    assert contents(f"{first}+builtin#train") is None
-
-
-def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
-    made = [contents(write(tmp_path / name, "sentence1,sentence2\na,b\n")) for name in ("a.tsv", "a.csv")]
-    assert made[0]["sha256"] == made[1]["sha256"] and made[0] != made[1]
-
-
 def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
     """RFC 1952: flags in byte 3, the time in bytes 4 to 7."""
     write_rows(tmp_path / "a.jsonl.gz", ["n"], [{"n": 1}])
     assert (tmp_path / "a.jsonl.gz").read_bytes()[3:8] == bytes(5)
-
-
-def test_a_pool_to_be_scored(two_files):
-    table = PairsToScore(Data(input="+".join(two_files)), "jsonl", ("score_1",))
-    assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
-    assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
-    assert [len(row) for row in table.rows()] == [5, 5, 4]
-
-
-def test_a_pool_to_train_on(two_files):
-    first, second = two_files
-    datasets, _ = read_training_data(Data(train=[f"{first}+{second}", f"{first}#dev"]), RAOELoss(None), 0)
-    assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
-    different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
-    with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
-        read_training_data(different, RAOELoss(None), 0)
 
 
 @pytest.mark.parametrize("value", [True, b"1", "1_0"])

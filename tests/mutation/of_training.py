@@ -355,7 +355,7 @@ TRAINING = [
         ("verify_sentence(sentence, self.sentences[0]", "verify_sentence(sentence, self.sentences[-2]"),
     ),
     *of("raoe_train/losses/pair_losses.py", "losses/test_losses.py", ("score if self.by_order else", "")),
-    *of("raoe_train/data/sources.py", "data/test_data.py", ("{data_kind(path)}", "")),
+    *of("raoe_train/data/sources.py", "data/test_sources.py", ("{data_kind(path)}", "")),
     *of("raoe_train/generation/seeds.py", "generation/test_rules.py", ("[seed, cluster]", "cluster")),
     *of(
         "raoe_train/generation/sampling.py",
