@@ -98,7 +98,7 @@ def read_scored(
         pairs, _ = conditional_table(source, str(prompt), columns=columns, on_error=on_error)
     else:
         raise ValueError("the prompt has a {condition}, and SentEval's sets have none")
-    if len(set(pairs["score"][:])) < 2:
+    if len(pairs.unique("score")) < 2:
         name = source if isinstance(source, (str, os.PathLike)) else source[0].name
         raise ValueError(f"{name}: all scores are equal, so no correlation is defined")
     return pairs

@@ -222,7 +222,7 @@ def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:
 def from_zero(**numbers: float) -> None:
     """ValueError for a number below 0, infinite or NaN."""
     for name, value in numbers.items():
-        if not 0 <= value < math.inf:
+        if isinstance(value, str) or not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a number from 0, got {value!r}")
 
 
