@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.artifacts.processes import locked, rank_and_world
+from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, file_digest, versions
-from raoe_train.artifacts.writing import partial, read_json, replacing, write_json, write_text
+from raoe_train.artifacts.writing import read_json, replacing, write_json, write_text
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
-SUMS, SUM = "sha256.json", ".sha256"  # of the files beside it, and of the one that it has the name of
+SUM = ".sha256"  # suffix of the file with a shard's digest
 POLL = 0.2  # seconds
 
 
@@ -76,36 +76,6 @@ def awaited(output: Path, settings: dict[str, Any]) -> dict[str, Any]:
     while not (result := found(output, settings, overwrite=True)):
         time.sleep(POLL)
     return result
-
-
-def made_once(entry: Path, write: Callable[[Path], None]) -> Path:
-    """`entry`, a folder that `write` fills, or that is there already, whole. It appears in one step: a kill leaves
-    nothing there; one whose files are not those that were written is made anew, with a warning. Of several processes
-    one writes, and the others wait."""
-    work = partial(entry)
-    try:
-        while not _whole(entry):
-            with locked(work, concluded=lambda: True):
-                if not _whole(entry):
-                    if entry.is_dir():
-                        logger.warning("%s is damaged, and is made anew", entry)
-                        shutil.rmtree(entry)
-                    unfinished = work / "unfinished"
-                    shutil.rmtree(unfinished, ignore_errors=True)  # a killed process's
-                    unfinished.mkdir()
-                    write(unfinished)
-                    write_json(unfinished / SUMS, {path.name: file_digest(path) for path in unfinished.iterdir()})
-                    unfinished.rename(entry)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise OSError(f"cannot write {error.filename} ({error.strerror}): choose another data.cache_dir") from error
-    return entry
-
-
-def _whole(entry: Path) -> bool:
-    """Whether a folder is there with the very files that made_once left."""
-    sums = read_json(entry / SUMS)
-    files = {path.name for path in entry.iterdir()} - {SUMS} if sums else set()
-    return bool(sums) and files == sums.keys() and all(file_digest(entry / name) == sums[name] for name in files)
 
 
 def in_shards(

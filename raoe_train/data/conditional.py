@@ -17,8 +17,6 @@ from raoe_train.data.rows import Counts, by_column, read_table
 from raoe_train.data.sources import Source
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from datasets import Dataset
 
 LOWEST, HIGHEST = 1, 5
@@ -53,13 +51,12 @@ def conditional_table(
     scored: bool = True,
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
-    path: Path | None = None,
 ) -> tuple[Dataset, Counts]:
     """Read C-STS: each sentence as `prompt` with its condition, up to the sentence's end. What comes after that is the
     encoder's to add.
 
     Args:
-        source, columns, on_error, path: as for pair_table. Do not skip rows of the test set: a submission has a
+        source, columns, on_error: as for pair_table. Do not skip rows of the test set: a submission has a
             prediction for each.
         scored: whether to read the labels: 1 to 5, whole or, as re-annotated editions have them, between. The test
             set's are all -1, hidden, so that a row of it is malformed here.
@@ -77,7 +74,7 @@ def conditional_table(
         begin = before.replace("{condition}", row["condition"])
         return {name: begin + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
 
-    return read_table(source, parse, "pair", columns=columns, on_error=on_error, path=path)
+    return read_table(source, parse, "pair", columns=columns, on_error=on_error)
 
 
 def read_scored(

@@ -20,8 +20,6 @@ from raoe_train.data.rows import Counts, Reader, by_column, read_table
 from raoe_train.data.sources import Source
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from datasets import Dataset
 
 TEXTS = ("sentence1", "sentence2")
@@ -81,9 +79,8 @@ def pair_table(
     on_error: str = "raise",
     require: Sequence[str] = (),
     any_labels: bool = False,
-    path: Path | None = None,
 ) -> tuple[Dataset, Counts]:
-    """(read_pairs, counts), of a source of any size; `path` as for to_table. `names` are the columns to keep, which
+    """(read_pairs, counts), of a source of any size. `names` are the columns to keep, which
     must be there; None keeps all. With `any_labels` those beside scores are not looked at, and not kept."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
@@ -114,4 +111,4 @@ def pair_table(
         row["score"] = 1 - row["label"] / max(max(classes), 1)
         return row
 
-    return read_table(source, parse, "pair", columns=columns, on_error=on_error, path=path, names=names)
+    return read_table(source, parse, "pair", columns=columns, on_error=on_error, names=names)

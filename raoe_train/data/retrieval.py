@@ -1,4 +1,4 @@
-"""The files of retrieval tasks: captions by image, queries with candidates, and with a teacher's scores of them."""
+"""The files of retrieval tasks: captions by image, and queries with candidates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import RowProblem, parse_score, parse_sentence, parse_word
-from raoe_train.data.rows import Counts, by_column, read_table
-from raoe_train.data.sources import Source
+from raoe_train.data.columns import RowProblem, parse_sentence, parse_word
+from raoe_train.data.rows import by_column, read_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from datasets import Dataset
 
 
@@ -43,47 +40,6 @@ def read_candidates(
     """
     parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
     return read_table(source, parse, "query", columns=columns, on_error=on_error)[0]
-
-
-def scored_tuple_table(
-    source: str | os.PathLike[str],
-    *,
-    columns: Mapping[str, Any] | None = None,
-    on_error: str = "raise",
-    path: Path | None = None,
-) -> tuple[Dataset, Counts]:
-    """Read queries with a positive, n negatives and a teacher's 1 + n scores of them, what losses distil that
-    sentence-transformers has.
-
-    In the file, JSONL or parquet, query and positive are texts, negative is a text or a list of them, and score a list
-    of numbers, the positive's first. All rows have as many negatives as the first: another number is malformed
-    ("other number of negatives"). Arguments and errors are those of pair_table.
-
-    Returns:
-        (Dataset, counts). Columns query, positive, negative_1 … negative_n (strings) and label (list of 1 + n floats).
-    """
-    readers = {"query": parse_sentence, "positive": parse_sentence, "negative": _texts, "score": _scores}
-    as_read = by_column(readers)
-    sizes: list[int] = []
-
-    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        row = as_read(fields, source)
-        negatives, scores = row.pop("negative"), row.pop("score")
-        if len(scores) != 1 + len(negatives):
-            raise RowProblem(f"{len(scores)} scores, of a positive and {len(negatives)} negatives", reason="bad score")
-        sizes[:] = sizes or [len(negatives)]
-        if [len(negatives)] != sizes:
-            few = f"{len(negatives)} negatives where earlier rows have {sizes[0]}"
-            raise RowProblem(few, reason="other number of negatives")
-        return {**row, **{f"negative_{k}": text for k, text in enumerate(negatives, 1)}, "label": scores}
-
-    return read_table(source, parse, "scored tuple", columns=columns, on_error=on_error, path=path)
-
-
-def _scores(column: str, value: Any) -> list[float]:
-    if not isinstance(value, list):
-        raise RowProblem(f"{column} is {value!r}, not a list of numbers, the positive's first", reason="bad score")
-    return [parse_score(f"{column} {place}", each) for place, each in enumerate(value)]
 
 
 def _texts(column: str, value: Any) -> list[str]:

@@ -6,7 +6,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raoe_train.data.columns import RowProblem
@@ -90,7 +89,6 @@ def read_table(
     *,
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
-    path: Path | None = None,
     names: Sequence[str] | None = None,
 ) -> tuple[Dataset, Counts]:
     """What `parse` makes of each row of sources, one after the other, as a table; and counts.
@@ -99,7 +97,7 @@ def read_table(
         source, columns, on_error: see read_pairs.
         parse: gives all rows the same columns.
         noun: what a row is, for messages.
-        path, names: as for to_table; a path is for one source.
+        names: as for to_table.
 
     Raises:
         FileNotFoundError: no such file.
@@ -111,7 +109,7 @@ def read_table(
     tables, counts = [], []
     for opened in [open_source(each, columns) for each in listed]:
         tally = Tally(on_error)
-        table = to_table(each_kept(opened, parse, tally), path, names)
+        table = to_table(each_kept(opened, parse, tally), names)
         counts.append(tally.counts(opened.name, len(table), noun))
         if out := tally.dropped.total():
             logger.warning("%s: %d of %d rows left out: %s", opened.name, out, len(table) + out, counts[-1]["dropped"])

@@ -1,31 +1,20 @@
-"""Rows as Arrow tables, which need not fit in memory: compact in memory, or in files that are memory-mapped and found
-again by what they were made from."""
+"""Rows as Arrow tables in memory."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from raoe_train.artifacts.once import made_once
-from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.writing import write_json
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 BATCH = 4096  # rows that are Python objects at a time
-READING = 2  # to be raised where rows are read by other rules: what was kept is then made anew
-ROWS, COUNTS = "rows.arrow", "counts.json"
 
 
-def to_table(
-    rows: Iterable[Mapping[str, Any]], path: Path | None = None, names: Sequence[str] | None = None
-) -> Dataset:
-    """Rows with the same columns as a table in memory, or in the file `path`, which is memory-mapped.
+def to_table(rows: Iterable[Mapping[str, Any]], names: Sequence[str] | None = None) -> Dataset:
+    """Rows with the same columns as a table in memory.
 
     Never more than BATCH rows are Python objects at a time; a column's type is that of its first BATCH values. `names`
     are the columns to keep, by default all.
@@ -37,15 +26,8 @@ def to_table(
 
     batches = _batches(rows, names)
     first = next(batches, pyarrow.RecordBatch.from_pydict({}))
-    batches = itertools.chain([first], batches)
-    if path is None:
-        table = InMemoryTable(pyarrow.Table.from_batches(batches))
-        return Dataset(table, fingerprint=generate_random_fingerprint())  # its own would be made of a copy
-    # Python's file: its errors say what is full, or may not be written
-    with open(path, "wb") as file, pyarrow.ipc.new_stream(file, first.schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return Dataset.from_file(str(path))
+    table = InMemoryTable(pyarrow.Table.from_batches(itertools.chain([first], batches)))
+    return Dataset(table, fingerprint=generate_random_fingerprint())  # its own would be made of a copy
 
 
 def _batches(rows: Iterable[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[Any]:
@@ -72,26 +54,6 @@ def runs(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     iterator = iter(items)
     while run := list(itertools.islice(iterator, size)):
         yield run
-
-
-def kept(
-    cache: str | None, made_from: Mapping[str, Any] | None, make: Callable[[Path | None], tuple[Any, dict[str, Any]]]
-) -> tuple[Any, dict[str, Any]]:
-    """(dataset, counts) that `make` gives, from the directory `cache` where they were made from the same before.
-
-    `made_from` is all that the rows depend on, as plain values; None of what cannot be found again.
-    """
-    if cache is None or made_from is None:
-        return make(None)
-    from datasets import Dataset
-
-    def write(folder: Path) -> None:
-        _, counts = make(folder / ROWS)
-        write_json(folder / COUNTS, counts)
-
-    key = digest({**made_from, "reading": READING})
-    entry = made_once(Path(cache).expanduser() / f"rows-{key[:32]}", write)
-    return Dataset.from_file(str(entry / ROWS)), json.loads((entry / COUNTS).read_text(encoding="utf-8"))
 
 
 class Texts:

@@ -16,8 +16,6 @@ from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from datasets import Dataset
 
 CLASSES = ("entailment", "contradiction", "neutral")
@@ -34,7 +32,6 @@ def triplet_table(
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
-    path: Path | None = None,
 ) -> tuple[Dataset, Counts]:
     """Read triplets, or make them of NLI pairs.
 
@@ -48,7 +45,7 @@ def triplet_table(
     triplet a premise: a premise that stands in a batch twice would have its own positive among the negatives.
 
     Args:
-        source, columns, on_error, path: as for pair_table.
+        source, columns, on_error: as for pair_table.
         labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
         neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
             in it, section 6.3.)
@@ -96,7 +93,7 @@ def triplet_table(
         tally.dropped["text in two roles"] = len(rows) - len(triplets)
     used = len(rows) + left_out - tally.dropped.total()
     counts = tally.counts(opened.name, used, "triplet", advice)
-    return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets), path), counts
+    return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets)), counts
 
 
 def _combine(

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from raoe_train.encoders.device_map import placement, spread
 from raoe_train.encoders.named import SCRATCH, Dtype, Encoder, Model, as_model
 
 logger = logging.getLogger(__name__)
@@ -103,8 +102,6 @@ def load_encoder(
         _apply_prompt(model, chosen.prompt)
     if train and chosen.training_head:
         add_head(model, seed, saved=_takes_first(chosen.name, model.transformers_model.config))
-    if found := spread(model, train):
-        model.hf_device_map = found  # trainers look here, and leave it where it is
     return model
 
 
@@ -153,7 +150,7 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
         return
     new = range(getattr(inner.config, "num_hidden_layers", 0) - added, getattr(inner.config, "num_hidden_layers", 0))
     fresh = tuple(f"layers.{number}." for number in new)
-    # transformers' mark on what a checkpoint gave; what a device_map left on disk is on meta until it is needed
+    # transformers marks what a checkpoint gave; weights that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
@@ -173,8 +170,6 @@ def _check(chosen: Model, train: bool) -> None:
         raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if chosen.load_in_4bit and train and not chosen.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
-    if chosen.device_map is not None and (chosen.name == SCRATCH or chosen.random_weights):
-        raise ValueError("model.device_map is for saved weights: leave it out, or model.random_weights and scratch")
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
         added = "lora, load_in_4bit, training_head and bidirectional_mode add"
         raise ValueError(f"{added} are for a model that is there, not for scratch")
@@ -192,8 +187,8 @@ def _load(chosen: Model) -> Any:
     hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
     changes = _changes(chosen, name, hub)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
+    weights["device_map"] = chosen.device_map
     weights = {key: value for key, value in weights.items() if value is not None}
-    weights |= placement(chosen.device_map, chosen.device)
     if chosen.load_in_4bit:
         if "num_hidden_layers" in changes:
             raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")

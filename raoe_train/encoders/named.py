@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.encoders.device_map import DeviceMap
 from raoe_train.recipe import Option, convert, parameters
 
 SCRATCH = "scratch"  # the name of a model that is made
@@ -64,16 +63,14 @@ class Model(Encoder):
     dropout: Annotated[float | None, Option("override the encoder's dropout probabilities", least=0, below=1)] = None
     dtype: Annotated[Dtype | None, "of the weights: float32, bfloat16 or float16 [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
-    device_map: Annotated[
-        DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
-    ] = None
+    device_map: Annotated[str | None, "transformers' device_map: auto spreads the model over all GPUs"] = None
     bidirectional_layers: Annotated[
         int | Literal["all"] | None,
         Option("so many of a decoder's last layers look both ways, or 'all' [as saved]", least=0),
     ] = None
     bidirectional_mode: Annotated[
-        Literal["modify", "sum", "add"],
-        "modify lifts their mask, sum adds causal and bidirectional output, add puts new layers on top",
+        Literal["modify", "add"],
+        "modify lifts the causal mask of existing layers, add puts new layers on top",
     ] = "modify"
     load_in_4bit: Annotated[bool, "a decoder's weights in 4 bits (QLoRA's NF4); needs a GPU to be fast"] = False
     lora: Annotated[dict[str, Any], "train a LoRA adapter: keys of peft.LoraConfig (target_modules: all-linear)"] = (

@@ -81,7 +81,7 @@ def why_not(model: Any, longest: int = 0) -> str | None:
     known = decoder or (config.model_type in ENCODERS and not getattr(config, "is_decoder", False))
     if not known or not type(inner).__module__.startswith("transformers.models."):
         return f"{type(inner).__name__} does not let its attention be told where a text ends"
-    if config._attn_implementation not in ("sdpa", DUAL, PACKED):
+    if config._attn_implementation not in ("sdpa", PACKED):
         return f"its attention is {config._attn_implementation}"
     if inner.training and any(getattr(config, key, 0) for key in ("attention_dropout", "attention_probs_dropout_prob")):
         return "it drops attention weights in training (attention_dropout, attention_probs_dropout_prob)"
@@ -113,19 +113,14 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     if cu_seq_lens_q is None:
-        other = AttentionInterface()[DUAL if "both_ways" in kwargs else "sdpa"]
-        return other(module, query, key, value, attention_mask, **kwargs)
+        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, **kwargs)
     if kwargs.get("dropout"):
         raise ValueError("packed texts have no dropout of attention weights")
     ends: dict[str, Any] = {"cu_seqlens": cu_seq_lens_q, "max_seqlen": max_length_q, "scale": kwargs.get("scaling")}
-    lookback = kwargs.get("is_causal", module.is_causal)
-    made = []
-    for row, heads in enumerate(zip(query, key, value, strict=True)):
-        q, k, v = (x.transpose(0, 1) for x in heads)
-        # of two rows one looks back and the other both ways: BidirectionalModel's mode "sum"
-        back = lookback or row < len(query) - 1
-        made.append(dual_attention(q, k, v, **ends)[0] if back else bidirectional_attention(q, k, v, **ends))
-    return torch.stack(made), None
+    q, k, v = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    if kwargs.get("is_causal", module.is_causal):
+        return dual_attention(q, k, v, **ends)[0][None], None
+    return bidirectional_attention(q, k, v, **ends)[None], None
 
 
 AttentionInterface.register(PACKED, _attention)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.device_map import DeviceMap, placement
 from raoe_train.encoders.load import check_attention, check_device, check_path, loading
 
 
@@ -21,9 +20,7 @@ class LanguageModel:
     device: Annotated[str | None, "torch device; by default the best there is"] = None
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, "of the weights [as saved]"] = None
     attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
-    device_map: Annotated[
-        DeviceMap, "several GPUs for one model: auto, balanced, balanced_low_0, sequential, or {part: device}"
-    ] = None
+    device_map: Annotated[str | None, "transformers' device_map: auto spreads the model over all GPUs"] = None
     load_in_4bit: Annotated[bool, "weights in 4 bits (NF4); needs a GPU to be fast"] = False
 
 
@@ -55,7 +52,8 @@ def load_language_model(model: LanguageModel) -> Any:
 
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
         weights["device_map"] = {"": torch.device(device)}
-    weights |= placement(model.device_map, model.device)
+    if model.device_map is not None:
+        weights["device_map"] = model.device_map
     with loading(model.name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = loaded

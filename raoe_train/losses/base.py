@@ -1,13 +1,13 @@
-"""What all loss modules share: a scale, gradient caching, gathering, and keywords that recipes and cards know."""
+"""What all loss modules share: what they read, a scale, gradient caching and gathering."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -15,68 +15,63 @@ from sentence_transformers.base.losses.gradcache import CachedLossMixin
 from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
+from raoe_train.config import PositiveFloat, PositiveInt
 from raoe_train.losses.gathering import Gather
-from raoe_train.losses.reads import SCORED_PAIRS, Reads
-from raoe_train.recipe import Option
+from raoe_train.losses.reads import Reads
 
-AUTO = "auto"
-# what keywords of losses have to be: recipes check it, and their help says it
-AboveZero = Annotated[float, Option(above=0)]
-FromZero = Annotated[float, Option(least=0)]
-Share = Annotated[float, Option(least=0, below=1)]
-Count = Annotated[int | None, Option(least=1)]
-Scale = Annotated[float | Literal["auto"], Option(above=0)]
 ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
 
 
-class CachedLoss(CachedLossMixin, nn.Module):
+class Loss(nn.Module, ABC):
+    """A loss that recipes can name: by its class name, or by its import path where it is somebody else's subclass.
+
+    The constructor takes the model and keywords with types and defaults, which are the recipe's keys.
+
+    Attributes:
+        reads: the columns that it trains on.
+        compares_batch: whether rows of a batch are compared with each other, so that batches of another size are
+            another loss.
+        asks_teacher: whether the constructor takes `embed`, the frozen encoder of the section `teacher`.
+    """
+
+    reads: ClassVar[Reads]
+    compares_batch: ClassVar[bool] = False
+    asks_teacher: ClassVar[bool] = False
+
+
+class CachedLoss(CachedLossMixin, Loss):
     """A loss module of sentence-transformers whose batch may be encoded piece by piece, and compared over processes.
 
     A subclass implements ``compute_loss_from_embeddings(embeddings, labels)``: the loss, (), of the (B, D) columns of a
-    whole batch. Its constructor keeps each keyword as an attribute of the same name and hands the others on
-    (``**cached``); so recipes, model cards and `with_scale` know them all, see settings_of.
+    whole batch. Its constructor keeps each keyword as an attribute of the same name, for model cards.
 
     Args:
         model: the encoder.
-        scale: tau, above 0; cosines (or angles) are multiplied by it. "auto" fits it to encoder and scores, by source,
-            where the loss reads scored pairs and raoe_train.Trainer trains it.
-        mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch.
-        mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size.
-        gather_across_devices: compare over the batches of all processes; "uneven" where their sizes differ, see
-            raoe_train.losses.
-
-    Attributes:
-        name: what recipes call it.
-        reads: what it trains on.
-        compares_batch: whether rows of a batch are compared with each other, so that batches of another size are
-            another loss.
+        scale: inverse temperature that cosines (or angles) are multiplied by; 20 is a temperature of 0.05
+        mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch
+        mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size
+        gather_across_devices: compare over the batches of all processes; uneven where their sizes differ
 
     Raises:
-        ValueError: a scale not above 0 (or "auto" of a loss of no scores), a mini_batch_size or mini_batch_num_tokens
-            below 1, or a gather_across_devices that is not True, False or "uneven".
+        ValueError: a scale not above 0, a mini_batch_size or mini_batch_num_tokens below 1, or a gather_across_devices
+            that is not True, False or "uneven".
     """
 
-    name: ClassVar[str]
-    reads: ClassVar[Reads]
     compares_batch = True
     cites: ClassVar[tuple[str, ...]] = ()  # keys of citations.bib
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: Scale = 20.0,
+        scale: PositiveFloat = 20.0,
         *,
-        mini_batch_size: Count = None,
-        mini_batch_num_tokens: Count = None,
+        mini_batch_size: PositiveInt | None = None,
+        mini_batch_num_tokens: PositiveInt | None = None,
         gather_across_devices: Gather = False,
     ) -> None:
         super().__init__()
-        fits = self.reads.name == SCORED_PAIRS.name
-        if scale == AUTO and not fits:
-            raise ValueError(f"scale 'auto' is measured on scored pairs; for loss {self.name} give a number: 20")
-        if scale != AUTO and (isinstance(scale, str) or not 0 < scale < math.inf):
-            words = " or 'auto'" if fits else ""
-            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05){words}, got {scale!r}")
+        if isinstance(scale, str) or not 0 < scale < math.inf:
+            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
         for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be at least 1 or None, got {size!r}")
@@ -91,10 +86,6 @@ class CachedLoss(CachedLossMixin, nn.Module):
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.__signature__ = inspect.Signature([*_parameters(cls).values()])  # type: ignore[attr-defined, arg-type]
-
     @property
     def uneven(self) -> bool:
         """Whether processes tell each other how many rows they have."""
@@ -107,7 +98,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     @property
     def current_scale(self) -> Any:
-        """tau now, a number (or "auto"): another than `scale` where it is learned or scheduled."""
+        """The scale now: another than `scale` where it is learned."""
         return self.scale
 
     @property
@@ -134,8 +125,9 @@ class CachedLoss(CachedLossMixin, nn.Module):
         """What compute_loss_from_embeddings is given beside the embeddings, made before the encoder sees the batch."""
         return {"labels": labels}
 
+    @abstractmethod
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
-        raise NotImplementedError
+        """The loss, (), or its parts by name, of the (B, D) columns of a batch."""
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
         """CachedLossMixin's hook: the loss of a batch whose embeddings come in mini-batches; labels are `beside`."""
@@ -149,16 +141,12 @@ class CachedLoss(CachedLossMixin, nn.Module):
         """The one number that is differentiated where mini-batches are replayed."""
         return loss
 
-    def with_scale(self, scale: float, **others: Any) -> Any:
-        """This loss, of the same model, with another scale, and other keywords."""
-        return type(self)(self.model, **{**self._settings(), "scale": scale, **others})
-
     def get_config_dict(self) -> dict[str, Any]:
         """All keywords, for the model card."""
-        return {name: getattr(value, "__name__", value) for name, value in self._settings().items()}
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in settings_of(type(self))}
+        constructors = [cls.__init__ for cls in type(self).__mro__ if issubclass(cls, CachedLoss)]
+        names = [name for made in reversed(constructors) for name in inspect.signature(made).parameters]
+        own = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
+        return {name: getattr(value, "__name__", value) for name, value in own.items()}
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:
@@ -183,32 +171,6 @@ def with_own_gradients(loss: nn.Module, cached: Callable[[], Tensor]) -> Tensor:
         if made is not None:
             value = value + ((parameter - parameter.detach()) * made).sum()
     return value
-
-
-def settings_of(loss: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The keywords of a loss by name, with annotation and default: those that it hands on to its base classes, too.
-
-    What has no default (the model, a teacher's `embed`) is no setting.
-    """
-    return {name: each for name, each in _parameters(loss, True).items() if each.default is not inspect.Parameter.empty}
-
-
-@functools.cache
-def _parameters(loss: Callable[..., Any], evaluated: bool = False) -> dict[str, inspect.Parameter]:
-    if not isinstance(loss, type):
-        return dict(inspect.signature(loss, eval_str=evaluated).parameters)
-    found: dict[str, inspect.Parameter] = {}
-    for cls in loss.__mro__:
-        if "__init__" not in vars(cls):
-            continue
-        own = [*inspect.signature(vars(cls)["__init__"], eval_str=evaluated).parameters.values()][1:]
-        inherited = bool(found)
-        for each in own:
-            if each.name not in found and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL):
-                found[each.name] = each.replace(kind=each.KEYWORD_ONLY) if inherited else each
-        if not any(each.kind is each.VAR_KEYWORD for each in own):
-            break
-    return found
 
 
 def carrying(parts: dict[str, Tensor], loss: Tensor) -> Any:

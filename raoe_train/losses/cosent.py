@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import Scale
+from raoe_train.config import PositiveFloat
 from raoe_train.losses.pair_losses import PairLoss
 from raoe_train.losses.widths import OneSweep
 
@@ -24,14 +24,13 @@ class CoSENTLoss(OneSweep, PairLoss):
             MatryoshkaLoss.
     """
 
-    name = "cosent"
     by_order = True
     cites = ("huang2024cosent",)
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: Scale = 20.0,
+        scale: PositiveFloat = 20.0,
         similarity_fct: Callable[[Tensor, Tensor], Tensor] = util.pairwise_cos_sim,
         **cached: Any,
     ) -> None:
@@ -54,7 +53,6 @@ class AnglELoss(PairLoss):
     each negative's is 1 minus that.
     """
 
-    name = "angle"
     by_order = True
     cites = ("li2024angle",)
 

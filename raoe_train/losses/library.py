@@ -1,118 +1,93 @@
-"""Losses that are sentence-transformers' own, and the language model's, as recipes name them."""
+"""sentence-transformers' own losses as recipes name them: the same classes, with what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
-from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
-from torch import nn
 
-from raoe_train.losses.base import AboveZero, FromZero
-from raoe_train.losses.reads import (
-    CLASSES,
-    COSINES,
-    LABELLED_PAIRS,
-    ONE_NEGATIVE,
-    PAIRS,
-    SCORED_TUPLES,
-    SENTENCES_ALONE,
-    Reads,
-)
+from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.losses.base import Loss
+from raoe_train.losses.reads import CLASSES, COSINES, LABELLED_PAIRS, ONE_NEGATIVE, PAIRS
 
 Distance = Literal["cosine", "euclidean"]
-Similarity = Literal["dot", "cosine"]
 
 
-def of_recipes(reads: Reads, compares_batch: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function that returns a loss an entry of raoe_train.losses.registry, by its own name; see CachedLoss."""
-
-    def entry(function: Any) -> Callable[..., Any]:
-        function.name, function.reads, function.compares_batch = function.__name__, reads, compares_batch
-        return function
-
-    return entry
-
-
-@of_recipes(COSINES)
-def mse(model: Any) -> Any:
+class CosineSimilarityLoss(Loss, losses.CosineSimilarityLoss):
     """Mean of (cosine - score)²."""
-    return losses.CosineSimilarityLoss(model)
+
+    reads = COSINES
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
 
 
-@of_recipes(ONE_NEGATIVE)
-def triplet(model: Any, margin: FromZero = 5.0, distance: Distance = "euclidean") -> Any:
+class TripletLoss(Loss, losses.TripletLoss):
     """Mean of max(0, distance to the positive - distance to the negative + margin).
 
     Args:
-        margin: least difference of distances.
-        distance: of two embeddings, cosine or euclidean.
+        margin: least difference of the two distances
+        distance: distance of two embeddings
     """
-    metric = getattr(losses.TripletDistanceMetric, distance.upper())
-    return losses.TripletLoss(model, distance_metric=metric, triplet_margin=margin)
+
+    reads = ONE_NEGATIVE
+
+    def __init__(self, model: Any, margin: NonNegativeFloat = 5.0, distance: Distance = "euclidean") -> None:
+        metric = getattr(losses.TripletDistanceMetric, distance.upper())
+        super().__init__(model, distance_metric=metric, triplet_margin=margin)
 
 
-@of_recipes(LABELLED_PAIRS)
-def contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine") -> Any:
-    """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others."""
-    return losses.ContrastiveLoss(model, distance_metric=_siamese(distance), margin=margin)
+class ContrastiveLoss(Loss, losses.ContrastiveLoss):
+    """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others.
+
+    Args:
+        margin: distance from which dissimilar pairs cost nothing
+        distance: distance of two embeddings
+    """
+
+    reads = LABELLED_PAIRS
+
+    def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
+        super().__init__(model, distance_metric=_siamese(distance), margin=margin)
 
 
-@of_recipes(LABELLED_PAIRS, compares_batch=True)
-def online_contrastive(model: Any, margin: FromZero = 0.5, distance: Distance = "cosine") -> Any:
-    """contrastive of the batch's hard pairs alone, a sum."""
-    return losses.OnlineContrastiveLoss(model, distance_metric=_siamese(distance), margin=margin)
+class OnlineContrastiveLoss(Loss, losses.OnlineContrastiveLoss):
+    """ContrastiveLoss of the hard pairs of a batch alone, summed.
+
+    Args:
+        margin: distance from which dissimilar pairs cost nothing
+        distance: distance of two embeddings
+    """
+
+    reads = LABELLED_PAIRS
+    compares_batch = True
+
+    def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
+        super().__init__(model, distance_metric=_siamese(distance), margin=margin)
 
 
-@of_recipes(CLASSES)
-def softmax(model: Any) -> Any:
+class SoftmaxLoss(Loss, losses.SoftmaxLoss):
     """Cross entropy of the three NLI classes, by a linear classifier of (u, v, |u - v|) that is trained beside the
-    encoder, and goes with the loss: SBERT."""
-    # on no model, when asked what it is, it has no classifier
-    return nn.Module() if model is None else losses.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=3)
+    encoder and is not saved with it: SBERT (Reimers and Gurevych 2019, section 3)."""
 
-
-@of_recipes(PAIRS, compares_batch=True)
-def multiple_negatives(model: Any, scale: AboveZero = 20.0) -> Any:
-    """Each first sentence is to find its partner among the batch's second ones."""
-    return losses.MultipleNegativesRankingLoss(model, scale=scale)
-
-
-@of_recipes(SCORED_TUPLES)
-def distill_kl_div(model: Any, temperature: AboveZero = 1.0, similarity: Similarity = "dot") -> Any:
-    """KL divergence of the similarities of a query's texts from a teacher's scores of them, as distributions.
-
-    Args:
-        temperature: divides similarities and scores, above 0.
-        similarity: of two embeddings, dot or cosine.
-    """
-    return losses.DistillKLDivLoss(model, similarity_fct=_pairwise(similarity), temperature=temperature)
-
-
-@of_recipes(SCORED_TUPLES)
-def margin_mse(model: Any, similarity: Similarity = "dot") -> Any:
-    """Mean of (margin of the similarities - margin of a teacher's scores)², margins from the positive to each negative.
-
-    Args:
-        similarity: of two embeddings, dot or cosine.
-    """
-    return losses.MarginMSELoss(model, similarity_fct=_pairwise(similarity))
-
-
-class CausalLM:
-    """No loss of an encoder: the decoder that it is made of is trained to predict each next token of single sentences,
-    by raoe_train.training.language_model."""
-
-    name = "causal_lm"
-    reads = SENTENCES_ALONE
+    reads = CLASSES
 
     def __init__(self, model: Any) -> None:
-        self.model = model
+        super().__init__(model, model.get_embedding_dimension(), num_labels=3)
 
 
-def _pairwise(similarity: Similarity) -> Any:
-    return util.pairwise_dot_score if similarity == "dot" else util.pairwise_cos_sim
+class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
+    """Each first sentence is to find its partner among the second sentences of the batch.
+
+    Args:
+        scale: inverse temperature
+    """
+
+    reads = PAIRS
+    compares_batch = True
+
+    def __init__(self, model: Any, scale: PositiveFloat = 20.0) -> None:
+        super().__init__(model, scale=scale)
 
 
 def _siamese(distance: Distance) -> Any:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raoe_kernels import pairwise_cosine
-from raoe_train.losses.base import AUTO, CachedLoss, Count, Scale, carrying
+from raoe_train.config import PositiveFloat
+from raoe_train.losses.base import CachedLoss, carrying
 from raoe_train.losses.gathering import gather_pairs
-from raoe_train.losses.pair_memory import PairMemory
-from raoe_train.losses.reads import SCORED_PAIRS
-from raoe_train.recipe import Option
+from raoe_train.losses.reads import SCORED_PAIRS, needs_label
 
 
 class LossParts(dict):
@@ -47,52 +47,23 @@ class PairLoss(CachedLoss):
     `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses. Of one that is a OneSweep, too,
     similarity may be (K, B), and the losses (K,).
 
-    With a memory the loss is that of B + M pairs, of which the batch's alone have a gradient; ranks are among all of
-    them. What is remembered comes after gathering, so all processes remember the same. Where no gradient is wanted, or
-    the loss or its model is in evaluation mode, it is neither read nor written. It is in checkpoints.
-
     Args:
         model, scale, cached: see CachedLoss.
-        memory_size: pairs of earlier steps that each batch is compared with, too; 0 for none.
-        memory_age: steps after which a pair is forgotten; None keeps it until newer ones push it out.
-
-    Raises:
-        ValueError: a memory_size below 0 or of a loss that compares no pairs, or a memory_age below 1.
     """
 
     reads = SCORED_PAIRS
     by_order = False  # whether scores count by their order alone; others get them in similarity's dtype
     dims: tuple[int, ...] | None = None  # see OneSweep
 
-    def __init__(
-        self,
-        model: Any,
-        scale: Scale = 20.0,
-        *,
-        memory_size: Annotated[int, Option(least=0)] = 0,
-        memory_age: Count = None,
-        **cached: Any,
-    ) -> None:
+    def __init__(self, model: Any, scale: PositiveFloat = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
-        if isinstance(memory_size, bool) or not isinstance(memory_size, int) or memory_size < 0:
-            raise ValueError(f"memory_size must be a whole number of pairs from 0, got {memory_size!r}")
-        if memory_age is not None and (not isinstance(memory_age, int) or memory_age < 1):
-            raise ValueError(f"memory_age must be a whole number of steps from 1, or None, got {memory_age!r}")
-        if memory_size and not self.compares_batch:
-            raise ValueError(
-                f"memory_size must be 0 for {type(self).__name__}, which compares no pairs; got {memory_size}"
-            )
-        self.memory_size = memory_size
-        self.memory_age = memory_age
-        self.memory = PairMemory(memory_size, memory_age) if memory_size else None
-        self._width: int | None = None
         self._checked_labels = False
         self._warned = False
 
     @property
     def needs_label(self) -> bool:
         """Whether each pair must have an NLI label."""
-        return False
+        return needs_label({"gate": getattr(self, "gate", "score")})
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         self._cached_parts: list[Any] = []
@@ -111,37 +82,23 @@ class PairLoss(CachedLoss):
         """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, too many or NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
-        if self.scale == AUTO:
-            raise ValueError("scale 'auto' is measured by raoe_train.Trainer; a loop of your own gives a number: 20")
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
             similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label, uneven=self.uneven)
             similarity = similarity.movedim(0, -1)
-        if self.memory is not None and self._trains(embeddings[0].shape[1]):
-            similarity, score, label = self.memory(similarity, score, label)
         loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
             return loss
         return LossParts({name: part.sum() for name, part in loss.items()}) if isinstance(loss, dict) else loss.sum()
 
-    def _trains(self, width: int) -> bool:
-        if not (torch.is_grad_enabled() and self.training and getattr(self.model, "training", True)):
-            return False
-        if self._width not in (None, width):
-            raise ValueError(
-                "memory_size must be 0 where embeddings are cut to several widths, as in a MatryoshkaLoss: cosines of "
-                f"{width} and {self._width} dimensions are not to be compared"
-            )
-        self._width = width
-        return True
-
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """(B, D), (B, D) -> (B,), of which the loss is one; of several widths (K, B)."""
         return pairwise_cosine(a, b, dims=self.dims)
 
+    @abstractmethod
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
-        raise NotImplementedError
+        """The loss, (), or LossParts of (B,) columns; label is None unless needs_label."""
 
     def targets(self, labels: Any, rows: int) -> tuple[Tensor, Tensor | None]:
         """(score, label) of a batch in any of its forms, label None where no loss looks at it."""

@@ -20,7 +20,6 @@ class PearsonLoss(OneSweep, PairLoss):
         model, scale, cached: see OneSweep and PairLoss.
     """
 
-    name = "pearson"
     cites = ("zhang2024pcctuning",)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
-from raoe_train.losses.base import FromZero, Scale, from_zero
+from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.losses.base import from_zero
 from raoe_train.losses.pair_losses import LossParts, PairLoss
 from raoe_train.losses.widths import OneSweep
 
@@ -26,15 +27,14 @@ class RankMarginLoss(OneSweep, PairLoss):
         ties: how equal scores rank, in the words of scipy's rankdata; they are never compared but under "ordinal".
     """
 
-    name = "rank_margin"
     by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: Scale = 20.0,
-        margin: FromZero = 2,
+        scale: PositiveFloat = 20.0,
+        margin: NonNegativeFloat = 2,
         ties: Ties = "average",
         **cached: Any,
     ) -> None:
@@ -59,19 +59,14 @@ class GatedAngularLoss(OneSweep, PairLoss):
     Labels are whole numbers, larger = less related (entailment 0, neutral 1, contradiction 2).
     """
 
-    name = "gated_angular"
     by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
-        self, model: SentenceTransformer, scale: Scale = 20.0, gate: Gate = "label+score", **cached: Any
+        self, model: SentenceTransformer, scale: PositiveFloat = 20.0, gate: Gate = "label+score", **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         self.gate = gate
-
-    @property
-    def needs_label(self) -> bool:
-        return self.gate != "score"
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
@@ -92,17 +87,16 @@ class RAOELoss(OneSweep, PairLoss):
         angle_weight: weight of the angular part.
     """
 
-    name = "raoe"
     by_order = True
     cites = ("zhou-raoe",)
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: Scale = 20.0,
-        margin: FromZero = 2,
-        rank_weight: FromZero = 1.0,
-        angle_weight: FromZero = 1.0,
+        scale: PositiveFloat = 20.0,
+        margin: NonNegativeFloat = 2,
+        rank_weight: NonNegativeFloat = 1.0,
+        angle_weight: NonNegativeFloat = 1.0,
         ties: Ties = "average",
         gate: Gate = "label+score",
         **cached: Any,
@@ -114,10 +108,6 @@ class RAOELoss(OneSweep, PairLoss):
         self.angle_weight = angle_weight
         self.ties = ties
         self.gate = gate
-
-    @property
-    def needs_label(self) -> bool:
-        return self.gate != "score"
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
         self.warn_small_batch(similarity.shape[-1], self.margin)

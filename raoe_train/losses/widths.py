@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from raoe_train.losses.base import CachedLoss, Scale
+from raoe_train.config import PositiveFloat, PositiveInt
+from raoe_train.losses.base import CachedLoss
 
 
 class OneSweep(CachedLoss):
@@ -21,15 +22,12 @@ class OneSweep(CachedLoss):
         dims: they, increasing, or None: what the ops take.
 
     Raises:
-        ValueError: a width that is there twice, is below 1 or beyond the model's dimensions; or one with a memory of
-            pairs, which remembers cosines of one width.
+        ValueError: a width that is there twice, is below 1 or beyond the model's dimensions.
     """
 
-    def __init__(self, model: Any, scale: Scale = 20.0, *, matryoshka_dims: Sequence[int] = (), **cached: Any) -> None:
+    def __init__(self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         widths = sorted(matryoshka_dims)
-        if widths and cached.get("memory_size"):
-            raise ValueError(f"memory_size must be 0 with matryoshka_dims, got {cached['memory_size']}")
         size = getattr(model, "get_embedding_dimension", lambda: None)()
         if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
             most = "" if size is None else f" up to the model's {size}"

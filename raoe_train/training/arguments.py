@@ -1,167 +1,156 @@
-"""The section `training` of a recipe: transformers' training arguments, under shorter names and over our defaults."""
+"""The section `training` of a recipe: sentence-transformers' training arguments, by their own names."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, to_dict
 from raoe_train.encoders.load import check_device
-from raoe_train.recipe import Option, argument, convert, keys, nearest, parameters
 from raoe_train.training.run_directory import CHECKPOINTS
 
-NAMES = {
-    "per_device_train_batch_size": "batch_size",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "num_train_epochs": "epochs",
+OWN = ("patience", "min_steps", "by_length", "keep")
+NOT_TAKEN = {
+    "output_dir": "it is OUTPUT/checkpoints; set output",
+    "local_rank": "torchrun or accelerate sets it",
 }
-OWN = ("patience", "min_steps", "by_length", "keep", "interpolate")  # keys that are ours
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
-PLAIN = (bool, int, float, bool | None, int | None, float | None)
-AUTO = "auto"  # of bf16: where the machine is made for it
 DEV_METRIC = "eval_dev_spearman_cosine"
-
-
 When = Literal["no", "steps", "epoch"]
 
 
 @dataclass
 class Training:
-    """What may be said under `training`, and what it has to be; others are any field of
-    SentenceTransformerTrainingArguments."""
+    """How to train; any other field of SentenceTransformerTrainingArguments is a key here, too.
 
-    batch_size: Annotated[int, Option("rows of a batch", least=1)] = 8
-    eval_batch_size: Annotated[int, Option("sentences at a time", least=1)] = 8
-    epochs: Annotated[float, Option("passes over the data", above=0)] = 3
-    max_steps: Annotated[int | None, Option("steps, in place of epochs", least=1)] = None
-    min_steps: Annotated[int, Option("steps at least: more epochs where one has few", least=0)] = 0
-    learning_rate: Annotated[float, Option("the highest", above=0)] = 5e-5
-    warmup_steps: Annotated[float, Option("steps in which it rises, or, below 1, their share", least=0)] = 0
-    warmup_ratio: Annotated[float | None, Option("their share", least=0, below=1)] = None
-    weight_decay: Annotated[float, Option("AdamW's", least=0)] = 0
-    adam_beta1: Annotated[float, Option("AdamW's", least=0, below=1)] = 0.9
-    adam_beta2: Annotated[float, Option("AdamW's", least=0, below=1)] = 0.999
-    adam_epsilon: Annotated[float, Option("AdamW's", above=0)] = 1e-8
-    max_grad_norm: Annotated[float, Option("gradients are scaled to it; 0 leaves them", least=0)] = 1
-    gradient_accumulation_steps: Annotated[int, Option("batches of a step", least=1)] = 1
-    seed: Annotated[int, Option("of all that is drawn", least=0, below=2**32)] = 42
-    data_seed: Annotated[int | None, Option("of the order of batches [seed]", least=0, below=2**32)] = None
-    bf16: Annotated[bool | Literal["auto"], "bfloat16; auto: where the machine is made for it"] = False
-    fp16: Annotated[bool, "float16 with a scaled loss"] = False
-    eval_strategy: Annotated[When | None, "when to evaluate [epoch with data.dev]"] = None
-    eval_steps: Annotated[float | None, Option("steps between evaluations [logging_steps]", above=0)] = None
-    save_strategy: Annotated[Literal["no", "steps", "epoch", "best"] | None, "checkpoints [eval_strategy]"] = None
-    save_steps: Annotated[float, Option("steps between checkpoints [eval_steps]", above=0)] = 500
-    save_total_limit: Annotated[int | None, Option("checkpoints that are kept", least=1)] = 2
-    logging_steps: Annotated[float, Option("steps between lines of log.jsonl", above=0)] = 10
-    report_to: Annotated[str | list[str], "where else the log goes: tensorboard, trackio, wandb ..."] = "none"
-    dataloader_num_workers: Annotated[int, Option("processes that make batches", least=0)] = 0
-    patience: Annotated[int | None, Option("evaluations without a better one that end training", least=1)] = None
-    by_length: Annotated[bool | Literal["packed"], "batches in runs of like length"] = True
-    keep: Annotated[
-        float | Literal["auto"],
-        Option("weight of holding the embeddings of a batch's texts where they were; auto: by the scores", least=0),
-    ] = 0
-    interpolate: Annotated[
-        list[float] | None,
-        Option("weights between before and after, to keep those best on data.dev", least=0, most=1),
-    ] = None
-    learning_rate_mapping: Annotated[dict[str, float] | None, Option("pattern of names: their rate", least=0)] = None
-    eval_delay: Annotated[float, Option("epochs or steps before the first evaluation", least=0)] = 0
-    eval_accumulation_steps: Annotated[int | None, Option("predictions go to the CPU after so many", least=1)] = None
-    torch_empty_cache_steps: Annotated[int | None, Option("a GPU's cache is emptied every so many", least=1)] = None
-    dataloader_prefetch_factor: Annotated[int | None, Option("batches that a process makes ahead", least=1)] = None
-    ddp_bucket_cap_mb: Annotated[int | None, Option("megabytes of gradients that go together", least=1)] = None
-    ddp_timeout: Annotated[int, Option("seconds that processes wait for each other", least=1)] = 1800
-    neftune_noise_alpha: Annotated[float | None, Option("noise on embeddings of tokens", least=0)] = None
-    label_smoothing_factor: Annotated[float, Option("of a language model's loss", least=0, below=1)] = 0
+    Args:
+        num_train_epochs: passes over the data
+        per_device_train_batch_size: rows of a batch
+        learning_rate: peak learning rate
+        warmup_ratio: share of steps used for warm-up
+        seed: seed of everything that is drawn
+        bf16: bfloat16; auto uses it where the device computes in it
+        by_length: encode batches in runs of similar length; packed leaves out all padding on a GPU
+        keep: weight of the regularizer that holds embeddings where they were; auto chooses by the scores
+        patience: evaluations without improvement before training stops
+        min_steps: raise the number of epochs until there are so many steps
+        max_steps: number of steps, in place of epochs
+        per_device_eval_batch_size: rows of a batch in evaluation
+        gradient_accumulation_steps: batches of a step
+        warmup_steps: steps used for warm-up or, below 1, their share
+        weight_decay: weight decay of AdamW
+        adam_beta1: beta1 of AdamW
+        adam_beta2: beta2 of AdamW
+        adam_epsilon: epsilon of AdamW
+        max_grad_norm: norm to clip gradients to; 0 for no clipping
+        fp16: float16 with loss scaling
+        eval_strategy: when to evaluate; epoch where there is a dev set
+        eval_steps: steps between evaluations, or their share of all
+        save_strategy: when to write checkpoints; by default as eval_strategy
+        save_steps: steps between checkpoints; by default eval_steps
+        save_total_limit: checkpoints to keep
+        logging_steps: steps between log entries
+        report_to: trackers to report to, such as tensorboard or wandb
+        dataloader_num_workers: processes that prepare batches
+        batch_sampler: how batches are drawn; by_premise keeps the pairs of a premise together
+        gradient_checkpointing: recompute activations in the backward pass
+        learning_rate_mapping: learning rates of parameters by regular expression
+        data_seed: seed of the order of batches; by default seed
+    """
+
+    num_train_epochs: PositiveFloat = 3
+    per_device_train_batch_size: PositiveInt = 8
+    learning_rate: PositiveFloat = 5e-5
+    warmup_ratio: Share | None = None
+    seed: Seed = 42
+    bf16: bool | Literal["auto"] = False
+    by_length: bool | Literal["packed"] = True
+    keep: NonNegativeFloat | Literal["auto"] = 0
+    patience: PositiveInt | None = None
+    min_steps: NonNegativeInt = 0
+    max_steps: PositiveInt | None = None
+    per_device_eval_batch_size: PositiveInt = 8
+    gradient_accumulation_steps: PositiveInt = 1
+    warmup_steps: NonNegativeFloat | None = None
+    weight_decay: NonNegativeFloat = 0
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    adam_epsilon: PositiveFloat = 1e-8
+    max_grad_norm: NonNegativeFloat = 1
+    fp16: bool = False
+    eval_strategy: When | None = None
+    eval_steps: PositiveFloat | None = None
+    save_strategy: Literal["no", "steps", "epoch", "best"] | None = None
+    save_steps: PositiveFloat | None = None
+    save_total_limit: PositiveInt | None = 2
+    logging_steps: PositiveFloat = 10
+    report_to: str | list[str] = "none"
+    dataloader_num_workers: NonNegativeInt = 0
+    batch_sampler: str | None = None
+    gradient_checkpointing: bool = False
+    learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
+    data_seed: Seed | None = None
+    others: dict[str, Any] = field(default_factory=dict)
 
 
-def training_settings(given: Any, key: str = "training") -> dict[str, Any]:
-    """What a recipe says, each key under one of its names; ValueError for a value that cannot be."""
-    known, found = parameters(Training), {}
-    for word, value in convert(dict[str, Any], given, key).items():
-        name = NAMES.get(word, word)
-        found[name] = argument(known[name], value, f"{key}.{name}") if name in known and value is not None else value
-    if "report_to" in found:  # nothing at all would be all that is installed
-        found["report_to"] = found["report_to"] or "none"
-    return found
-
-
-def training_keys(where: str) -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, default, help), for the command line's help."""
-    yield from keys(Training, where)
-
-
-def check_training(training: dict[str, Any], has_dev: bool) -> None:
-    """ValueError for an unknown key, or one that needs development pairs where there are none."""
+def declare_training(parser: Any, key: str = "training") -> None:
+    """Add the fields of Training to a parser, and all others of SentenceTransformerTrainingArguments, which help leaves
+    out: there are more than a hundred."""
     from sentence_transformers import SentenceTransformerTrainingArguments
 
-    if training.get("patience") is not None and not has_dev:
+    parser.add_class_arguments(Training, key, skip={"others"})
+    known = {each.name for each in fields(Training)}
+    for name, hint in typing.get_type_hints(SentenceTransformerTrainingArguments).items():
+        if name not in known and name not in NOT_TAKEN and not name.startswith("_"):
+            parser.add_argument(f"--{key}.{name}", type=hint, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+
+def check_training(training: Training, has_dev: bool) -> None:
+    """ValueError for a setting that needs development pairs where there are none."""
+    if training.patience is not None and not has_dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
-    if training.get("interpolate") is not None:
-        if not has_dev:
-            raise ValueError("training.interpolate needs data.dev to choose a weight by")
-        if not training["interpolate"]:
-            raise ValueError("training.interpolate is empty: say numbers from 0, before training, to 1, after it")
-    if training.get("eval_strategy", "no") != "no" and not has_dev:
+    if training.eval_strategy not in (None, "no") and not has_dev:
         raise ValueError(
-            f"training.eval_strategy {training['eval_strategy']} needs data.dev to evaluate on; "
+            f"training.eval_strategy {training.eval_strategy} needs data.dev to evaluate on; "
             "without it the last model is kept: --training.eval_strategy no"
         )
-    if "output_dir" in training:
-        raise ValueError("training.output_dir is output/checkpoints; set output")
-    if "local_rank" in training:
-        raise ValueError("training.local_rank is for torchrun or accelerate to say; leave it out")
-    known = [field.name for field in fields(SentenceTransformerTrainingArguments) if field.init]
-    words = [f"training.{name}" for name in (*known, *NAMES.values(), *OWN)]
-    for key in training:
-        if f"training.{key}" not in words:
-            raise ValueError(f"unknown key training.{key}{nearest(f'training.{key}', words)}")
+    if training.eval_steps is not None and training.eval_strategy not in (None, "steps"):
+        raise ValueError(f"training.eval_steps has no effect with eval_strategy {training.eval_strategy}")
 
 
-def trainer_settings(training: dict[str, Any], output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Fields of transformers.TrainingArguments: the recipe's, over our defaults; ValueError for what it refuses."""
+def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
+    """Keywords of SentenceTransformerTrainingArguments: the recipe's, and ours where it leaves them open; ValueError for
+    what they refuse."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
     from raoe_train.training.premises import PremiseBatchSampler
 
-    longer = {short: name for name, short in NAMES.items()}
-    # what Training does not say of a key its type does
-    types = typing.get_type_hints(SentenceTransformerTrainingArguments)
-    given = {
-        longer.get(key, key): convert(types[key], value, f"training.{key}") if types.get(key) in PLAIN else value
-        for key, value in training.items()
-        if key not in (*OWN, "bf16") and value is not None  # null takes back what another layer said
-    }
-    given |= {"bf16": training["bf16"]} if "bf16" in training else {}
+    given = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
     check_backend(device or ("cpu" if use_cpu else torch.accelerator.current_accelerator()))
-    if given.get("bf16") == AUTO:
+    if given["bf16"] == "auto":
         given["bf16"] = multiplies_bfloat16(use_cpu)
-    when = given.get("eval_strategy", "epoch" if has_dev else "no")
+    # a number of steps says when
+    when = given.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in given else "epoch")
     made = {
         "output_dir": str(output / CHECKPOINTS),
-        "seed": 42,
-        "logging_steps": 10,
-        "logging_nan_inf_filter": False,  # a run stops there; see raoe_train.training.stop_at_nan
-        "report_to": "none",
+        "logging_nan_inf_filter": False,  # training stops there; see raoe_train.training.callbacks
         "run_name": output.name or None,  # what trackers call it
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
         # A checkpoint for each evaluation, so that the best model is one that was kept.
         "save_strategy": when if when != "no" else "epoch",
         "save_steps": given.get("eval_steps", 500),
-        "save_total_limit": 2,
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,
         "greater_is_better": True if has_dev else None,
@@ -169,7 +158,7 @@ def trainer_settings(training: dict[str, Any], output: Path, *, device: str | No
         "dataloader_pin_memory": torch.cuda.is_available(),
         # transformers takes bf16 on a CPU only where it is told that the CPU is meant.
         "use_cpu": use_cpu,
-        "restore_callback_states_from_checkpoint": training.get("patience") is not None,
+        "restore_callback_states_from_checkpoint": training.patience is not None,
         **given,
     }
     try:
@@ -215,6 +204,6 @@ def for_all_processes(settings: dict[str, Any]) -> dict[str, Any]:
         return settings
     return {
         **settings,
-        "per_device_train_batch_size": world * int(settings.get("per_device_train_batch_size", 8)),
+        "per_device_train_batch_size": world * int(settings["per_device_train_batch_size"]),
         "accelerator_config": {**(settings.get("accelerator_config") or {}), "split_batches": True},
     }

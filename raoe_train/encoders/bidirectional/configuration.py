@@ -1,7 +1,7 @@
 """What a decoder with bidirectional layers is: the decoder's own configuration and which layers, how.
 
 This file and modeling.py are copied beside the weights, so that a saved model also loads, with trust_remote_code,
-where raoe is not installed. They import nothing of ours but, where it is there, `raoe_kernels.dual_attention`.
+where raoe is not installed. They import nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
 """model_type of the decoders that this was tested with."""
-MODES = ("modify", "sum", "add")
+MODES = ("modify", "add")
 
 
 class BidirectionalConfig(PreTrainedConfig):
@@ -21,9 +21,8 @@ class BidirectionalConfig(PreTrainedConfig):
     Args:
         text_config: the decoder's configuration; in mode "add" with the added layers counted in.
         bidirectional_layers: how many of the last layers look both ways, 0 for none.
-        bidirectional_mode: "modify" lifts the causal mask of those layers (BeLLM's Section 3.2, Eq. 4). "sum" runs
-            them both ways, with the same weights, and adds the two outputs before the final norm (Eq. 5 as written).
-            "add" has put so many new bidirectional layers on top (the "addition" of its Table 4).
+        bidirectional_mode: "modify" lifts the causal mask of those layers (BeLLM's Section 3.2, Eq. 4). "add" has put
+            so many new bidirectional layers on top (the "addition" of its Table 4).
         base_model: name of the decoder that an adapter belongs to; None where the weights are all here.
         base_revision: its revision on the hub.
         base_quantization: how it was quantised, as keys of transformers.BitsAndBytesConfig.

@@ -15,28 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
     AutoConfig,
     AutoModel,
     BitsAndBytesConfig,
     PreTrainedModel,
 )
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import create_bidirectional_mask, sdpa_mask
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration import BidirectionalConfig, windows
 
-try:
-    from raoe_kernels import dual_attention
-except ImportError:  # a copy of this file beside a saved model: two masks do the same
-    dual_attention = None  # type: ignore[assignment]
-
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
 ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
-DUAL = "raoe_dual"  # SDPA, but where a layer runs both ways: both from one pass
 PACKED = "raoe_packed"  # SDPA, but texts side by side in one row keep apart: raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -63,8 +54,6 @@ class BidirectionalModel(PreTrainedModel):
         used = self.decoder.config
         if getattr(used, "attn_logit_softcapping", None) is not None and used._attn_implementation == "sdpa":
             used._attn_implementation = "eager"  # SDPA knows no soft cap
-        if config.bidirectional_mode == "sum" and used._attn_implementation == "sdpa" and dual_attention is not None:
-            used._attn_implementation = DUAL
         self._add_hooks()
         self.register_state_dict_post_hook(_leave_out_quantised)
         self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
@@ -97,10 +86,8 @@ class BidirectionalModel(PreTrainedModel):
         if past_key_values is not None or use_cache:
             raise ValueError("bidirectional layers have no key-value cache: their states depend on later tokens")
         used = self.decoder.config._attn_implementation
-        # in mode "sum" rows differ in their mask, of which inductor makes C++ that no compiler takes
-        known = ATTENTION[:2] if self.config.bidirectional_mode == "sum" else ATTENTION
-        if used not in (*known, DUAL, PACKED):
-            raise ValueError(f"attn_implementation must be one of {', '.join(known)}, got {used!r}")
+        if used not in (*ATTENTION, PACKED):
+            raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {used!r}")
         given = input_ids if inputs_embeds is None else inputs_embeds
         if given is None:
             raise ValueError("input_ids is missing")
@@ -231,50 +218,33 @@ class BidirectionalModel(PreTrainedModel):
             save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
 
     def _add_hooks(self) -> None:
-        count, both = self.config.bidirectional_layers, self.config.bidirectional_mode == "sum"
+        count = self.config.bidirectional_layers
         changed = list(zip(self.decoder.layers, windows(self.decoder.config), strict=True))[-count:] if count else []
-        for number, (layer, window) in enumerate(changed):
-            hook = partial(both_ways, window=window, first=number == 0) if both else partial(lift, window=window)
-            layer.register_forward_pre_hook(hook, with_kwargs=True)
-        if both and changed:
-            changed[-1][0].register_forward_hook(add_halves)
+        for layer, window in changed:
+            layer.register_forward_pre_hook(partial(lift, window=window), with_kwargs=True)
 
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
-        """By window, the mask of the layers with it. In mode "sum", of a doubled batch: causal rows, then the others;
-        or, under the key DUAL, only where tokens are real."""
-        config, decoder = self.config, self.decoder.config
+        """By window, the mask of the layers with it."""
+        decoder = self.decoder.config
         batch, length = given.shape[:2]
-        wanted = set(windows(decoder)[-config.bidirectional_layers :])
+        wanted = set(windows(decoder)[-self.config.bidirectional_layers :])
         if padding is not None and padding.ndim == 4:  # packed
             return dict.fromkeys(wanted, padding)
-        both, used = config.bidirectional_mode == "sum", decoder._attn_implementation
-        dropout = self.training and getattr(decoder, "attention_dropout", 0.0) > 0
-        whole = all(window is None or length <= window for window in wanted)
-        if both and used in (DUAL, PACKED) and config.bidirectional_layers == 1 and whole and not dropout:
-            return {DUAL: given.new_ones(batch, length, dtype=torch.bool) if padding is None else padding.bool()}
         # transformers asks an embedding of it only for batch, length, dtype and device
         dtype: Any = self.get_input_embeddings().weight.dtype
-        like = torch.empty(2 * batch if both else batch, length, 0, dtype=dtype, device=given.device)
-        if padding is not None and both:
-            padding = torch.cat([padding, padding])
-        allowed = {window: _allowed(window, batch if both else None) for window in wanted}
+        like = torch.empty(batch, length, 0, dtype=dtype, device=given.device)
         return {
-            window: create_bidirectional_mask(decoder, like, padding, and_mask_function=sees)
-            for window, sees in allowed.items()
+            window: create_bidirectional_mask(decoder, like, padding, and_mask_function=_within(window))
+            for window in wanted
         }
 
 
-def _allowed(window: int | None, causal_rows: int | None) -> Any:
-    """Which keys a query sees beside padding: transformers' mask function (batch, head, query, key) -> bool, or None
-    for all of them. A window reaches as far ahead as the causal layer's reaches back."""
-    if window is None and causal_rows is None:
+def _within(window: int | None) -> Any:
+    """transformers' mask function (batch, head, query, key) -> bool of a window that reaches as far ahead as the causal
+    layer's reaches back; None where a query sees all keys."""
+    if window is None:
         return None
-
-    def allowed(b: Any, h: Any, q: Any, k: Any) -> Any:
-        inside = (q - k < window) & (k - q < window) if window is not None else q == q
-        return inside if causal_rows is None else inside & ((b >= causal_rows) | (k <= q))
-
-    return allowed
+    return lambda b, h, q, k: (q - k < window) & (k - q < window)
 
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
@@ -284,58 +254,11 @@ def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None
     return args, {**kwargs, "attention_mask": masks[window], "is_causal": False}
 
 
-def both_ways(
-    layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None, first: bool
-) -> tuple[Any, dict[str, Any]]:
-    """Hook of a layer of mode "sum": a batch of causal rows, then the same ones that look both ways."""
-    masks, kwargs = _passed_down(kwargs)
-    hidden = args[0]
-    if DUAL in masks:
-        kwargs |= {"attention_mask": None, "both_ways": masks[DUAL]}
-    else:
-        kwargs |= {"attention_mask": masks[window], "is_causal": False}
-    rows = len(hidden) if first else len(hidden) // 2
-    for key in ("position_ids", "position_embeddings"):
-        kwargs[key] = _doubled(kwargs.get(key), rows)
-    return (torch.cat([hidden, hidden]) if first else hidden, *args[1:]), kwargs
-
-
-def add_halves(layer: nn.Module, args: Any, output: Any) -> Any:
-    """Hook of the last layer of mode "sum": Eq. 5."""
-    hidden, *others = output if isinstance(output, tuple) else (output,)  # a tuple is Phi's before transformers 5.4
-    causal, full = hidden.chunk(2)
-    return (causal + full, *others) if isinstance(output, tuple) else causal + full
-
-
 def _passed_down(kwargs: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
     """(the masks that forward made, the other arguments of a layer)."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: it makes the masks of these layers")
     return kwargs["lifted"], {key: value for key, value in kwargs.items() if key != "lifted"}
-
-
-def _doubled(value: Any, rows: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_doubled(part, rows) for part in value)
-    return torch.cat([value, value]) if isinstance(value, Tensor) and rows > 1 and len(value) == rows else value
-
-
-def _dual_sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    both_ways: Tensor | None = None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    if both_ways is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    # Both halves of the batch hold the same queries, keys and values.
-    q, k, v = (x[: len(both_ways)] for x in (query, key, value))
-    causal, full = dual_attention(q, k, v, padding_mask=both_ways, scale=scaling)
-    return torch.cat([causal, full]).transpose(1, 2).contiguous(), None
 
 
 # A trainer goes on from a checkpoint, and back to its best one, by load_state_dict, which cannot be done with quantised
@@ -369,7 +292,3 @@ def _read_added(name: str, at: dict[str, Any]) -> dict[str, Tensor]:
     from transformers.utils import cached_file
 
     return load_file(str(cached_file(name, ADDED, **at)))
-
-
-AttentionInterface.register(DUAL, _dual_sdpa)
-AttentionMaskInterface.register(DUAL, sdpa_mask)

@@ -1,0 +1,291 @@
+"""Settings of jobs: dataclasses that are filled from recipe files, the command line and Python alike.
+
+jsonargparse does the work: it reads the types and the help from the dataclasses and their docstrings. A job has one
+configuration class; `parse` makes one object of it, once, and the job passes that on. Layers, later ones first in
+force: command line (or keywords from Python), `--config` files, the recipe, defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    PositiveInt = NonNegativeInt = AtLeast2 = Seed = int
+    PositiveFloat = NonNegativeFloat = Share = Cosine = float
+else:
+    from jsonargparse.typing import (
+        NonNegativeFloat,
+        NonNegativeInt,
+        PositiveFloat,
+        PositiveInt,
+        restricted_number_type,
+    )
+
+    AtLeast2 = restricted_number_type("AtLeast2", int, (">=", 2))
+    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
+    Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
+    Cosine = restricted_number_type("Cosine", float, [(">=", -1), ("<", 1)])
+
+__all__ = [
+    "AtLeast2",
+    "Choice",
+    "Cosine",
+    "NonNegativeFloat",
+    "NonNegativeInt",
+    "PositiveFloat",
+    "PositiveInt",
+    "Seed",
+    "Share",
+    "build",
+    "make",
+    "nearest",
+    "parse",
+    "parser_of",
+    "recipe_path",
+    "shipped",
+    "to_dict",
+]
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Choice:
+    """A class and the keywords that it is made with, as recipes say it."""
+
+    class_path: str
+    init_args: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def chosen(self) -> Any:
+        """The class."""
+        module, _, name = self.class_path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+RECIPES = Path(__file__).with_name("recipes")
+OTHERS = "others"  # a field that collects keys which a section declares beside its own fields
+
+
+def shipped() -> dict[str, Path]:
+    """{name: file} of the recipes that the package brings."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
+
+
+def recipe_path(recipe: str | Path) -> Path:
+    """The file of a recipe given as a path or by the name of a shipped one."""
+    name, known = str(recipe), shipped()
+    if name in known:
+        return known[name]
+    if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:
+        if not Path(name).expanduser().is_file():
+            raise FileNotFoundError(f"no such file: {name}")
+        return Path(name).expanduser()
+    raise ValueError(f"no recipe is called {name!r}{nearest(name, known)}; shipped: {', '.join(known)}")
+
+
+def nearest(word: str, known: Iterable[Any]) -> str:
+    """ " (did you mean WORD?)" for the nearest of the known words, or nothing."""
+    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def parser_of(config: type, prog: str = "", description: str = "") -> ArgumentParser:
+    """The parser of a configuration class. A class method `declare(parser)` of it may add arguments of its own."""
+    import jsonargparse
+
+    class Formatter(jsonargparse.DefaultHelpFormatter):
+        """Leaves the description as it is written."""
+
+        def _fill_text(self, text: str, width: int, indent: str) -> str:
+            return text
+
+    parser = jsonargparse.ArgumentParser(
+        prog=prog, description=description, usage=f"{prog} [RECIPE] [--config FILE] [--section.key VALUE ...]",
+        exit_on_error=False, formatter_class=Formatter,
+    )  # fmt: skip
+    parser.add_argument("--config", action="config", help="YAML file of settings; several are layers")
+    if hasattr(config, "declare"):
+        config.declare(parser)
+    else:
+        parser.add_class_arguments(config, as_group=True)
+    return parser
+
+
+def parse(
+    config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None, prog: str = ""
+) -> T:
+    """An object of a configuration class.
+
+    Args:
+        config: a dataclass; its fields are the keys, those of fields that are dataclasses are SECTION.KEY.
+        recipe: a YAML file, or the name of a shipped one.
+        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). A value may be
+            a list of words, as the command line has them.
+
+    Raises:
+        ValueError: an unknown key or recipe, or a value of another type than is declared.
+        FileNotFoundError: a path without a file.
+    """
+    kinds = dict(_kinds(config))
+    layers = [f"--config={_text(recipe_path(recipe))}"] if recipe is not None else []
+    options = [f"--{key}={text}" for key, text in _options(settings or {}, kinds)]
+    return parse_words(config, [*layers, *options], prog)
+
+
+def parse_words(config: type[T], words: Sequence[str], prog: str = "", description: str = "") -> T:
+    """As parse, of the words ``--key=value`` that are left of a command line."""
+    from jsonargparse import ArgumentError
+
+    parser = parser_of(config, prog, description)
+    try:
+        found = parser.parse_args([*words])
+    except (ArgumentError, RecursionError) as error:
+        raise ValueError(_explained(error, [key for key, _ in _kinds(config)])) from None
+    return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
+
+
+def words_of(config: type, words: Sequence[str]) -> list[str]:
+    """``--key value …`` of a command line as ``--key=value``: no value is true, several are a list, and NAME=VALUE … a
+    mapping. ValueError for a key that is given twice."""
+    kinds, given = dict(_kinds(config)), dict[str, list[str]]()
+    layers: list[str] = []
+    flags = [word for word in words if word.startswith("--print_")]
+    key = ""
+    for word in (word for word in words if word not in flags):
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            if key in given and key != "config":
+                raise ValueError(f"--{key} is given twice; list several values after one: --{key} A B")
+            given[key] = [value] if equals else []
+        elif not key:
+            raise ValueError(f"expected --section.key, got {word!r}")
+        else:
+            given[key].append(word)
+        if key == "config" and given[key]:
+            layers.append(f"--config={_text(recipe_path(given.pop(key)[0]))}")
+            key = ""
+    options = [f"--{name}={_words(values, kinds.get(name))}" for name, values in given.items()]
+    return [*layers, *options, *flags]
+
+
+def make(section: type[T], name: str, **settings: Any) -> T:
+    """An object of a dataclass, its values checked as those of a recipe; messages put `name` before its keys."""
+    return getattr(parse(dataclasses.make_dataclass("Made", [(name, section)]), settings={name: settings}), name)
+
+
+def build(of: type[T], values: Mapping[str, Any]) -> T:
+    """A dataclass, those in it too, of nested plain values; keys that it does not have go to its field `others`."""
+    hints = typing.get_type_hints(of)
+    made: dict[str, Any] = {}
+    for name, value in values.items():
+        section = _dataclass_in(hints.get(name))
+        made[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
+    if OTHERS in hints:
+        made = {**{name: made.pop(name) for name in [*made] if name in hints and name != OTHERS}, OTHERS: made}
+    return of(**made)
+
+
+def to_dict(value: Any) -> Any:
+    """A configuration object, or a section of one, as plain values: a recipe."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    found = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {**found, **found.pop(OTHERS, {})}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, texts, lists and mappings of Python's own types: those of restricted numbers cannot be unpickled."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    kind = next((kind for kind in (bool, int, float, str) if isinstance(value, kind)), None)
+    return value if kind is None else kind(value)
+
+
+def _dataclass_in(hint: Any) -> Any:
+    """The dataclass of a type X or X | None, or None."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+
+
+def _kinds(config: type, where: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, its type) of all keys."""
+    for name, hint in typing.get_type_hints(config).items():
+        section = _dataclass_in(hint)
+        if section is None or hint is not section:
+            yield where + name, hint
+        if section is not None:
+            yield from _kinds(section, f"{where}{name}.")
+
+
+def _options(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, value as text) of nested settings."""
+    for name, value in settings.items():
+        key = f"{where}{name}"
+        section = any(known.startswith(f"{key}.") for known in kinds)
+        if isinstance(value, Mapping) and section and "class_path" not in value:
+            yield from _options(value, kinds, f"{key}.")
+        else:
+            yield key, _words([value] if isinstance(value, (str, Path)) else value, kinds.get(key))
+
+
+def _words(values: Any, kind: Any) -> str:
+    """A value, or the words of a command line, as the text of one option."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(value, (str, Path)) for value in values):
+        return json.dumps(values, default=str)
+    words = [_home(str(value)) for value in values]
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    lists = [each for each in kinds if typing.get_origin(each) is list]
+    if not words and bool in kinds:
+        return "true"
+    if any(typing.get_origin(each) is dict for each in kinds) and words and all("=" in word for word in words):
+        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in (w.partition("=") for w in words)) + "}"
+    if len(words) == 1 and (not lists or str in kinds or words[0].startswith("[")):
+        return words[0]
+    numbers = bool(lists) and typing.get_args(lists[0])[0] is not str
+    return f"[{', '.join(words)}]" if numbers else json.dumps(words)
+
+
+def _home(word: str) -> str:
+    return str(Path(word).expanduser()) if word.startswith("~/") else word
+
+
+def _text(path: Path) -> str:
+    """The text of a recipe; ValueError where it is no mapping."""
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    if not isinstance(values or {}, dict):
+        raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
+    return text if values else "{}"
+
+
+def _explained(error: Exception, known: Sequence[str]) -> str:
+    """What jsonargparse says, in one line that begins with the key."""
+    said = " ".join(str(error).split())
+    if isinstance(error, RecursionError):
+        return "a setting refers to itself: recursive YAML alias"
+    for start in ("unrecognized arguments: --", "Option '"):
+        if said.startswith(start):
+            key = said.removeprefix(start).partition("'" if start[-1] == "'" else " ")[0].partition("=")[0]
+            return f"unknown key {key}{nearest(key, known)}"
+    if said.startswith('Parser key "'):
+        key, _, rest = said.removeprefix('Parser key "').partition('":')
+        return f"{key}: {rest.strip()}"
+    return said
