@@ -23,7 +23,6 @@ AUTO = "auto"
 # what keywords of losses have to be: recipes check it, and their help says it
 AboveZero = Annotated[float, Option(above=0)]
 FromZero = Annotated[float, Option(least=0)]
-Share = Annotated[float, Option(least=0, below=1)]
 Count = Annotated[int | None, Option(least=1)]
 Scale = Annotated[float | Literal["auto"], Option(above=0)]
 ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
@@ -107,7 +106,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     @property
     def current_scale(self) -> Any:
-        """tau now, a number (or "auto"): another than `scale` where it is learned or scheduled."""
+        """tau now, a number (or "auto"): another than `scale` where it is learned."""
         return self.scale
 
     @property

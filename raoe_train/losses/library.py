@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sentence_transformers import util
 from sentence_transformers.sentence_transformer import losses
 from torch import nn
 
@@ -16,13 +15,11 @@ from raoe_train.losses.reads import (
     LABELLED_PAIRS,
     ONE_NEGATIVE,
     PAIRS,
-    SCORED_TUPLES,
     SENTENCES_ALONE,
     Reads,
 )
 
 Distance = Literal["cosine", "euclidean"]
-Similarity = Literal["dot", "cosine"]
 
 
 def of_recipes(reads: Reads, compares_batch: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -79,27 +76,6 @@ def multiple_negatives(model: Any, scale: AboveZero = 20.0) -> Any:
     return losses.MultipleNegativesRankingLoss(model, scale=scale)
 
 
-@of_recipes(SCORED_TUPLES)
-def distill_kl_div(model: Any, temperature: AboveZero = 1.0, similarity: Similarity = "dot") -> Any:
-    """KL divergence of the similarities of a query's texts from a teacher's scores of them, as distributions.
-
-    Args:
-        temperature: divides similarities and scores, above 0.
-        similarity: of two embeddings, dot or cosine.
-    """
-    return losses.DistillKLDivLoss(model, similarity_fct=_pairwise(similarity), temperature=temperature)
-
-
-@of_recipes(SCORED_TUPLES)
-def margin_mse(model: Any, similarity: Similarity = "dot") -> Any:
-    """Mean of (margin of the similarities - margin of a teacher's scores)², margins from the positive to each negative.
-
-    Args:
-        similarity: of two embeddings, dot or cosine.
-    """
-    return losses.MarginMSELoss(model, similarity_fct=_pairwise(similarity))
-
-
 class CausalLM:
     """No loss of an encoder: the decoder that it is made of is trained to predict each next token of single sentences,
     by raoe_train.training.language_model."""
@@ -109,10 +85,6 @@ class CausalLM:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-
-
-def _pairwise(similarity: Similarity) -> Any:
-    return util.pairwise_dot_score if similarity == "dot" else util.pairwise_cos_sim
 
 
 def _siamese(distance: Distance) -> Any:

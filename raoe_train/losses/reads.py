@@ -15,7 +15,6 @@ from raoe_train.data.columns import resolve_label_map
 from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
-from raoe_train.data.retrieval import scored_tuple_table
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import contents
 from raoe_train.data.tables import kept, to_table
@@ -94,8 +93,6 @@ def _cosines(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
 
 
 def _triplets(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
-    if getattr(loss, "positives", None) == "label":
-        raise ValueError("loss.positives label is for batches with labels, which triplets are not: use anchor")
     asked = {"labels": data.labels, "neutral": data.neutral, "pairing": data.pairing}
     return _kept(source, data, "triplets", triplet_table, **asked)
 
@@ -126,10 +123,6 @@ def _pairs(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     return _kept(source, data, "pairs", pair_table, "score", "label", names=SENTENCES)
 
 
-def _scored_tuples(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
-    return _kept(source, data, "scored tuples", scored_tuple_table)
-
-
 def _lists(source: str, data: Data, prompt: str | None, loss: Any) -> Table:
     dataset, counts = list_table(source, on_error=data.on_error)
     return dataset.select_columns(["sentences"]), counts
@@ -155,6 +148,5 @@ LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
 CLASSES = Reads("NLI pairs", _classes)  # of three classes
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
-SCORED_TUPLES = Reads("scored tuples", _scored_tuples)  # query, positive, negatives, a teacher's scores of these
 LISTS = Reads("lists", _lists, ListCollator)  # their targets are training's to make, raoe_train.training.list_targets
 SENTENCES_ALONE = Reads("sentences", _sentences)

@@ -17,7 +17,6 @@ from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, Si
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
-from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.reads import SENTENCES_ALONE
@@ -36,7 +35,6 @@ OURS: tuple[Any, ...] = (
     SigmoidLoss,
     AnglEContrastiveLoss,
     ListMLELoss,
-    ListNetLoss,
     SimilarityDistillationLoss,
     RankDistillationLoss,
     RankCSELoss,
@@ -46,8 +44,6 @@ OURS: tuple[Any, ...] = (
     library.online_contrastive,
     library.softmax,
     library.multiple_negatives,
-    library.distill_kl_div,
-    library.margin_mse,
     library.CausalLM,
 )
 LOSSES: dict[str, Callable[..., Any]] = {loss.name: loss for loss in OURS}
