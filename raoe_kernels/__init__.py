@@ -16,7 +16,7 @@ from .attention import bidirectional_attention, dual_attention
 from .cosine import pairwise_cosine
 from .guided import guided_argmax, guided_log_probs
 from .infonce import info_nce_loss
-from .listwise import list_mle_loss, list_net_loss, refine_similarity
+from .listwise import list_mle_loss, refine_similarity
 from .pairwise import cosent_loss, gated_angular_loss, rank_margin_loss, raoe_loss
 from .sigmoid import sigmoid_loss
 
@@ -32,7 +32,6 @@ __all__ = [
     "guided_log_probs",
     "info_nce_loss",
     "list_mle_loss",
-    "list_net_loss",
     "pairwise_cosine",
     "rank_margin_loss",
     "raoe_loss",

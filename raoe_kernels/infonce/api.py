@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _validate
-from .arguments import check_mask, check_range, directed, guiding, ignored, integers, like_anchors, pair_of_ids
+from .arguments import check_mask, check_range, directed, guiding, ignored, integers, like_anchors
 from .autograd import info_nce
 from .problem import HARDNESS, Problem
 from .widths import info_nce_widths
@@ -27,8 +27,6 @@ def info_nce_loss(
     all_anchors: Tensor | None = None,
     hardness_mode: str | None = None,
     hardness_strength: float = 0.0,
-    positive_ids: tuple[Tensor, Tensor] | None = None,
-    debias: float = 0.0,
     guide: Sequence[Tensor] | None = None,
     guide_margin: float = 0.0,
     margin_strategy: str = "absolute",
@@ -68,15 +66,10 @@ def info_nce_loss(
         partition_mode: "joint", one softmax over all directions, or "per_direction", one each and their mean, for
             query_to_doc and doc_to_query alone.
         all_anchors: (P, D) anchors to be found, row j that of positive j, where `anchors` are a part of them. The ids
-            of anchors in `ignore` and positive_ids, and the guide's anchors, are then of all_anchors, P of them.
+            of anchors in `ignore`, and the guide's anchors, are then of all_anchors, P of them.
         hardness_mode, hardness_strength: strength * cos, which no gradient goes through, is added to the logits of an
             anchor with "in_batch_negatives" (documents of other anchors), "hard_negatives" (negatives of its own) or
             "all_negatives" (Lan et al. 2025, Eq. 5). The first two need M to be a multiple of P.
-        positive_ids: (anchor_ids (N,), column_ids (P + M,)) integers: columns with the anchor's id are its positives,
-            too, whatever `ignore` says of them. The loss is -log of the positives' share, all together, of the sum
-            (MIL-NCE, Miech et al. 2020, Eq. 1). The same holds of the other direction of "per_direction".
-        debias: 0 <= debias < 1, the probability that a negative is a positive, which is taken out of the negatives' sum
-            (Chuang et al. 2020, Eq. 8).
         guide: (anchors (N, G), positives (P, G)[, negatives (M, G)]), the rows of another encoder, of any float dtype.
             What it finds more similar than the own pair is left out, in every direction; no gradient goes there.
         guide_margin, margin_strategy: left out is what the guide's cosine is above pos - margin ("absolute") or
@@ -121,21 +114,14 @@ def info_nce_loss(
             f"negatives must be as many for each of the {len(positives)} positives with hardness_mode "
             f"{hardness_mode!r}, got {negative_count}"
         )
-    share = _validate.number("debias", debias, low=0)
-    if share >= 1:
-        raise ValueError(f"debias must be below 1, got {_validate.describe(debias)}")
     mask, anchor_ids, column_ids = ignored(ignore, rows if isinstance(ignore, Tensor) else found, columns, anchors)
     check_mask(mask, names, all_anchors)
-    anchor_labels = column_labels = None
-    if positive_ids is not None:
-        anchor_labels, column_labels = pair_of_ids("positive_ids", positive_ids, found, columns, anchors)
     guides = guiding(guide, found, positives, negatives)
     harder = hardness_mode is not None and strength > 0
     problem = Problem(
         anchors, positives, negatives, all_anchors, scale if isinstance(scale, Tensor) else None, None, mask,
-        anchor_ids, column_ids, anchor_labels, column_labels, guides[0], guides[1], guides[2],
-        1.0 if isinstance(scale, Tensor) else scale, names, joint,
-        hardness=str(hardness_mode) if harder else "", strength=strength if harder else 0.0, debias=share,
+        anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, names, joint,
+        hardness=str(hardness_mode) if harder else "", strength=strength if harder else 0.0,
         margin=_validate.number("guide_margin", guide_margin),
         relative=_validate.one_of("margin_strategy", margin_strategy, ("absolute", "relative")) == "relative",
     )  # fmt: skip

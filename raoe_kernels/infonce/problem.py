@@ -17,7 +17,6 @@ EPS = 1e-8
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
 
-
 class Problem(NamedTuple):
     """One call. C = P + M columns: the positives, then the negatives; A anchors to be found: all_anchors, or anchors.
 
@@ -27,11 +26,9 @@ class Problem(NamedTuple):
     targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
-    anchor_labels   (A,) int64 and column_labels (C,) int64, or None: columns of its label are an anchor's, too
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
     directions      names of DIRECTIONS; joint: one softmax for all of them, otherwise one for each, and their mean
     hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
-    debias          the share of the terms of the sum that are taken for positives
     margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
     """
 
@@ -44,8 +41,6 @@ class Problem(NamedTuple):
     ignored: Tensor | None = None
     anchor_ids: Tensor | None = None
     column_ids: Tensor | None = None
-    anchor_labels: Tensor | None = None
-    column_labels: Tensor | None = None
     guide_anchors: Tensor | None = None
     guide_positives: Tensor | None = None
     guide_negatives: Tensor | None = None
@@ -54,7 +49,6 @@ class Problem(NamedTuple):
     joint: bool = True
     hardness: str = ""
     strength: float = 0.0
-    debias: float = 0.0
     margin: float = 0.0
     relative: bool = False
 
@@ -78,8 +72,6 @@ class Problem(NamedTuple):
             "all_anchors": self.all_anchors is not None,
             "a tensor for tau": self.learnt_tau is not None,
             "hardness_mode": self.hardness,
-            "positive_ids": self.anchor_labels is not None,
-            "debias": self.debias,
             "a guide": self.guide_anchors is not None,
         }
         return ", ".join(name for name, asked in wanted.items() if asked)

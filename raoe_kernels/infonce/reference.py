@@ -40,15 +40,12 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     by_rows, by_columns = [torch.zeros_like(x) for x in rows], [torch.zeros_like(x) for x in columns]
     for pool in pools(problem):
         cosines = [rows[b.from_documents] @ columns[b.to_documents][: b.width].T for b in pool]
-        positive = torch.cat([positives_of(problem, block, places, block is pool[0]) for block in pool], 1)
-        left_out = torch.cat(left_out_of(problem, pool, places, guided), 1) & ~positive
+        left_out = torch.cat(left_out_of(problem, pool, places, guided), 1)
         logits = tau * torch.cat(cosines, 1)
         if problem.hardness and not pool[0].from_documents:
-            harder = hardened(problem, places[1]) & ~positive[:, : pool[0].width]
-            logits[:, : pool[0].width] += problem.strength * cosines[0] * harder
-        losses, weights, at_bound = softmax_loss(logits, positive, left_out, problem.debias, tau)
+            logits[:, : pool[0].width] += problem.strength * cosines[0] * hardened(problem, places[1])
+        losses, weights = softmax_loss(logits, places[pool[0].to_documents][:, None], left_out)
         loss = loss + losses.sum()
-        by_tau = by_tau - at_bound.sum()
         for block, w, cosine in zip(pool, weights.split([b.width for b in pool], 1), cosines, strict=True):
             by_tau = by_tau + (w * cosine).sum()
             by_rows[block.from_documents] += w @ columns[block.to_documents][: block.width]
@@ -62,30 +59,14 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     return loss * factor, (*split(by_a if needs[0] else None, by_k, problem, needs), *rest)
 
 
-def softmax_loss(
-    logits: Tensor, positive: Tensor, left_out: Tensor, debias: float, tau: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row, (n,) log(1 + others / own), own the sum of exp over its positives and others over the rest; (n, C)
-    its gradient by the logits; and (n,) minus its derivative by the tau in the bound of debiased others."""
-    others = logits.masked_fill(positive | left_out, -torch.inf)
-    at_own = logits.masked_fill(~positive, -torch.inf).logsumexp(1, keepdim=True)
-    at_others = others.logsumexp(1, keepdim=True)
-    share, pull, at_bound = torch.ones_like(at_own), torch.zeros_like(at_own), torch.zeros_like(at_own)
-    whole = torch.logaddexp(at_own, at_others)
-    if debias:
-        # Chuang et al. 2020, Eq. 8: what positives would have put there comes out, down to the least that n terms are.
-        count = (~(positive | left_out)).sum(1, keepdim=True).to(logits.dtype)
-        peak = torch.maximum(at_own, at_others)
-        surplus = count * debias * (at_own - peak).exp() / positive.sum(1, keepdim=True)
-        corrected, bound = ((at_others - peak).exp() - surplus) / (1 - debias), count * (-tau - peak).exp()
-        above = corrected > bound
-        whole = torch.logaddexp(at_own, peak + torch.where(above, corrected, bound).log())
-        share = above.to(logits.dtype) / (1 - debias)
-        pull = share * surplus * (peak - whole).exp()
-        at_bound = torch.where(above, 0, bound * (peak - whole).exp())
-    of_own = (at_own - whole).exp() - 1 - pull
-    weights = torch.where(positive, of_own * (logits - at_own).exp(), share * (others - whole).exp())
-    return whole - at_own, weights, at_bound
+def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row, (n, 1) -log softmax(logits)[own] over the columns that are not left out, and (n, C) its gradient by
+    the logits."""
+    at_own = logits.gather(1, own)
+    others = logits.masked_fill(left_out, -torch.inf).scatter(1, own, -torch.inf)
+    whole = torch.logaddexp(at_own, others.logsumexp(1, keepdim=True))
+    weights = (others - whole).exp().scatter(1, own, (at_own - whole).exp() - 1)
+    return whole - at_own, weights
 
 
 def own(places: Tensor, count: int) -> Tensor:
@@ -93,16 +74,6 @@ def own(places: Tensor, count: int) -> Tensor:
     places = places.reshape(len(places), -1)
     found = torch.zeros(len(places), count, dtype=torch.bool, device=places.device)
     return found.scatter_(1, places, True)
-
-
-def positives_of(problem: Problem, block: Block, places: tuple[Tensor, Tensor], first: bool) -> Tensor:
-    """(N, width) bool: what a row is to find, all of it in a pool's first block."""
-    if not first:
-        return torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
-    found = own(places[block.to_documents], block.width)
-    if problem.anchor_labels is not None:
-        found |= equal((problem.anchor_labels, problem.column_labels), block, places)
-    return found
 
 
 def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[Tensor, Tensor]) -> Tensor:
@@ -115,7 +86,7 @@ def equal(ids: tuple[Tensor | None, Tensor | None], block: Block, places: tuple[
 def left_out_of(
     problem: Problem, pool: list[Block], places: tuple[Tensor, Tensor], guided: tuple[Tensor, Tensor] | None
 ) -> list[Tensor]:
-    """(N, width) bool a block: what is in no row's sum. Positives are there all the same."""
+    """(N, width) bool a block: what is in no row's sum."""
     result, threshold = [], None
     for block in pool:
         found = torch.zeros(len(places[0]), block.width, dtype=torch.bool, device=places[0].device)
@@ -140,11 +111,12 @@ def left_out_of(
 
 
 def hardened(problem: Problem, targets: Tensor) -> Tensor:
-    """(N, C) bool: the columns whose logits are raised (Lan et al. 2025), the positives' aside."""
+    """(N, C) bool: the columns whose logits are raised (Lan et al. 2025)."""
+    others = ~own(targets, problem.column_count)
     if problem.hardness == "all_negatives":
-        return ~own(targets, problem.column_count)
+        return others
     documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
-    return documents if problem.hardness == "hard_negatives" else ~documents
+    return others & documents if problem.hardness == "hard_negatives" else ~documents
 
 
 def backward(

@@ -53,7 +53,6 @@ class _Side(NamedTuple):
     own: Tensor | None
     guide: UnitRows | None
     ids: Tensor | None
-    labels: Tensor | None
 
 
 _Sides = tuple[_Side, _Side]  # anchors, documents: by a Block's from_documents and to_documents
@@ -84,11 +83,9 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     own_anchors = targets if problem.all_anchors is not None else None
     wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     sides = (
-        _Side(a, by_a, None, q, q.factor(), by_q, slice(0, len(q.units)), own_anchors, guide_q, problem.anchor_ids,
-              problem.anchor_labels),
-        _Side(k, by_k, targets, k, k.factor(), by_k, wanted, targets, guide_k, problem.column_ids,
-              problem.column_labels),
-    )  # fmt: skip
+        _Side(a, by_a, None, q, q.factor(), by_q, slice(0, len(q.units)), own_anchors, guide_q, problem.anchor_ids),
+        _Side(k, by_k, targets, k, k.factor(), by_k, wanted, targets, guide_k, problem.column_ids),
+    )
     loss, by_tau = like.new_zeros(()), like.new_zeros(()) if needs[4] else None
     for pool in pools(problem):
         loss += _pool(problem, pool, sides, tau, factor, by_tau)
@@ -108,7 +105,7 @@ def _pool(
 ) -> Tensor:
     """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_tau."""
     widths, like = [block.width for block in pool], sides[0].rows.units
-    cell = like.element_size() * (1 if sides[0].labels is None else 3)
+    cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
     cell += like.element_size() if isinstance(sides[0].factor, Halves) else 0
     fewest, size = (chunks.ROWS, chunks.BUFFER) if like.is_cuda else (1, BUFFER)
@@ -121,44 +118,21 @@ def _pool(
         x = buffer[: chunk.stop - start]
         parts = x.split(widths, 1)
         rows = {side: _of(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
-        own, positive = _logits(problem, pool, sides, chunk, rows, tau, parts)
+        own = _logits(problem, pool, sides, chunk, rows, tau, parts)
 
-        at_own, share = parts[0].gather(1, own), None
-        if positive is not None:  # what is to be found is the sum of several, and each has its share of the gradient
-            share = parts[0].masked_fill(~positive, -torch.inf)
-            at_own = share.logsumexp(1, keepdim=True)
-            share.sub_(at_own).exp_()
-        count = _terms(x, positive) if problem.debias else None
+        at_own = parts[0].gather(1, own)
         shift = torch.zeros_like(at_own)
         if shifted:
             shift = x.amax(1, keepdim=True)
             x.sub_(shift)
         # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
         x.exp_()
-        if positive is None:
-            parts[0].scatter_(1, own, 0)
-        else:
-            parts[0].masked_fill_(positive, 0)
-        others = pull = x.sum(1, keepdim=True)
-        of_own = (at_own - shift).exp_()
-        if count is not None:
-            # Chuang et al. 2020, Eq. 8: what positives would add comes out, down to the least that so many terms are.
-            least = count * (-tau - shift).exp()
-            surplus = problem.debias * count * of_own / (1 if positive is None else positive.sum(1, keepdim=True))
-            corrected = (others - surplus) / (1 - problem.debias)
-            above = corrected > least
-            others, slope = torch.where(above, corrected, least), above.to(x.dtype) / (1 - problem.debias)
-            pull = others + slope * surplus
-            x.mul_(slope)
-            if by_tau is not None:
-                by_tau -= factor * torch.where(above, 0, least / (others + of_own)).sum()
+        parts[0].scatter_(1, own, 0)
+        others, of_own = x.sum(1, keepdim=True), (at_own - shift).exp_()
         total += losses(others, of_own, shift, at_own).sum()
         if not gradient:
             continue
-        if share is None:
-            parts[0].scatter_(1, own, -pull)
-        else:
-            parts[0].addcmul_(share, pull, value=-1)
+        parts[0].scatter_(1, own, -others)
         _products(pool, sides, chunk, rows, parts, tau, factor / (others + of_own), by_tau)
     return total
 
@@ -199,18 +173,14 @@ def _logits(
     rows: dict[bool, UnitRows],
     tau: float | Tensor,
     parts: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor | None]:
-    """The logits to `parts`, -inf where they are left out. Of the first part: (n, 1) the own pair's column, and, where
-    a row may have several positives, (n, width) where they are."""
-    first = threshold = None
+) -> Tensor:
+    """The logits to `parts`, -inf where they are left out, and (n, 1) the own pair's column in the first part."""
+    threshold = None
     for block, x in zip(pool, parts, strict=True):
         side, found = sides[block.from_documents], sides[block.to_documents]
         own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width]
-        positive = None
-        if first is None and side.labels is not None and found.labels is not None:
-            positive = (_of(side.labels, side.own, chunk)[:, None] == found.labels).scatter_(1, own, True)
         if problem.hardness and not block.from_documents and block.to_documents:
-            _hardened(problem, rows[False], columns, own, positive, tau, x)
+            _hardened(problem, rows[False], columns, own, tau, x)
         else:
             cosines(rows[block.from_documents], columns, tau, x)
         at_own = x.gather(1, own) if block.pairs else None
@@ -223,41 +193,27 @@ def _logits(
             above = guided > threshold
             left_out = above if left_out is None else above.logical_or_(left_out)
         if left_out is not None:
-            x.masked_fill_(left_out if positive is None else left_out & ~positive, -torch.inf)
+            x.masked_fill_(left_out, -torch.inf)
         if at_own is None:
             x.scatter_(1, of_one_query(problem, own[:, 0], block.width) if block.to_documents else own, -torch.inf)
         elif left_out is not None:
             x.scatter_(1, own, at_own)
-        first = (own, positive) if first is None else first
-    assert first is not None
-    return first
+    return _places(sides[pool[0].to_documents].own, chunk, parts[0].device)[:, None]
 
 
 def _hardened(
-    problem: Problem,
-    rows: UnitRows,
-    columns: UnitRows,
-    own: Tensor,
-    positive: Tensor | None,
-    tau: float | Tensor,
-    x: Tensor,
+    problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, tau: float | Tensor, x: Tensor
 ) -> None:
     """Logits of anchors with documents to `x`, the hard ones raised: whichever are more, raised ones or others, are
     products, and the rest is put right."""
     raised = tau + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
-        cosines(rows, columns, tau, x)
-        documents = documents[:, 1:]
-        right = x.gather(1, documents) * (raised / tau)
-        if positive is not None:
-            right = torch.where(positive.gather(1, documents), x.gather(1, documents), right)
+        documents, most, others = documents[:, 1:], tau, raised
     else:
-        cosines(rows, columns, raised, x)
-        right = x.gather(1, documents) * (tau / raised)
-        if positive is not None:
-            x.copy_(torch.where(positive, x * (tau / raised), x))
-    x.scatter_(1, documents, right)
+        most, others = raised, tau
+    cosines(rows, columns, most, x)
+    x.scatter_(1, documents, x.gather(1, documents) * (others / most))
 
 
 def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Tensor | None:
@@ -268,12 +224,6 @@ def _ignored(problem: Problem, block: Block, sides: _Sides, chunk: slice) -> Ten
     if problem.ignored is None or not block.from_documents:
         return None if problem.ignored is None else problem.ignored[chunk]
     return problem.ignored[:, _places(side.own, chunk, problem.ignored.device)].T
-
-
-def _terms(x: Tensor, positive: Tensor | None) -> Tensor:
-    """(n, 1) how many logits of a row are neither left out nor positives."""
-    of_own = 1 if positive is None else positive.sum(1, keepdim=True)
-    return ((x > -torch.inf).sum(1, keepdim=True) - of_own).to(x.dtype)
 
 
 def _of(x: Any, places: Tensor | None, chunk: slice) -> Any:

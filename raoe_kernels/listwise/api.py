@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import _validate
-from .autograd import list_mle, list_net, refine
+from .autograd import list_mle, refine
 
 TIES = ("ordinal", "random")
 
@@ -47,7 +47,16 @@ def list_mle_loss(
         RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
             is none of.
     """
-    _lists("student", student, teacher, mask)
+    _validate.float_tensor("student", student, 2)
+    _check_like_student("teacher", teacher, student)
+    _validate.real_tensor("teacher", teacher)
+    if teacher.requires_grad:
+        raise ValueError(
+            f"teacher must not require grad (it is a target), got {_validate.describe(teacher)}; detach it"
+        )
+    if mask is not None:
+        _check_like_student("mask", mask, student)
+        _check_bool("mask", mask)
     tau = _validate.number("tau", tau, low=0, strict=True)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
@@ -58,43 +67,6 @@ def list_mle_loss(
     elif generator is not None:
         raise ValueError(f"generator is for ties='random' only, got {_validate.describe(generator)}")
     return list_mle(student, teacher, mask, order, tau, backend)
-
-
-def list_net_loss(
-    similarity: Tensor,
-    teacher: Tensor,
-    *,
-    tau: float = 20.0,
-    teacher_tau: float = 20.0,
-    mask: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor:
-    """ListNet: how far the student's choice of one item of each list is from the teacher's.
-
-    The mean over lists of - sum_k p_k log softmax(tau similarity)_k, p = softmax(teacher_tau teacher): the cross
-    entropy of the top-one probabilities (Cao et al. 2007). Less the teacher's entropy, which nothing trains, it is the
-    KL divergence from p. A list of none or of one item costs 0 and counts in the mean; no list at all gives 0.
-
-    Args:
-        similarity: (R, n) the student's finite scores, one list a row; float16, bfloat16, float32 or float64.
-        teacher: (R, n) numbers of any real dtype, on similarity's device, not requiring grad, finite or -inf (never).
-        tau: scale of the student's scores, > 0: the inverse of a temperature.
-        teacher_tau: scale of the teacher's, > 0.
-        mask: (R, n) bool, True where there is an item; None for all. What is masked has no influence, NaN and all, and
-            a gradient of exactly 0.
-        backend: "auto", "reference" or "scan" (plain torch).
-
-    Returns:
-        Scalar, float64 for float64 similarity and float32 otherwise. The gradient has similarity's dtype. A NaN in
-        similarity or teacher that is not masked makes the loss NaN, and the gradient of every item.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as list_mle_loss.
-    """
-    _lists("similarity", similarity, teacher, mask)
-    tau = _validate.number("tau", tau, low=0, strict=True)
-    teacher_tau = _validate.number("teacher_tau", teacher_tau, low=0, strict=True)
-    return list_net(similarity, teacher, mask, tau, teacher_tau, backend)
 
 
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:
@@ -130,7 +102,7 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
         raise ValueError(f"phi must not require grad (it is a target), got {_validate.describe(phi)}; detach it")
     omega = _validate.number("omega", omega, low=0)
     if mask is not None:
-        _boolean("mask", mask)
+        _check_bool("mask", mask)
         if mask.shape != phi.shape[:-1] or mask.device != phi.device:
             raise ValueError(
                 f"mask must have shape {tuple(phi.shape[:-1])} on {phi.device}, got {_validate.describe(mask)}"
@@ -138,29 +110,16 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
     return refine(phi, mask, omega, backend)
 
 
-def _lists(name: str, student: Tensor, teacher: Tensor, mask: Tensor | None) -> None:
-    _validate.float_tensor(name, student, 2)
-    _like(name, student, "teacher", teacher)
-    _validate.real_tensor("teacher", teacher)
-    if teacher.requires_grad:
-        raise ValueError(
-            f"teacher must not require grad (it is a target), got {_validate.describe(teacher)}; detach it"
-        )
-    if mask is not None:
-        _like(name, student, "mask", mask)
-        _boolean("mask", mask)
-
-
-def _like(of: str, student: Tensor, name: str, value: object) -> None:
+def _check_like_student(name: str, value: object, student: Tensor) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {_validate.describe(value)}")
     if value.shape != student.shape or value.device != student.device:
         raise ValueError(
-            f"{name} must have {of}'s shape {tuple(student.shape)} on its device {student.device}, "
+            f"{name} must have student's shape {tuple(student.shape)} on its device {student.device}, "
             f"got {_validate.describe(value)}"
         )
 
 
-def _boolean(name: str, value: object) -> None:
+def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, Tensor) or value.dtype != torch.bool:
         raise TypeError(f"{name} must be a bool tensor, got {_validate.describe(value)}")

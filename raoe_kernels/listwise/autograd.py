@@ -1,16 +1,13 @@
-"""list_mle_loss and list_net_loss as differentiable functions, refine_similarity beside them, eager and under
-torch.compile.
+"""list_mle_loss as a differentiable function and refine_similarity beside it, eager and under torch.compile.
 
-A backend is three functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
+A backend is two functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
 `list_mle(student, teacher, mask, order, tau, need_grad) -> (loss, gradient (R, n) or None)`, both wide; the mean is
 made here. Of teacher's equals the one with the smaller order comes first, if there is an order.
-`list_net(student, teacher, mask, tau, teacher_tau, need_grad)`, the same.
 `refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)`, wide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +19,7 @@ from .._operator import eager, operator, with_gradients
 
 OP = Op(
     "listwise",
-    ("list_mle_loss", "list_net_loss", "refine_similarity"),
+    ("list_mle_loss", "refine_similarity"),
     {
         "reference": Backend(f"{__package__}.reference"),
         "scan": Backend(f"{__package__}.scan"),
@@ -33,13 +30,11 @@ OP = Op(
 def list_mle(
     student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, backend: str
 ) -> Tensor:
-    return _called("list_mle_loss", _mle, _list_mle_operator, backend, student, teacher, mask, order, tau)
-
-
-def list_net(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, tau: float, teacher_tau: float, backend: str
-) -> Tensor:
-    return _called("list_net_loss", _net, _list_net_operator, backend, student, teacher, mask, tau, teacher_tau)
+    inputs = student, teacher, mask, order, tau, student.requires_grad and torch.is_grad_enabled()
+    module = eager(OP, backend, student)
+    if module is None:
+        return _list_mle_operator(*inputs, backend)[0]
+    return _ListMLE.apply(*inputs, module) if inputs[-1] else _mean(*inputs, module)[0]
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tensor:
@@ -47,36 +42,20 @@ def refine(phi: Tensor, mask: Tensor | None, omega: float, backend: str) -> Tens
     return _refine_operator(phi, mask, omega, backend) if module is None else _refine(phi, mask, omega, module)
 
 
-def _called(name: str, run: Callable[..., Any], operator: Any, backend: str, student: Tensor, *others: Any) -> Tensor:
-    need_grad = student.requires_grad and torch.is_grad_enabled()
-    module = eager(OP, backend, student)
-    if module is None:
-        return operator(student, *others, need_grad, backend)[0]
-    if need_grad:
-        return _Listwise.apply(student, name, run, *others, True, module)
-    return run(student, *others, False, module)[0]
-
-
-def _mle(student, teacher, mask, order, tau, need_grad, module):
-    return _mean(
-        student, teacher, mask, need_grad, lambda: module.list_mle(student, teacher, mask, order, tau, need_grad)
-    )
-
-
-def _net(student, teacher, mask, tau, teacher_tau, need_grad, module):
-    return _mean(
-        student, teacher, mask, need_grad, lambda: module.list_net(student, teacher, mask, tau, teacher_tau, need_grad)
-    )
-
-
 def _mean(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, need_grad: bool, summed: Callable[[], Any]
+    student: Tensor,
+    teacher: Tensor,
+    mask: Tensor | None,
+    order: Tensor | None,
+    tau: float,
+    need_grad: bool,
+    module: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The mean loss and its gradient; both NaN, but for what is masked, where a value is NaN."""
     if student.numel() == 0:
         loss = student.new_zeros((), dtype=wide(student.dtype))
         return loss, student.new_zeros(student.shape, dtype=wide(student.dtype)) if need_grad else None
-    loss, grad = summed()
+    loss, grad = module.list_mle(student, teacher, mask, order, tau, need_grad)
     loss = loss / student.shape[0]
     if teacher.is_floating_point():
         broken = teacher.isnan()
@@ -96,19 +75,19 @@ def _refine(phi: Tensor, mask: Tensor | None, omega: float, module: Any) -> Tens
     return module.refine(phi.detach().reshape(-1, n, n), lists, omega).reshape(phi.shape)
 
 
-class _Listwise(torch.autograd.Function):
+class _ListMLE(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, student: Tensor, name: str, run: Callable[..., Any], *others: Any) -> Tensor:
-        loss, grad = run(student, *others)
+    def forward(ctx: Any, student: Tensor, *others: Any) -> Tensor:
+        loss, grad = _mean(student, *others)
         ctx.save_for_backward(grad)
-        ctx.name, ctx.dtype, ctx.count = name, student.dtype, len(others)
+        ctx.dtype, ctx.count = student.dtype, len(others)
         return loss
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
-        refuse_second_derivative(ctx.name)
+        refuse_second_derivative("list_mle_loss")
         (grad,) = ctx.saved_tensors
-        return (grad * upstream).to(ctx.dtype), None, None, *[None] * ctx.count
+        return (grad * upstream).to(ctx.dtype), *[None] * ctx.count
 
 
 def _shapes(student, *others):
@@ -120,13 +99,7 @@ _list_mle_operator = with_gradients(
     OP,
     "list_mle",
     "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad",
-    1, _mle, _shapes,
-)  # fmt: skip
-_list_net_operator = with_gradients(
-    OP,
-    "list_net",
-    "Tensor student, Tensor teacher, Tensor? mask, float tau, float teacher_tau, bool need_grad",
-    1, _net, _shapes,
+    1, _mean, _shapes,
 )  # fmt: skip
 _refine_operator = operator(
     OP, "refine_similarity", "Tensor phi, Tensor? mask, float omega", 1, _refine,

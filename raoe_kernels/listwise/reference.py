@@ -27,23 +27,6 @@ def list_mle(
     return loss, tau * grad if need_grad else None
 
 
-def list_net(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, tau: float, teacher_tau: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Cao et al. 2007, top-one probabilities: the cross entropy of the student's with the teacher's, list by list."""
-    scores = tau * student.to(wide(student.dtype))
-    loss = scores.new_zeros(())
-    grad = torch.zeros_like(scores)
-    for row, (s, targets) in enumerate(zip(scores, teacher, strict=True)):
-        items = [k for k in range(len(targets)) if mask is None or mask[row, k]]
-        if items:
-            exact = targets[items].to(wide(targets.dtype)) if targets.is_floating_point() else targets[items].long()
-            wanted = (teacher_tau * (exact - exact.max()).to(scores.dtype)).softmax(0)
-            loss = loss - (wanted * s[items].log_softmax(0)).sum()
-            grad[row, items] = s[items].softmax(0) - wanted
-    return loss, tau * grad if need_grad else None
-
-
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:
     """Eq. 6-7 with both rankings written out; the similarity that has rank r among a list is sorted[r]."""
     phi = phi.to(wide(phi.dtype))

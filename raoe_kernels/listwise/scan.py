@@ -56,29 +56,6 @@ def list_mle(
     return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
 
 
-def list_net(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, tau: float, teacher_tau: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
-    """With p the teacher's softmax, the loss is - sum p log softmax(s), and dL/ds = softmax(s) - p."""
-    dtype = wide(student.dtype)
-    logs = _logits(student, mask, tau, dtype).log_softmax(1)
-    wanted = _logits(teacher, mask, teacher_tau, dtype).softmax(1)
-    terms = wanted * logs
-    # Of an item that is not there, or a list of none, logarithms are infinite or NaN.
-    loss = -(terms if mask is None else terms.masked_fill(~mask, 0)).sum()
-    return loss, tau * (logs.exp() - wanted) if need_grad else None
-
-
-def _logits(scores: Tensor, mask: Tensor | None, tau: float, dtype: torch.dtype) -> Tensor:
-    """tau x scores relative to each row's largest, which keeps the digits of differences, of large integers, too; -inf
-    where nothing is."""
-    exact = scores.to(wide(scores.dtype)) if scores.is_floating_point() else scores.long()
-    lowest = -INF if scores.is_floating_point() else torch.iinfo(torch.int64).min
-    known = exact if mask is None else exact.masked_fill(~mask, lowest)
-    logits = tau * (known - known.amax(1, keepdim=True)).to(dtype)
-    return logits if mask is None else logits.masked_fill(~mask, -INF)
-
-
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:
     """Indices that sort each row from its largest value down, equals by `order` and then as they come."""
     if order is None:

@@ -23,7 +23,6 @@ from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, Si
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
 from raoe_train.losses.listmle import ListMLELoss
-from raoe_train.losses.listnet import ListNetLoss
 from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.registry import register
@@ -38,7 +37,6 @@ __all__ = [
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
-    "ListNetLoss",
     "PearsonLoss",
     "RAOELoss",
     "RankCSELoss",

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from raoe_kernels import list_mle_loss, list_net_loss, pairwise_cosine
-from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, above_zero, from_zero
-from raoe_train.losses.in_batch import one_of
+from raoe_kernels import list_mle_loss, pairwise_cosine
+from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, from_zero
 from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
-Listwise = Literal["listmle", "listnet"]
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
@@ -97,7 +95,7 @@ class RankCSELoss(DistillationLoss):
 
     - InfoNCE: each a finds its b among the batch's,
     - consistency: the Jensen-Shannon divergence of the choices that a_i makes among all b, and b_i among all a,
-    - the teacher's ranking of all b for each a, by ListMLE or ListNet.
+    - the teacher's ranking of all b for each a, by ListMLE.
 
     All over the student's B x B cosines times `scale`. ListMLE is the mean over a row's places, as in the published
     reproduction (perceptiveshawty/RankCSE), of which the diagonal is a place like the others, too. A row with one text
@@ -105,8 +103,6 @@ class RankCSELoss(DistillationLoss):
 
     Args:
         model, embed, scale, cached: see DistillationLoss; a scale of 20 is its temperatures of 0.05.
-        distillation: how the ranking is learned, listmle or listnet.
-        teacher_scale: by which ListNet multiplies the teacher's cosines, above 0; 40 is a temperature of 0.025.
         consistency_weight: weight of the consistency, from 0.
         distillation_weight: weight of the teacher's ranking, from 0.
     """
@@ -119,18 +115,12 @@ class RankCSELoss(DistillationLoss):
         embed: Embed,
         scale: AboveZero = 20.0,
         *,
-        distillation: Listwise = "listmle",
-        teacher_scale: AboveZero = 40.0,
         consistency_weight: FromZero = 1.0,
         distillation_weight: FromZero = 1.0,
         **cached: Any,
     ) -> None:
         super().__init__(model, embed, scale, **cached)
-        one_of(distillation=(distillation, get_args(Listwise)))
-        above_zero(teacher_scale=teacher_scale)
         from_zero(consistency_weight=consistency_weight, distillation_weight=distillation_weight)
-        self.distillation = distillation
-        self.teacher_scale = teacher_scale
         self.consistency_weight = consistency_weight
         self.distillation_weight = distillation_weight
 
@@ -140,8 +130,5 @@ class RankCSELoss(DistillationLoss):
         p, q = (self.scale * cosines).log_softmax(1), (self.scale * cosines.T).log_softmax(1)
         middle = torch.logaddexp(p, q) - math.log(2)
         divergence = (p.exp() * (p - middle) + q.exp() * (q - middle)).sum(1).mean() / 2
-        if self.distillation == "listmle":
-            ranking = list_mle_loss(cosines, teacher, tau=self.scale) / len(a)
-        else:
-            ranking = list_net_loss(cosines, teacher, tau=self.scale, teacher_tau=self.teacher_scale)
+        ranking = list_mle_loss(cosines, teacher, tau=self.scale) / len(a)
         return self.consistency_weight * divergence + self.distillation_weight * ranking - p.diagonal().mean()

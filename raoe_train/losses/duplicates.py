@@ -66,28 +66,15 @@ def duplicates(texts: Tensor) -> Duplicates:
     return Duplicates(anchors, columns, links // count, links % count, count)
 
 
-Ids = tuple[Tensor, Tensor]  # (of anchors (N,), of columns (C,)), integers
-
-
-def groups_as_ids(groups: Tensor, negatives: int) -> Ids:
-    """Ids from (N,) groups: those of a group are each other's positives, and negatives are nobody's."""
-    number = torch.unique(groups, return_inverse=True)[1]
-    return number, torch.cat([number, number.new_full((negatives,), -1)])
-
-
-def related_as_ids(texts: Tensor, groups: Tensor | None) -> Ids:
-    """Ids from (N, columns) ids of the whole batch's texts and, perhaps, (N,) groups: equal where two texts are linked
-    by any chain of links, of an anchor and its positive or of two pairs of a group (connected components).
+def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids of anchors (N,) and of columns (C,), from (N, columns) ids of the whole batch's texts: equal where a chain of
+    pairs of an anchor and its positive links two texts (connected components).
 
     Ids cannot say that A and C, of pairs (A, B) and (C, B), are linked with B and not with each other; here they are.
     """
     number = torch.unique(texts, return_inverse=True)[1]
     root = torch.arange(texts.numel(), device=texts.device)
     first, second = number[:, 0], number[:, 1]
-    if groups is not None:
-        group = torch.unique(groups, return_inverse=True)[1]
-        root = torch.arange(len(root) + len(group), device=texts.device)
-        first, second = torch.cat([first, first]), torch.cat([second, group + texts.numel()])
     ends = torch.cat([first, second])
     while True:
         lower = torch.minimum(root[first], root[second])

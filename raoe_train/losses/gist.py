@@ -28,7 +28,7 @@ class GISTLoss(InBatchLoss):
     cosines come and go with the chunks of logits.
 
     Args:
-        model, scale, learn_scale, end_scale, cached: see InBatchLoss. Under gather_across_devices anchors are
+        model, scale, learn_scale, cached: see InBatchLoss. Under gather_across_devices anchors are
             contrasted with those of all processes (sentence-transformers': of their own), so that the value is the
             whole batch's.
         embed: n sentences -> the guide's embeddings, [n, G] float32, of any dimension G. It is no part of this module,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from raoe_kernels import info_nce_loss
 from raoe_train.losses.base import AboveZero, CachedLoss
-from raoe_train.losses.duplicates import groups_as_ids, related_as_ids, text_ids
+from raoe_train.losses.duplicates import related_as_ids, text_ids
 from raoe_train.losses.gathering import averaged, gather_rows, process_rows
 from raoe_train.losses.reads import TRIPLETS
-from raoe_train.recipe import Option
 
 LEARNED = (1.0, 100.0)  # between which tau is learned: CLIP's
 OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
@@ -34,14 +33,11 @@ class InBatchLoss(CachedLoss):
         learn_scale: tau is learned, from scale on, within 1 and 100 as CLIP's. Its logarithm is the parameter
             `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
             gives it another.
-        end_scale: tau goes geometrically from scale to this over the training run. raoe_train.Trainer tells the loss
-            how far it is; in a loop of your own set `progress`, from 0 to 1.
         mask_duplicates: leave false negatives out of the softmax, see the class. Texts are the same where the
             encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
 
     Raises:
-        ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100 or with an end_scale, or an end_scale
-            that is no number above 0.
+        ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100.
     """
 
     reads = TRIPLETS
@@ -52,32 +48,22 @@ class InBatchLoss(CachedLoss):
         scale: AboveZero = 20.0,
         *,
         learn_scale: bool = False,
-        end_scale: Annotated[float | None, Option(above=0)] = None,
         mask_duplicates: bool = True,
         **cached: Any,
     ) -> None:
         super().__init__(model, scale, **cached)
         low, high = LEARNED
-        if learn_scale and (end_scale is not None or not low <= scale <= high):
-            raise ValueError(
-                f"learn_scale begins at a scale from {low:g} to {high:g} and has no end_scale, "
-                f"got scale {scale!r} and end_scale {end_scale!r}"
-            )
-        if end_scale is not None and not 0 < end_scale < math.inf:
-            raise ValueError(f"end_scale must be a number above 0 or None, got {end_scale!r}")
+        if learn_scale and not low <= scale <= high:
+            raise ValueError(f"learn_scale begins at a scale from {low:g} to {high:g}, got scale {scale!r}")
         self.learn_scale = learn_scale
-        self.end_scale = end_scale
         self.mask_duplicates = mask_duplicates
-        self.progress = 0.0
         if learn_scale:
             self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
 
     @property
     def current_scale(self) -> float:
         """tau now, a number."""
-        if self.learn_scale:
-            return float(self._kept_within().detach().exp())
-        return self.scale if self.end_scale is None else self.scale * (self.end_scale / self.scale) ** self.progress
+        return float(self._kept_within().detach().exp()) if self.learn_scale else self.scale
 
     def _kept_within(self) -> Tensor:
         self.log_scale.data.clamp_(*map(math.log, LEARNED))
@@ -88,17 +74,12 @@ class InBatchLoss(CachedLoss):
         return averaged(self._kept_within()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
-        if not self.compares_texts:
+        if not self.mask_duplicates:
             return {"labels": labels}
         # Mini-batches are slices of the columns, and the encoder's modules may change them.
         columns = [text_ids(column) for column in features]
         self._check_columns([len(column) for column in columns])
         return {"labels": labels, "texts": torch.stack(columns, dim=1)}
-
-    @property
-    def compares_texts(self) -> bool:
-        """Whether the ids of texts are needed."""
-        return self.mask_duplicates
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
@@ -133,7 +114,6 @@ class InBatchLoss(CachedLoss):
         start: int,
         *,
         texts: Tensor | None = None,
-        groups: Tensor | None = None,
         guide: list[Tensor] | None = None,
         directions: tuple[str, ...],
         **form: Any,
@@ -142,7 +122,6 @@ class InBatchLoss(CachedLoss):
 
         Args:
             embeddings, texts, sizes, start: see of_columns.
-            groups: (B,) integers; those of a group are each other's positives.
             guide: another encoder's embeddings of the columns, (B, G).
             directions, form: the op's.
         """
@@ -156,12 +135,8 @@ class InBatchLoss(CachedLoss):
         negatives = torch.cat(others) if others else None
         known: dict[str, Any] = {}
         of_rows = slice(None) if whole else targets  # of the anchors that the op is given, its rows or all
-        if groups is not None:
-            groups = gather_rows(groups.to(own.device), sizes)
-            of_anchors, of_columns = groups_as_ids(groups, sum(map(len, others)))
-            known["positive_ids"] = known["ignore"] = (of_anchors[of_rows], of_columns)
         if texts is not None and self.mask_duplicates:
-            of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes), groups)
+            of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes))
             # Most batches have no duplicates, and comparing ids is one more pass over the logits. A GPU waits for it.
             if max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1:
                 known["ignore"] = (of_anchors[of_rows], of_columns)

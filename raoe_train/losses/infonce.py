@@ -1,4 +1,4 @@
-"""InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has, and more."""
+"""InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from raoe_kernels import info_nce_loss, pairwise_cosine
-from raoe_train.losses.base import AboveZero, FromZero, Share, from_zero
+from raoe_kernels import info_nce_loss
+from raoe_train.losses.base import AboveZero, FromZero, from_zero
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import InBatchLoss, one_of
@@ -18,7 +18,6 @@ from raoe_train.losses.widths import OneSweep
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
-Positives = Literal["own", "label", "anchor"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
 
@@ -31,7 +30,7 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     options, where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
 
     Args:
-        model, scale, learn_scale, end_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where
+        model, scale, learn_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where
             symmetric and mask_duplicates are all that is asked for, and otherwise one a width.
         symmetric: positives are to find their anchors, too. The loss is the mean of both directions: short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction".
@@ -39,8 +38,8 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             anchor if its text is the anchor's, or is the positive of that anchor's text in any row of the batch; in
             the other direction, the same pairs. An anchor's own positive always counts. Texts are the same where the
             encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
-            With directions other than these two, or other positives than a row's own, texts are no negatives of each
-            other, in any direction, that a chain of pairs links: of pairs (A, B), (C, B) also A and C.
+            With directions other than these two, texts are no negatives of each other, in any direction, that a chain
+            of pairs links: of pairs (A, B), (C, B) also A and C.
         directions: whose similarities the softmax is over, query_to_doc and perhaps others; see ``info_nce_loss``.
             GTE's loss (Li et al. 2023) has sentence-transformers' four: query_to_doc, query_to_query, doc_to_query,
             doc_to_doc.
@@ -49,13 +48,6 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         hardness_mode: which logits get hardness_strength x their cosine, as a constant, on top; in_batch_negatives
             (Lan et al. 2025), hard_negatives (a row's own; EmbeddingGemma) or all_negatives.
         hardness_strength: factor of these cosines, from 0; 9 and 5 in these papers.
-        hard_negatives_only: a row is compared with its own positive and its own hard negatives alone; no embedding is
-            gathered.
-        positives: what a row's positives are, its own, or those of the rows with the same label or anchor text, too.
-            Labels are (B,) integers; "anchor" is for NLI premises that stand with several entailed hypotheses. The loss
-            is -log of the share of the positives' sum (MIL-NCE, Miech et al. 2020). What joint directions other than
-            query_to_doc have of them is left out.
-        debias: the share of false negatives among columns, from 0 to below 1; tau+ of Chuang et al. 2020.
     """
 
     name = "infonce"
@@ -71,9 +63,6 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         partition_mode: Partition = "joint",
         hardness_mode: Hardness | None = None,
         hardness_strength: FromZero = 0.0,
-        hard_negatives_only: bool = False,
-        positives: Positives = "own",
-        debias: Share = 0.0,
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)
@@ -84,7 +73,6 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         one_of(
             partition_mode=(partition_mode, get_args(Partition)),
             hardness_mode=(hardness_mode, (None, *get_args(Hardness))),
-            positives=(positives, get_args(Positives)),
         )
         if partition_mode == "per_direction" and not set(found) <= set(BOTH_WAYS):
             raise ValueError(
@@ -94,25 +82,11 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         if symmetric and (found != ("query_to_doc",) or partition_mode != "joint"):
             raise ValueError("symmetric is short for directions and a partition_mode: leave these out")
         from_zero(hardness_strength=hardness_strength)
-        if not 0 <= debias < 1:
-            raise ValueError(f"debias must be a number from 0 to below 1, got {debias!r}")
-        if hard_negatives_only and (symmetric or len(found) > 1 or hardness_mode or positives != "own" or debias):
-            raise ValueError(
-                "hard_negatives_only compares a row with its own columns alone: leave symmetric, directions, "
-                "hardness_mode, positives and debias out"
-            )
         self.symmetric = symmetric
         self.directions = found
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
         self.hardness_strength = hardness_strength
-        self.hard_negatives_only = hard_negatives_only
-        self.positives = positives
-        self.debias = debias
-
-    @property
-    def compares_texts(self) -> bool:
-        return self.mask_duplicates or self.positives == "anchor"
 
     @property
     def both_ways(self) -> bool:
@@ -122,71 +96,37 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     def of_columns(
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
-        plain = self.positives == "own" and not (self.hardness_mode or self.debias or self.learn_scale)
-        plain &= (self.both_ways or len(self.directions) == 1) and not self.hard_negatives_only
+        plain = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
         if self.dims is None or plain:
-            return self._of_widths(embeddings, labels, texts, sizes, start, self.dims)
+            return self._of_widths(embeddings, texts, sizes, start, self.dims)
         cut = ([column[:, :width] for column in embeddings] for width in self.dims)
-        return torch.stack([self._of_widths(columns, labels, texts, sizes, start, None) for columns in cut]).sum()
+        return torch.stack([self._of_widths(columns, texts, sizes, start, None) for columns in cut]).sum()
 
     def _of_widths(
         self,
         embeddings: list[Tensor],
-        labels: Any,
         texts: Tensor | None,
         sizes: list[int],
         start: int,
         dims: tuple[int, ...] | None,
     ) -> Tensor:
         """of_columns, the sum over `dims` where there are some."""
-        if self.hard_negatives_only:
-            return self._own_columns(embeddings, texts, sizes, start)
+        hardness = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         both = self.both_ways
-        if self.positives != "own" or not (both or len(self.directions) == 1):
-            groups = self._groups(labels, texts, len(embeddings[0]))
-            form = {"directions": BOTH_WAYS if both else self.directions, "debias": self.debias, **self._hardness()}
-            form["partition_mode"] = "per_direction" if both else "joint"
-            return self.contrast(embeddings, sizes, start, texts=texts, groups=groups, **form)
+        if not (both or len(self.directions) == 1):
+            return self.contrast(embeddings, sizes, start, texts=texts, directions=self.directions, **hardness)
         tau, own = self.tau(), embeddings[0]
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
         same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
-        form = {"tau": tau, "debias": self.debias, "dims": dims}
-        loss = self._one_way(own, positives, negatives, start, same, {**form, **self._hardness()})
+        form = {"tau": tau, "dims": dims}
+        loss = self._one_way(own, positives, negatives, start, same, {**form, **hardness})
         if both:
             # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
             anchors = gather_rows(own, sizes)
             back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped(), form)
             loss = (loss + back) / 2
         return loss.sum()
-
-    def _hardness(self) -> dict[str, Any]:
-        return {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
-
-    def _groups(self, labels: Any, texts: Tensor | None, rows: int) -> Tensor | None:
-        """(B,): rows of a group are each other's positives."""
-        if self.positives == "own":
-            return None
-        if self.positives == "anchor":
-            if texts is None:
-                raise ValueError("positives 'anchor' needs the ids of texts: call the loss with tokenised columns")
-            return texts[:, 0]
-        if not isinstance(labels, Tensor) or labels.is_floating_point() or tuple(labels.shape) != (rows,):
-            got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else repr(labels)
-            raise ValueError(f"positives 'label' needs labels, ({rows},) integers, a column 'label'; got {got}")
-        return labels
-
-    def _own_columns(self, embeddings: list[Tensor], texts: Tensor | None, sizes: list[int], start: int) -> Tensor:
-        own, *others = embeddings
-        if len(others) < 2:
-            raise ValueError("hard_negatives_only needs columns of negatives, got anchor and positive alone")
-        logits = torch.stack([pairwise_cosine(own, column) for column in others], dim=1) * self.tau()
-        if texts is not None and self.mask_duplicates:
-            same, mine = duplicates(gather_rows(texts, sizes)), slice(start, start + len(own))
-            negatives = same.columns.reshape(len(others), -1)[1:, mine].T
-            false = same.linked(same.rows[mine, None], negatives)
-            logits = torch.cat([logits[:, :1], logits[:, 1:].masked_fill(false, -torch.inf)], dim=1)
-        return (logits.logsumexp(1) - logits[:, 0]).mean()
 
     def _one_way(
         self,

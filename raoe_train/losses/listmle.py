@@ -1,4 +1,4 @@
-"""Losses of lists of sentences, and ListMLE: what post-training on ranking sentences minimises."""
+"""ListMLE over lists of sentences: what post-training on ranking sentences minimises."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from raoe_train.losses.reads import LISTS
 Ties = Literal["ordinal", "random"]
 
 
-class ListLoss(CachedLoss):
-    """Each sentence of a list chooses from the whole list, and is to choose as the teacher does: a subclass implements
-    ``of_rows(similarity, teacher, mask)``, all (R, n), the mean over rows.
+class ListMLELoss(CachedLoss):
+    """Each sentence of a list ranks the whole list, and is to rank it as the teacher does, over ``list_mle_loss``.
 
     Sentence j's row is the cosines of x_j with *every* sentence of its list, x_j itself included (Eq. 8 and 9 of the
     ranking-sentences paper: s_j = [s_j,1 … s_j,n]; its code does the same). The teacher's row j has the same places: of
@@ -37,17 +36,22 @@ class ListLoss(CachedLoss):
             gather_across_devices processes weigh by their sentences, so that the mean over processes, of the loss and,
             in DistributedDataParallel, of the gradient, is the whole batch's. Nothing but that number is gathered, so
             True and "uneven" are the same.
-
-    Attributes:
-        needs_teacher: whether an order alone teaches nothing.
+        ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
+            shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
     """
 
+    name = "listmle"
     reads = LISTS
     compares_batch = False
-    needs_teacher = False
+    cites = ("xia2008listwise", "he2025refining")
 
-    def __init__(self, model: SentenceTransformer, scale: AboveZero = 20.0, **cached: Any) -> None:
+    def __init__(
+        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, ties: Ties = "ordinal", **cached: Any
+    ) -> None:
         super().__init__(model, scale, **cached)
+        if ties not in get_args(Ties):
+            raise ValueError(f"ties must be one of {', '.join(get_args(Ties))}, got {ties!r}")
+        self.ties = ties
         self._checked_labels = False
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
@@ -56,18 +60,15 @@ class ListLoss(CachedLoss):
         ValueError for labels that are missing, of another shape or NaN. (On a GPU, which would have to wait, only the
         first batch's values are looked at.)
         """
-        name = type(self).__name__
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             raise ValueError(
-                f"{name} takes one column, the sentences of all lists, and labels with their 'lengths', got "
+                "ListMLELoss takes one column, the sentences of all lists, and labels with their 'lengths', got "
                 f"{len(embeddings)} and {type(labels).__name__}: use raoe_train.ListCollator"
             )
         (own,) = embeddings
         lengths = labels["lengths"].to(own.device)
         teacher = labels.get("teacher")
         if teacher is None:
-            if self.needs_teacher:
-                raise ValueError(f"{name} learns a teacher's similarities: the order of a list has none")
             place = torch.arange(int(lengths.max()), device=own.device)
             teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
         teacher = teacher.detach().to(own.device)
@@ -85,38 +86,12 @@ class ListLoss(CachedLoss):
         with torch.autocast(own.device.type, enabled=False):  # bfloat16's three digits are no order
             student = lists @ lists.transpose(1, 2)
         mask = real[:, :, None] & real[:, None, :]
-        rows = mask.shape[0] * longest
+        rows = len(mask) * longest
         # A row without a sentence costs nothing but counts in the mean, which is to be over the N that have one.
-        loss = self.of_rows(*(each.reshape(rows, longest) for each in (student, teacher, mask)))
+        student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
+        loss = list_mle_loss(student, teacher, tau=self.scale, mask=mask, ties=self.ties)
         sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
-
-    def of_rows(self, similarity: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class ListMLELoss(ListLoss):
-    """Each sentence of a list ranks the whole list, and is to rank it as the teacher does, over ``list_mle_loss``.
-
-    Args:
-        model, scale, cached: see ListLoss.
-        ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
-            shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
-    """
-
-    name = "listmle"
-    cites = ("xia2008listwise", "he2025refining")
-
-    def __init__(
-        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, ties: Ties = "ordinal", **cached: Any
-    ) -> None:
-        super().__init__(model, scale, **cached)
-        if ties not in get_args(Ties):
-            raise ValueError(f"ties must be one of {', '.join(get_args(Ties))}, got {ties!r}")
-        self.ties = ties
-
-    def of_rows(self, similarity: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
-        return list_mle_loss(similarity, teacher, tau=self.scale, mask=mask, ties=self.ties)
 
 
 def _check(lengths: Tensor, teacher: Tensor, sentences: int) -> None:

@@ -26,7 +26,7 @@ class SigmoidLoss(InBatchLoss):
     the loss is to be differentiated with the same factor before it in all processes, as a trainer does.
 
     Args:
-        model, scale, end_scale, cached: see InBatchLoss.
+        model, scale, cached: see InBatchLoss.
         bias: what is added to scale x the cosine. At -10 nearly all pairs are answered right when training begins: all
             but one of a batch are negatives.
         learn_scale: scale and bias are parameters: `log_scale`, within CLIP's 1 and 100, and `logit_bias`. The

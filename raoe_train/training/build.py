@@ -30,8 +30,6 @@ def checked_loss(data: Data, teacher: Teacher, loss: dict[str, Any], training: d
     if teacher.name is None and (asks or (lists and teacher.information != "ranking")):
         alone = " (--teacher.information ranking takes the order of the lists alone)" if lists else ""
         raise ValueError(f"--teacher.name is missing: the encoder that loss {loss['name']} learns from{alone}")
-    if lists and getattr(blank, "needs_teacher", False) and teacher.information == "ranking":
-        raise ValueError(f"loss {loss['name']} learns similarities: --teacher.information both or semantic")
     if teacher.name is not None and not (asks or lists):
         raise ValueError(f"loss {loss['name']} asks no teacher: leave --teacher.name out")
     if data.redraw and (data.max_rows is None or blank.reads is SENTENCES_ALONE):

@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -16,7 +16,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from raoe_train.data.tokens import with_tokens
-from raoe_train.losses.base import CachedLoss, losses_in
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.by_length import ByLength, fits
 from raoe_train.losses.keep import Keep, weight_for
 from raoe_train.losses.scale import innermost, scaled
@@ -35,8 +35,8 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
     each training dataset (raoe_train.losses.scale), which is printed, and one with a memory remembers each dataset
     apart; batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training
     and shows the rows; what a loss has of its own is in the checkpoints (raoe_train.training.loss_state), and is not
-    decayed where it is one number; one with an attribute `progress` is told how far training is, from 0 to 1; its log
-    is printed as a table, and callbacks are told more (raoe_train.training.log_table). The job `train` uses no other.
+    decayed where it is one number; its log is printed as a table, and callbacks are told more
+    (raoe_train.training.log_table). The job `train` uses no other.
 
     Args:
         model: the encoder.
@@ -134,7 +134,7 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
             wrap = functools.partial(_by_length, packed=by_length == "packed", keep=kept)
             made = {name: wrap(each) for name, each in made.items()} if isinstance(made, Mapping) else wrap(made)
         super().__init__(model, args, train_dataset, eval_dataset, made, evaluator, data_collator, **others)
-        self.add_callback(_OfLosses(self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]))
+        self.add_callback(_OfLosses())
 
     @property
     def scales(self) -> dict[str, float]:
@@ -174,13 +174,6 @@ class Trainer(StopsAtNaN, Reports, SentenceTransformerTrainer):
 
 
 class _OfLosses(TrainerCallback):
-    def __init__(self, losses: Iterable[nn.Module]) -> None:
-        self.told = [each for loss in losses for _, each in losses_in(loss) if hasattr(each, "progress")]
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for loss in self.told:
-            loss.progress = state.global_step / max(1, state.max_steps)
-
     # transformers clears the encoder's gradients alone, and sentence-transformers the loss's only from 6.2
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["optimizer"].zero_grad()

@@ -27,7 +27,7 @@ ZERO = NEGATIVE | {
     *(f"{where}classifier.{key}" for where in ("", "evaluation.") for key in ("tenacity", "dropout", "tol", "seed")),
     *(f"loss.{key}" for key in (
         "rank_weight", "angle_weight", "cosine_weight", "consistency_weight", "distillation_weight", "memory_size",
-        "hardness_strength", "debias", "margin")),
+        "hardness_strength", "margin")),
     *(f"training.{key}" for key in (
         "min_steps", "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
         "seed", "data_seed", "dataloader_num_workers", "keep", "interpolate", "learning_rate_mapping", "eval_delay",

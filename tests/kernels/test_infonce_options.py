@@ -68,7 +68,7 @@ def test_is_sentence_transformers_guided_loss(anchors, positives, strategy, marg
 
 
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
-I3, I5 = torch.arange(3), torch.arange(5)
+I3 = torch.arange(3)
 BOTH = ("query_to_doc", "doc_to_query")
 WRONG = [
     ({"tau": torch.tensor(-1.0)}, ValueError, r"tau must be a finite number > 0, got -1.0"),
@@ -92,11 +92,6 @@ WRONG = [
     ({"hardness_mode": "all_negatives", "hardness_strength": -1}, ValueError, "hardness_strength must .* >= 0, got -1"),
     ({"hardness_mode": "hard_negatives"}, ValueError, "negatives must be as many for each of the 3 positives .* got 2"),
     ({"hardness_mode": "in_batch_negatives"}, ValueError, "negatives must be as many .*'in_batch_negatives', got 2"),
-    ({"positive_ids": I5}, TypeError, "positive_ids must be a pair of integer tensors .* got int64 tensor"),
-    ({"positive_ids": (I3, I3)}, ValueError, r"positive_ids\[1\] \(column_ids\) must have shape \(5,\)"),
-    ({"positive_ids": (I3.float(), I5)}, TypeError, r"positive_ids\[0\] \(anchor_ids\) must be integers"),
-    ({"debias": 1}, ValueError, "debias must be below 1, got 1"),
-    ({"debias": -0.1}, ValueError, "debias must be a finite number >= 0, got -0.1"),
     ({"guide": (A, P)}, TypeError, r"guide must be .*\(anchors, positives, negatives\), got 2 of them"),
     ({"guide": A}, TypeError, "guide must be a tuple of tensors .*got float32 tensor"),
     ({"guide": (A, P[:2], N)}, ValueError, r"guide\[1\] must have a row for each of the 3 positives.*\(2, 4\)"),

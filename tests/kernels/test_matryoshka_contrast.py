@@ -247,7 +247,6 @@ def test_any_number_of_threads_gives_the_same_bits():
         ({"dims": (4, 2)}, r"dims must increase, from 1 on and up to the 8 columns, got \(4, 2\)"),
         ({"dims": ()}, "dims must be one or more integers"),
         ({"dims": (4, 9)}, "dims must increase"),
-        ({"dims": (4,), "debias": 0.1}, "dims must be left out with debias"),
         ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims must be left out with directions"),
         ({"dims": (4,), "tau": torch.tensor(20.0)}, "dims must be left out with a tensor for tau"),
     ],

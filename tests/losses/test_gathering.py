@@ -71,7 +71,6 @@ CASES = [
     (InfoNCELoss, {"directions": ("query_to_doc", "query_to_query")}, 2, None),
     (SigmoidLoss, {}, 3, None),
     (InfoNCELoss, {"symmetric": True}, 3, TEXTS),
-    (InfoNCELoss, {"hard_negatives_only": True}, 3, TEXTS),
     (SigmoidLoss, {}, 3, TEXTS),
 ]
 

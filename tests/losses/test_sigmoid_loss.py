@@ -105,7 +105,6 @@ def test_what_the_model_card_needs():
         "scale": 10.0,
         "bias": -5.0,
         "learn_scale": True,
-        "end_scale": None,
         "mask_duplicates": True,
         "mini_batch_size": None,
         "mini_batch_num_tokens": None,

@@ -23,8 +23,7 @@ PAIRS = [
 TRIPLETS = [
     (losses.InfoNCELoss, {}),
     (losses.InfoNCELoss, {"symmetric": True}),
-    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"], "end_scale": 5.0}),  # a sweep a width
-    (losses.InfoNCELoss, {"hard_negatives_only": True}),
+    (losses.InfoNCELoss, {"directions": ["query_to_doc", "query_to_query"]}),  # a sweep a width
     (losses.InfoNCELoss, {"learn_scale": True}),
     (losses.AnglEContrastiveLoss, {}),
 ]

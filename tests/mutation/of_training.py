@@ -208,7 +208,6 @@ TRAINING = [
         f"{GATHERED} losses/test_infonce_loss.py losses/test_infonce_forms.py",
         ("loss * (len(own) * len(sizes) / sum(sizes))", "loss"),
         ("torch.arange(start, start + len(own), device", "torch.arange(len(own), device"),
-        ("(self.end_scale / self.scale) ** self.progress", "(self.end_scale / self.scale) * self.progress"),
         ("torch.bincount(of_columns)[of_anchors].max()) > 1", "0) > 1"),
     ),
     *of(

@@ -40,7 +40,6 @@ def calls(backend):
         "info_nce_loss": lambda x: copy.info_nce_loss(x, b, backend=chosen["info_nce_loss"]),
         "sigmoid_loss": lambda x: copy.sigmoid_loss(x, b, backend=chosen["sigmoid_loss"]),
         "list_mle_loss": lambda x: copy.list_mle_loss(x, b, backend=chosen["list_mle_loss"]),
-        "list_net_loss": lambda x: copy.list_net_loss(x, b, backend=chosen["list_net_loss"]),
         "guided_log_probs": lambda x: copy.guided_log_probs(
             x, b, guidance=1.5, backend=chosen["guided_log_probs"]).sum(),
         "bidirectional_attention": lambda x: copy.bidirectional_attention(

@@ -147,16 +147,6 @@ def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
     assert len(seen) == 3 and loss.log_scale.item() == pytest.approx(before - 1e-3 * sum(seen), abs=1e-6)
 
 
-def test_a_scale_that_is_scheduled(tmp_path, encoder):
-    model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv", rows=32)
-    loss, seen = InfoNCELoss(model, 10.0, end_scale=40.0), []
-    loss.register_forward_hook(lambda *_: seen.append(loss.current_scale))
-    args = arguments(tmp_path, max_steps=4, gradient_accumulation_steps=2)
-    around = stock.MatryoshkaLoss(model, loss, [16])
-    Trainer(model, args, data.select_columns(["sentence1", "sentence2"]), loss=around).train()
-    assert seen == pytest.approx([10 * 4 ** (step / 4) for step in range(4) for _ in range(2)])
-
-
 def test_auto_wants_scores(encoder):
     model = SentenceTransformer(encoder, device="cpu")
     with pytest.raises(ValueError, match="scale 'auto' is measured on scored pairs; for loss infonce give a number"):
