@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     PositiveInt = NonNegativeInt = AtLeast2 = Seed = int
-    PositiveFloat = NonNegativeFloat = Share = Cosine = float
+    PositiveFloat = NonNegativeFloat = Share = Cosine = ZeroToOne = AboveZeroToOne = float
 else:
+    from jsonargparse.typing import ClosedUnitInterval as ZeroToOne
     from jsonargparse.typing import (
         NonNegativeFloat,
         NonNegativeInt,
@@ -34,9 +35,11 @@ else:
     AtLeast2 = restricted_number_type("AtLeast2", int, (">=", 2))
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
+    AboveZeroToOne = restricted_number_type("AboveZeroToOne", float, [(">", 0), ("<=", 1)])
     Cosine = restricted_number_type("Cosine", float, [(">=", -1), ("<", 1)])
 
 __all__ = [
+    "AboveZeroToOne",
     "AtLeast2",
     "Choice",
     "Cosine",
@@ -46,6 +49,7 @@ __all__ = [
     "PositiveInt",
     "Seed",
     "Share",
+    "ZeroToOne",
     "build",
     "make",
     "nearest",

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
 
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 from tests.tiny import SENTENCES
 
 WINDOW = 3

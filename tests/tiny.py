@@ -10,7 +10,7 @@ import torch
 from packaging.version import Version
 
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.
 REPLAYS_IN_DOUBLE = Version(sentence_transformers.__version__) >= Version("6.2")

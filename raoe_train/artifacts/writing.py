@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def see_writable(path: Path, kind: str, key: str) -> None:
+def check_writable(path: Path, kind: str, key: str) -> None:
     """ValueError, with the key, where no file, or no folder, as the kind says, could be written. A folder that is there
     may be one to read from."""
     if kind == "file" and path.is_dir():

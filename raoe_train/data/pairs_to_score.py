@@ -13,7 +13,7 @@ from raoe_train.data.columns import RowProblem, parse_label, parse_sentence, res
 from raoe_train.data.files import cell
 from raoe_train.data.pairs import OPTIONAL, TEXTS
 from raoe_train.data.rows import Tally, each_kept
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Input
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import to_table
 
@@ -32,7 +32,7 @@ class PairsToScore:
         digest: of all rows.
     """
 
-    def __init__(self, data: Data, kind: str, added: Sequence[str] = ()) -> None:
+    def __init__(self, data: Input, kind: str, added: Sequence[str] = ()) -> None:
         self.data, self.kind, self.label_map = data, kind, resolve_label_map(data.labels)
         columns, labels, read, tally = dict[str, None](), list[int](), hashlib.sha256(), Tally(data.on_error)
 

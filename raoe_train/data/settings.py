@@ -4,56 +4,80 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
+from raoe_train.config import PositiveInt, Share
 from raoe_train.data.sources import pool
-from raoe_train.recipe import Option
 
 
 @dataclass
-class Data:
-    """Where sentences come from."""
+class Rows:
+    """How rows are read.
 
-    train: Annotated[
-        list[str],
-        "sources of pairs (FILE, FILE#split, builtin#train, builtin-nli#train, hub name), which no batch mixes; or A+B",
-    ] = field(default_factory=list)
-    dev: Annotated[
-        list[str] | None, "sources of development pairs; the encoder best on them, by the mean of several, is kept"
-    ] = None
-    dev_share: Annotated[
-        float,
-        Option(
-            "share of the pairs of data.train's first source to hold out for dev, where there is none", least=0, below=1
-        ),
-    ] = 0
-    input: Annotated[str | None, "source to score, to encode or to begin chains with"] = None
-    dir: Annotated[
-        str | None, "directory where tasks are looked up as NAME.*, KIND/NAME.* or */NAME.*, or in SentEval's folders"
-    ] = None
-    columns: Annotated[dict[str, Any], "our column name: its name in the file"] = field(default_factory=dict)
-    labels: Annotated[
-        dict[str, Any] | None,
-        "word: class (larger = less related, null leaves rows out); or such a map a file by its name, sick: {…}",
-    ] = None
-    score_scale: Annotated[
-        list[float], "lowest and highest score in data.train; any two numbers, or two a source"
-    ] = field(default_factory=list)
-    on_error: Annotated[Literal["raise", "skip"], "a malformed row: raise, or skip (and count)"] = "raise"
-    pairing: Annotated[
-        Literal["one", "zip", "all"],
-        "triplets of an NLI premise (infonce): one, zip (i-th with i-th) or all combinations",
-    ] = "one"
-    neutral: Annotated[bool, "a neutral hypothesis as second hard negative (infonce, angle_contrastive)"] = False
-    shuffle_lists: Annotated[bool, "shuffle each list's sentences with training.seed, an ablation (listmle)"] = False
-    max_rows: Annotated[
-        int | None, Option("at most so many rows of each training source, drawn with training.seed", least=1)
-    ] = None
-    redraw: Annotated[bool, "draw those of data.max_rows anew each epoch, of all rows"] = False
-    cache_dir: Annotated[
-        str | None,
-        Option("directory that keeps training rows and their tokens, read from disk [memory]", writes="folder"),
-    ] = None
+    Args:
+        columns: our column name: its name in the file
+        labels: label: class, larger = less related, null to leave rows out; or such a map by file name
+        on_error: raise at a malformed row, or skip and count it
+    """
+
+    columns: dict[str, str | None] = field(default_factory=dict)
+    labels: dict[str, Any] | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+
+@dataclass
+class Input(Rows):
+    """Where rows come from.
+
+    Args:
+        input: file, FILE#split, built-in or hub data set to read
+        max_rows: largest number of rows to use
+    """
+
+    input: str | None = None
+    max_rows: PositiveInt | None = None
+
+
+@dataclass
+class Tasks(Rows):
+    """Where sets to evaluate on are.
+
+    Args:
+        dir: directory where tasks are looked up by name, as NAME.*, KIND/NAME.* or in SentEval's folders
+        input: C-STS rows without labels, for a submission
+    """
+
+    dir: str | None = None
+    input: str | None = None
+
+
+@dataclass
+class Data(Rows):
+    """What to train on.
+
+    Args:
+        train: sources (FILE, FILE#split, builtin#train, hub name), which no batch mixes, or pools A+B
+        dev: sources of development pairs; the best encoder on them is kept
+        dev_share: share of the first source to hold out for development, where there is no dev
+        score_scale: lowest and highest score of train; two numbers, or two for each source
+        max_rows: largest number of rows of each source, drawn with training.seed
+        redraw: draw these rows again in each epoch
+        pairing: triplets of an NLI premise, one, zip (i-th with i-th) or all combinations
+        neutral: a neutral hypothesis as second hard negative
+        shuffle_lists: shuffle the sentences of each list, an ablation
+        dir: directory where tasks are looked up by name, as NAME.*, KIND/NAME.* or in SentEval's folders
+    """
+
+    train: list[str] = field(default_factory=list)
+    dev: list[str] | None = None
+    dev_share: Share = 0
+    score_scale: list[float] = field(default_factory=list)
+    max_rows: PositiveInt | None = None
+    redraw: bool = False
+    pairing: Literal["one", "zip", "all"] = "one"
+    neutral: bool = False
+    shuffle_lists: bool = False
+    dir: str | None = None
 
     def labels_of(self, source: str) -> dict[str, int | None] | None:
         """The label map of a source: `labels`, or its entry for the file's name ("sick" of sick.tsv.gz)."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.named import Encoder, identity, second_of
+from raoe_train.encoders.settings import Encoder, identity, second_of
 
 
 def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Callable[[Sequence[str]], np.ndarray]:
@@ -71,6 +71,6 @@ def embeddings(
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)
-    made_from = {"model": identity(encoder), "texts": digest(list(texts)), "shard": once.SHARD}
+    made_from = {"model": identity(encoder), "texts": digest(list(texts)), "shard": resume.SHARD}
     folder = Path(cache).expanduser() / digest(made_from)[:16]
-    return np.concatenate(once.in_shards(folder, texts, once.SHARD, embed, f"{role} {encoder.name}"))
+    return np.concatenate(resume.in_shards(folder, texts, resume.SHARD, embed, f"{role} {encoder.name}"))

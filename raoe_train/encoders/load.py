@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from raoe_train.encoders.named import SCRATCH, Dtype, Encoder, Model, as_model
+from raoe_train.encoders.settings import SCRATCH, Dtype, Encoder, Model, Scratch, as_model
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def load_encoder(
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights that are new: of a random model, an adapter, added layers.
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
-        settings: fields of raoe_train.encoders.named.Model in place of the encoder's own.
+        settings: fields of raoe_train.encoders.settings.Model in place of the encoder's own.
 
     ValueError for a setting that cannot be, FileNotFoundError for a path that is not there.
     """
@@ -64,7 +64,7 @@ def load_encoder(
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
-        model = _pooled(scratch_transformer(chosen.scratch, sentences, chosen.max_seq_length), chosen)
+        model = _pooled(scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length), chosen)
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
-from raoe_train.encoders.named import Scratch
+from raoe_train.encoders.settings import Scratch
 
 
 def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:

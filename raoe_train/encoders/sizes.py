@@ -8,7 +8,7 @@ from typing import Any
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.encoders.bidirectional import register
 from raoe_train.encoders.load import check_path, loading, new_layers, transformer_of
-from raoe_train.encoders.named import SCRATCH, Encoder, Model
+from raoe_train.encoders.settings import SCRATCH, Encoder, Model
 
 GB = 1e9
 HALF = ("bfloat16", "float16")

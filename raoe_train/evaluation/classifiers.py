@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from raoe_train.recipe import Option, nearest
+from raoe_train.config import AtLeast2, NonNegativeInt, PositiveInt, nearest
 
 SEED = 1111
 HELD_OUT = 0.05  # of train, to stop by where no dev is given
@@ -33,16 +33,23 @@ Folds = Sequence[tuple[np.ndarray, np.ndarray]]
 
 @dataclass
 class Classifier:
-    """What transfer tasks are classified with; what is not said is as NAMES has it."""
+    """What transfer tasks are classified with; other defaults depend on the name.
 
-    name: Annotated[str, "scikit-learn, senteval (a linear layer and Adam, as papers use it) or senteval-prototype"] = (
-        "scikit-learn"
-    )
-    kfold: Annotated[int | None, Option("folds of cross-validation", least=2)] = None
-    optim: Annotated[str | None, "adam or rmsprop"] = None
-    batch_size: Annotated[int | None, Option("examples a step", least=1)] = None
-    tenacity: Annotated[int | None, Option("rounds that may be no better than the best, in all", least=0)] = None
-    epoch_size: Annotated[int | None, Option("epochs a round", least=1)] = None
+    Args:
+        name: scikit-learn, senteval (a linear layer and Adam, as papers use it) or senteval-prototype
+        kfold: folds of cross-validation
+        optim: adam or rmsprop
+        batch_size: examples of a step
+        tenacity: rounds in all that may be no better than the best
+        epoch_size: epochs of a round
+    """
+
+    name: str = "scikit-learn"
+    kfold: AtLeast2 | None = None
+    optim: str | None = None
+    batch_size: PositiveInt | None = None
+    tenacity: NonNegativeInt | None = None
+    epoch_size: PositiveInt | None = None
 
     def settings(self) -> dict[str, Any]:
         """All that holds, name included; ValueError for what is unknown, or no setting of this one."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.once import beside
+from raoe_train.artifacts.resume import beside
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import replacing
 

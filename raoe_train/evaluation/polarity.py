@@ -16,7 +16,7 @@ from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders import frozen
 from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.named import settings_said
+from raoe_train.encoders.settings import settings_said
 from raoe_train.encoders.neighbours import nearest
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
@@ -166,7 +166,8 @@ def read_polarity(name: str, reading: Reading) -> Task:
     """The labelled texts of a task: of test all, or options.max_sentences, are scored, and options.sources times as
     many of train, drawn, are retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
-    if not options.reference.name:
+    encoder = options.reference
+    if encoder is None:
         raise ValueError(
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
@@ -189,7 +190,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
     @cache
     def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored, as it asks the reference
-        reference = frozen.embeddings(options.reference, [*texts, *others], "reference", options.cache)
+        reference = frozen.embeddings(encoder, [*texts, *others], "reference", options.cache)
         return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
@@ -197,7 +198,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
         return result, Outcomes(100 * polarity)
 
     # what is said beyond the name stands beside it, so that a bare name's results stay those they were
-    said = settings_said(options.reference)
+    said = settings_said(encoder)
     reference = said.pop("name")
     made_by = {**asdict(options), "cache": None, "reference": reference, "files": fingerprint(reference), **said}
     return Task("polarity", "polarity", [[*texts, *others], labels, theirs, made_by], [*texts, *others], score)

@@ -9,18 +9,18 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from raoe_train.config import PositiveInt, Seed, nearest
 from raoe_train.data.conditional import is_conditional
 from raoe_train.data.sources import is_file
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.finding import NoSuchTask
 from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.recipe import Option, nearest
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
@@ -49,23 +49,27 @@ DEFAULT = "sts"
 
 @dataclass
 class Polarity:
-    """How the tasks polarity:NAME score what an encoder retrieves."""
+    """How the tasks polarity:NAME score what an encoder retrieves.
 
-    # the encoder that says how alike sentences are; in train, the one that training starts from
-    reference: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
-    k: Annotated[int, Option("sentences that are retrieved", least=1)] = 16
-    discount: Annotated[Literal["linear", "none"], "weights of the k: linear (Eq. 1) or none"] = "linear"
-    sources: Annotated[
-        int, Option("sentences to retrieve from, drawn from train: so many times those of test", least=1)
-    ] = 5
-    max_sentences: Annotated[int | None, Option("at most so many of test, drawn with seed", least=1)] = None
-    seed: Annotated[int, Option("of what is drawn", least=0, below=2**32)] = 42
-    curve: Annotated[list[int], Option("other numbers of retrieved sentences, too", least=1)] = field(
-        default_factory=list
-    )
-    cache: Annotated[
-        str | None, Option("directory that keeps the reference's embeddings for other runs", writes="folder")
-    ] = None
+    Args:
+        reference: encoder that says how similar sentences are; in train by default the one that training starts from
+        k: sentences to retrieve
+        discount: weights of the k; linear (Eq. 1) or none
+        sources: sentences to retrieve from, drawn from train, so many times those of test
+        max_sentences: largest number of test sentences, drawn with seed
+        seed: seed of what is drawn
+        curve: other numbers of sentences to retrieve, too
+        cache: directory that keeps the reference's embeddings for other runs
+    """
+
+    reference: FrozenEncoder | None = None
+    k: PositiveInt = 16
+    discount: Literal["linear", "none"] = "linear"
+    sources: PositiveInt = 5
+    max_sentences: PositiveInt | None = None
+    seed: Seed = 42
+    curve: list[PositiveInt] = field(default_factory=list)
+    cache: str | None = None
 
 
 Batcher = Literal["bellm", "angle"] | None
@@ -82,7 +86,7 @@ class Reading:
     prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
     cache: Path | None = None  # for results of tasks that take long, so that they can go on
     polarity: Polarity = field(default_factory=Polarity)
-    classifier: Classifier = field(default_factory=Classifier)  # of transfer tasks
+    classifier: Classifier | None = None  # of transfer tasks
     batcher: Batcher = None
 
 

@@ -28,7 +28,7 @@ def read_transfer(name: str, reading: Reading) -> Task:
     there = data.to_dict()
     columns = [there.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
-    settings = reading.classifier.settings()
+    settings = (reading.classifier or Classifier()).settings()
     _check(labels, split, source if isinstance(source, str) else f"task {name!r}", settings["kfold"])
     # nothing about a classifier that there always was, so that what was evaluated with it is found again
     content = columns if settings == Classifier().settings() else [*columns, settings]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from raoe_train.artifacts.provenance import digest
+from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
 from raoe_train.generation.instructions import Instructions, parse_list
 from raoe_train.generation.rules import unfinished, verify_chain, verify_sentence
-from raoe_train.recipe import Option
+from raoe_train.generation.sampling import Sampling
 
 if TYPE_CHECKING:
     from raoe_train.generation.contexts import Context
@@ -25,35 +26,36 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Generation:
-    """How chains are written."""
+class Generation(Sampling):
+    """How chains are written.
 
-    REST: ClassVar[str] = "decoding"  # the field that takes keys of other names
+    Args:
+        method: guided, iterative (without guidance) or single-step (one prompt for the list)
+        steps: sentences of a chain, without its source
+        guidance: 1 + lambda, how far to move away from the sentence before the last (guided)
+        max_new_tokens: longest sentence in tokens; the list of single-step may have steps times as many
+        batch_size: chains at a time
+        verify: move chains that break a rule to OUTPUT.failed.jsonl; false keeps all
+        seed: seed of the random choices of do_sample
+        prompt: template in place of the paper's, with {sentence} and perhaps {steps} and {example}
+        chat: use the tokenizer's chat template; by default where there is one
+        max_input_tokens: skip and count longer sentences to begin with
+        endpoint: URL of a server of OpenAI's protocol, such as http://HOST:8000/v1; by default the model runs here
+        key: environment variable that holds the endpoint's key
+    """
 
-    method: Annotated[
-        Literal["guided", "iterative", "single-step"],
-        "guided, iterative (without guidance) or single-step (one prompt for the list)",
-    ] = "guided"
-    steps: Annotated[int, Option("sentences of a chain, its source not counted", least=1)] = 32
-    guidance: Annotated[
-        float, Option("1 + lambda: how far from the sentence before the last (guided)", least=0)
-    ] = 1.5
-    max_new_tokens: Annotated[
-        int, Option("longest sentence in tokens; single-step's list may have steps times as many", least=1)
-    ] = 64
-    batch_size: Annotated[int, Option("chains at a time", least=1)] = 16
-    verify: Annotated[bool, "keep chains that break a rule apart; false keeps all among the others"] = True
-    seed: Annotated[int, Option("of random choices (do_sample), each chain and step its own", least=0)] = 42
-    prompt: Annotated[str | None, "in place of the paper's: text with {sentence}, perhaps {steps} and {example}"] = None
-    chat: Annotated[bool | None, "use the tokenizer's chat template [where there is one]"] = None
-    max_input_tokens: Annotated[int, Option("longer sentences to begin with are skipped, and counted", least=1)] = 128
-    endpoint: Annotated[
-        str | None, "URL of a server of OpenAI's protocol that has the model, http://HOST:8000/v1 [the model is here]"
-    ] = None
-    key: Annotated[str, "environment variable with the endpoint's key, where it wants one"] = "OPENAI_API_KEY"
-    decoding: Annotated[dict[str, Any], Option(keys="raoe_train.generation.sampling:sampling_keys")] = field(
-        default_factory=dict
-    )
+    method: Literal["guided", "iterative", "single-step"] = "guided"
+    steps: PositiveInt = 32
+    guidance: NonNegativeFloat = 1.5
+    max_new_tokens: PositiveInt = 64
+    batch_size: PositiveInt = 16
+    verify: bool = True
+    seed: NonNegativeInt = 42
+    prompt: str | None = None
+    chat: bool | None = None
+    max_input_tokens: PositiveInt = 128
+    endpoint: str | None = None
+    key: str = "OPENAI_API_KEY"
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""
@@ -63,7 +65,8 @@ class Generation:
             values["guidance"] = 1.0
         if self.endpoint:  # where it is does not matter
             values["endpoint"] = "completions" if self.chat is False else "chat completions"
-        return {**values, **{name: value for name, value in sorted(self.decoding.items()) if value is not None}}
+        sampling = {field.name: getattr(self, field.name) for field in fields(Sampling)}
+        return {**values, **{name: value for name, value in sampling.items() if value not in (None, False)}}
 
 
 @dataclass

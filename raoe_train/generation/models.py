@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
 from raoe_train.encoders.load import check_attention, check_device, check_path, loading
@@ -12,16 +12,27 @@ from raoe_train.encoders.load import check_attention, check_device, check_path, 
 
 @dataclass
 class LanguageModel:
-    """Which language model writes."""
+    """Which language model writes.
 
-    name: Annotated[str, "causal language model, by name or path"] = ""
-    trust_remote_code: Annotated[bool, "run code that comes with the model"] = False
-    revision: Annotated[str | None, "branch, tag or commit on the hub"] = None
-    device: Annotated[str | None, "torch device; by default the best there is"] = None
-    dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, "of the weights [as saved]"] = None
-    attention: Annotated[str | None, "eager, sdpa or flex_attention [transformers' choice]"] = None
-    device_map: Annotated[str | None, "transformers' device_map: auto spreads the model over all GPUs"] = None
-    load_in_4bit: Annotated[bool, "weights in 4 bits (NF4); needs a GPU to be fast"] = False
+    Args:
+        name: causal language model, by path or hub name
+        trust_remote_code: run code that comes with the model
+        revision: branch, tag or commit on the hub
+        device: torch device; by default the best there is
+        dtype: dtype of the weights; by default as saved
+        attention: attention implementation; by default as transformers chooses
+        device_map: device_map of transformers; auto spreads the model over all GPUs
+        load_in_4bit: load the weights in 4 bits (NF4); needs a GPU to be fast
+    """
+
+    name: str = ""
+    trust_remote_code: bool = False
+    revision: str | None = None
+    device: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] | None = None
+    attention: str | None = None
+    device_map: str | None = None
+    load_in_4bit: bool = False
 
 
 def load_tokenizer(model: LanguageModel) -> Any:

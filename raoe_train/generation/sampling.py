@@ -6,14 +6,14 @@ processors that read earlier tokens see this row's, without padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raoe_train.recipe import Option, convert, keys, nearest
+from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat, Share, ZeroToOne
 
 # Fields of GenerationConfig that read a row's own history, and those that are then applied to all rows alike.
 HISTORY = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
@@ -22,22 +22,40 @@ WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutof
 
 @dataclass
 class Sampling:
-    """Fields of transformers.GenerationConfig, with their meaning there; None leaves a step out."""
+    """How tokens are chosen: fields of transformers.GenerationConfig, with their meaning there.
+
+    Args:
+        do_sample: draw tokens at random; false takes the most probable
+        repetition_penalty: as GenerationConfig's
+        no_repeat_ngram_size: as GenerationConfig's
+        bad_words_ids: as GenerationConfig's
+        min_new_tokens: as GenerationConfig's
+        suppress_tokens: as GenerationConfig's
+        temperature: as GenerationConfig's
+        top_k: as GenerationConfig's
+        top_p: as GenerationConfig's
+        min_p: as GenerationConfig's
+        typical_p: as GenerationConfig's
+        epsilon_cutoff: as GenerationConfig's
+        eta_cutoff: as GenerationConfig's
+        eos_token_id: as GenerationConfig's
+        stop_strings: as GenerationConfig's
+    """
 
     do_sample: bool = False
-    repetition_penalty: Annotated[float | None, Option(above=0)] = None
-    no_repeat_ngram_size: Annotated[int | None, Option(least=0)] = None
-    bad_words_ids: Annotated[list[list[int]] | None, Option(least=0)] = None
-    min_new_tokens: Annotated[int | None, Option(least=0)] = None
-    suppress_tokens: Annotated[list[int] | None, Option(least=0)] = None
-    temperature: Annotated[float | None, Option(above=0)] = None
-    top_k: Annotated[int | None, Option(least=0)] = None
-    top_p: Annotated[float | None, Option(above=0, most=1)] = None
-    min_p: Annotated[float | None, Option(least=0, most=1)] = None
-    typical_p: Annotated[float | None, Option(above=0, most=1)] = None
-    epsilon_cutoff: Annotated[float | None, Option(least=0, below=1)] = None
-    eta_cutoff: Annotated[float | None, Option(least=0, below=1)] = None
-    eos_token_id: Annotated[list[int] | None, Option(least=0)] = None
+    repetition_penalty: PositiveFloat | None = None
+    no_repeat_ngram_size: NonNegativeInt | None = None
+    bad_words_ids: list[list[NonNegativeInt]] | None = None
+    min_new_tokens: NonNegativeInt | None = None
+    suppress_tokens: list[NonNegativeInt] | None = None
+    temperature: PositiveFloat | None = None
+    top_k: NonNegativeInt | None = None
+    top_p: AboveZeroToOne | None = None
+    min_p: ZeroToOne | None = None
+    typical_p: AboveZeroToOne | None = None
+    epsilon_cutoff: Share | None = None
+    eta_cutoff: Share | None = None
+    eos_token_id: list[NonNegativeInt] | None = None
     stop_strings: list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -48,18 +66,6 @@ class Sampling:
             self.stop_strings = [self.stop_strings]
         if self.stop_strings is not None and not all(isinstance(s, str) and s for s in self.stop_strings):
             raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], others: Sequence[str] = ()) -> Sampling:
-        """From fields of a GenerationConfig; ValueError for one that is not here. `others` are further names to
-        suggest where an unknown one looks like them."""
-        for name in given:
-            if name not in FIELDS:
-                near = nearest(f"generation.{name}", (f"generation.{known}" for known in (*others, *FIELDS)))
-                raise ValueError(
-                    f"unknown key generation.{name}{near}; of GenerationConfig there are {', '.join(FIELDS)}"
-                )
-        return convert(cls, {name: value for name, value in given.items() if value is not None}, "generation")
 
     @property
     def has_history(self) -> bool:
@@ -95,15 +101,6 @@ class Sampling:
         )
         # without do_sample there are none, see __post_init__
         return hf.LogitsProcessorList(filter(None, steps))
-
-
-FIELDS = tuple(field.name for field in fields(Sampling))
-
-
-def sampling_keys(where: str) -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, default, help) of Sampling's fields in the place of generation.decoding, for the command's help."""
-    for key, default, text in keys(Sampling, where.removesuffix("decoding.")):
-        yield key, default, f"GenerationConfig's{text}"
 
 
 def uniforms(seed: int, count: int) -> Tensor:

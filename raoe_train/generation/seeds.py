@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.config import PositiveInt, Seed
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.named import FrozenEncoder, settings_said
-from raoe_train.recipe import Option
+from raoe_train.encoders.settings import FrozenEncoder, settings_said
 
 
 @dataclass
 class Seeds:
-    """Begin with some sentences of each k-means cluster instead of with all."""
+    """Begin with some sentences of each k-means cluster instead of with all.
 
-    encoder: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
-    clusters: Annotated[int, Option("k-means clusters", least=1)] = 1000
-    per_cluster: Annotated[int, Option("sentences drawn of each", least=1)] = 20
-    seed: Annotated[int, Option("of the clusters and the draw", least=0, below=2**32)] = 42
+    Args:
+        encoder: encoder whose embeddings are clustered; by default all sentences are used
+        clusters: k-means clusters
+        per_cluster: sentences drawn from each
+        seed: seed of the clusters and the draw
+    """
+
+    encoder: FrozenEncoder | None = None
+    clusters: PositiveInt = 1000
+    per_cluster: PositiveInt = 20
+    seed: Seed = 42
 
     def effective(self) -> dict[str, Any] | None:
         """The settings that have a part in what is chosen, as plain values; None without an encoder."""
-        if not self.encoder.name:
+        if self.encoder is None:
             return None
         return {**asdict(self), "encoder": settings_said(self.encoder)}
 
@@ -36,8 +43,9 @@ def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     seeds.encoder. The same sentences, settings and machine give the same choice."""
     if len(sentences) < seeds.clusters:  # before hours of encoding
         raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
+    encoder: Any = seeds.encoder
     # of several processes one chooses, alone: the others' shards of a cache would never come
-    encoder = seeds.encoder if rank_and_world()[1] == 1 else replace(seeds.encoder, cache=None)
+    encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
     return draw_from_clusters(
         embeddings(encoder, sentences, "seeds.encoder"), seeds.clusters, seeds.per_cluster, seeds.seed
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raoe_train.data.sentences import each_sentence
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Input
 from raoe_train.generation.rules import BREAKS, LETTER
 
 # Llama's and Qwen's, DeepSeek's, Mistral's, Gemma's
@@ -17,7 +17,7 @@ Sentences = list[tuple[int, str]]
 """(number of the row in its source, from 1; the sentence without spaces around it)."""
 
 
-def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
+def read_starts(data: Input, accept: Callable[[str], str | None]) -> tuple[Sentences, dict[str, int]]:
     """The usable sentences of data.input in order, data.max_rows at most, and how many rows were skipped by reason.
 
     Skipped and counted are empty rows, sentences that were there before, more than one line, no letters, and what
@@ -26,8 +26,6 @@ def read_starts(data: Data, accept: Callable[[str], str | None]) -> tuple[Senten
     """
     if not data.input:
         raise ValueError("data.input is missing: the sentences to begin with")
-    if data.on_error not in ("raise", "skip"):
-        raise ValueError(f"data.on_error must be raise or skip, got {data.on_error!r}")
     skipped: Counter[str] = Counter()
     kept: Sentences = []
     seen: set[str] = set()

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import os
 import timeit
-from pathlib import Path
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from raoe_train.artifacts.provenance import versions
-from raoe_train.artifacts.writing import write_json
-from raoe_train.encoders.named import Model
+from raoe_train.artifacts.resume import Output
+from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.shared import job
-from raoe_train.jobs.train import train as train_job
-from raoe_train.recipe import Option, load
 
 SENTENCES = (
     "Yes.",
@@ -28,17 +26,27 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-FASTER = 1.5  # in bfloat16, from which a recipe in float32 leaves something unused
+FASTER = 1.5  # in bfloat16, from which training in float32 leaves something unused
 # Largest difference of normalised embeddings that rounding explains, by the dtype of the weights.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 
+@dataclass
+class CheckConfig:
+    """What to check.
+
+    Args:
+        output: JSON file to write
+        overwrite: replace an output of other settings
+    """
+
+    model: Model = field(default_factory=Model)
+    output: str | None = None
+    overwrite: bool = False
+
+
 @job
-def check(
-    model: Annotated[Model, Option(word="name")] = Model(),
-    train: Annotated[str | None, "recipe of the job train: what it leaves unused of this machine"] = None,
-    output: Annotated[str | None, Option("JSON file to write", writes="file")] = None,
-) -> dict[str, Any]:
+def check(config: CheckConfig) -> dict[str, Any]:
     """Padding and batch-size invariance of a saved encoder.
 
     And which way its layers look, and what this machine is fast at.
@@ -53,14 +61,14 @@ def check(
     """
     from raoe_train.encoders.load import load_encoder
 
-    encoder = load_encoder(model).eval()
-    training = load(train_job, train).training if train else {}
-    found = {**check_encoder(encoder), "machine": _machine(encoder.device, training)}
-    result = {**found, "model": model.name, "versions": versions()}
-    if output:
-        write_json(Path(output).expanduser(), result)
+    output = None
+    if config.output:
+        output = Output(config.output, {"model": identity(config.model)}, config.overwrite, own_record=True)
+        output.finished()  # another file in the way is an error before any work
+    encoder = load_encoder(config.model).eval()
+    result = {**check_encoder(encoder), "machine": _machine(encoder.device), "model": config.model.name}
     print(_table(result))
-    return result
+    return output.finish(result) if output else {**result, "versions": versions()}
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
@@ -100,7 +108,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
     }
 
 
-def _machine(device: Any, training: dict[str, Any]) -> dict[str, Any]:
+def _machine(device: Any) -> dict[str, Any]:
     import torch
 
     def seconds(dtype: Any) -> float:
@@ -109,9 +117,7 @@ def _machine(device: Any, training: dict[str, Any]) -> dict[str, Any]:
 
     faster = seconds(torch.float32) / seconds(torch.bfloat16)
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    unused = [] if faster < FASTER or training.get("bf16") or training.get("fp16") else ["training.bf16 true"]
-    if training.get("by_length") is False:
-        unused.append("training.by_length true")
+    unused = [] if faster < FASTER else ["training.bf16 true"]
     if device.type == "cpu" and threads < cores:
         unused.append(f"OMP_NUM_THREADS={cores}")
     return {"bfloat16": round(faster, 2), "threads": threads, "cores": cores, "unused": unused}

@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 import json
-import pkgutil
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, Literal
 
-from raoe_train.artifacts.once import beside, found
 from raoe_train.artifacts.provenance import commit, digest, versions
-from raoe_train.artifacts.writing import write_json
-from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model, identity
+from raoe_train.artifacts.resume import Output, beside
+from raoe_train.config import PositiveInt, parse
+from raoe_train.data.settings import Tasks
+from raoe_train.encoders.settings import Model, identity
+from raoe_train.evaluation.analyses import ANALYSES, is_decoder
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
-from raoe_train.jobs.shared import job
-from raoe_train.recipe import Option
+from raoe_train.jobs.shared import check_paths, job
 
-ANALYSES = ("degradation", "dependency", "words")  # functions of raoe_train.studies.analyses, imported when asked for
+
+@dataclass
+class EvaluateConfig:
+    """What to evaluate.
+
+    Args:
+        tasks: NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb,
+            polarity
+        suite: tasks beside these: sts, transfer, rerank or all; mteb-english-v1 or -v2
+        classifier: classifier of transfer tasks
+        batcher: change sentences of sts and transfer as the code of bellm or angle does
+        analyses: BeLLM's analyses of the tasks' sentences
+        submission: JSON file of predictions for data.input, C-STS rows without labels
+        batch_size: sentences at a time
+        output: JSON file to write
+        overwrite: replace an output of other settings
+    """
+
+    model: Model = field(default_factory=Model)
+    tasks: list[str] = field(default_factory=list)
+    data: Tasks = field(default_factory=Tasks)
+    suite: list[str] = field(default_factory=list)
+    polarity: Polarity = field(default_factory=Polarity)
+    classifier: Classifier | None = None
+    batcher: Batcher = None
+    analyses: list[Literal["degradation", "dependency", "words"]] = field(default_factory=list)
+    submission: str | None = None
+    batch_size: PositiveInt = 64
+    output: str | None = None
+    overwrite: bool = False
 
 
 @job
-def evaluate(
-    model: Annotated[Model, Option(word="name", live=True)] = Model(),
-    tasks: Annotated[
-        list[str],
-        "NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb, "
-        "polarity",
-    ] = [],
-    data: Annotated[Data, Option(word="dir")] = Data(),
-    suite: Annotated[list[str], "tasks beside these: sts, transfer, rerank or all; mteb-english-v1, or -v2"] = [],
-    polarity: Annotated[Polarity, Option()] = Polarity(),
-    classifier: Annotated[Classifier, Option(word="name")] = Classifier(),
-    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None,
-    analyses: Annotated[list[str], "of the tasks' sentences: degradation, dependency, words"] = [],
-    submission: Annotated[
-        str | None, Option("JSON file of predictions for data.input, C-STS rows without labels", writes="file")
-    ] = None,
-    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
-    output: Annotated[str | None, "JSON file to write"] = None,
-    overwrite: Annotated[bool, "replace the output of another setting"] = False,
-) -> dict[str, Any]:
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Scores of an encoder: similarity, transfer, reranking, captions, MTEB.
 
     The result is printed as a table. With `output` it is written, and beside it OUTPUT.examples.npz, what main metrics
-    are made of, for the job `report`; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. From Python the
-    model may also be a SentenceTransformer in memory; what it gave is never found again, as nothing tells its weights
-    from others. The analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A),
+    are made of; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. The analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A),
     with plots beside `output`.
 
     Returns:
@@ -63,16 +71,24 @@ def evaluate(
             a model in memory) in the way.
         FileNotFoundError: a file or a model that is not there.
     """
+    return _evaluate(config, None)
+
+
+def evaluate_model(model: Any, **settings: Any) -> dict[str, Any]:
+    """As the job `evaluate`, of a SentenceTransformer in memory. What it gives is never taken for finished, as nothing
+    tells its weights from others."""
+    config = parse(EvaluateConfig, None, settings)
+    check_paths(config)
+    return _evaluate(config, model)
+
+
+def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
     # before the model is loaded, so that a misspelt task costs no time
-    prompt = conditional_prompt(model)
-    for name in analyses:
-        if name not in ANALYSES:
-            raise ValueError(f"analyses must be of {', '.join(ANALYSES)}, got {name!r}")
-    rows = read_unlabelled(data.input, data.columns, prompt) if submission else None
-    path = Path(output).expanduser() if output else None
-    named = isinstance(model, Model)
-    model_settings = identity(model) if named else None
-    words = [*tasks, *(task for task in suite_tasks(suite) if task not in tasks)]
+    data, prompt = config.data, conditional_prompt(config.model if model is None else model)
+    rows = read_unlabelled(data.input, data.columns, prompt) if config.submission else None
+    model_settings = identity(config.model) if model is None else None
+    words = [*config.tasks, *(task for task in suite_tasks(config.suite) if task not in config.tasks)]
+    path = Path(config.output).expanduser() if config.output else None
     read: dict[str, Task] = {}
     if words or rows is None:
         read = read_tasks(
@@ -81,42 +97,41 @@ def evaluate(
             columns=data.columns,
             on_error=data.on_error,
             prompt=prompt,
-            # a folder for each state of the model: mteb tells models by their names, which a model trained anew keeps
-            cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and named else None,
-            polarity=polarity,
-            classifier=classifier,
-            batcher=batcher,
+            # a folder for each state of the model: mteb tells models by their names, which a model trained again keeps
+            cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
+            polarity=config.polarity,
+            classifier=config.classifier,
+            batcher=config.batcher,
         )
     settings = {
         "model": model_settings,
         "tasks": {word: digest(task.content) for word, task in read.items()},
-        "analyses": analyses,
+        "analyses": config.analyses,
     }
-    result = None
-    if path and path.is_dir():
-        raise ValueError(f"output {path} is a folder: name a file")
-    if path and not named and path.exists() and not overwrite:
-        raise ValueError(f"output {path} is there already, and the model is one in memory; overwrite replaces it")
-    if path and named and rows is None:
-        result = found(path, settings, overwrite, summary=path)
-    if result is None:
+    output = Output(config.output, settings, config.overwrite, own_record=True) if config.output else None
+    result = output.finished() if output else None
+    if result and model is not None and not config.overwrite:
+        raise ValueError(f"output {path} exists, and the model is one in memory: choose another, or --overwrite it")
+    if result is None or model is not None or rows is not None:
         from raoe_train.encoders.load import load_encoder
 
-        encoder = load_encoder(model) if named else model
-        if "words" in analyses and not pkgutil.resolve_name("raoe_train.studies.analyses:is_decoder")(encoder):
-            raise ValueError(f"analyses words: {model.name if named else 'the model'} is no decoder: it writes none")
+        encoder = load_encoder(config.model) if model is None else model
+        if "words" in config.analyses and not is_decoder(encoder):
+            raise ValueError("analyses words: the model is no decoder and writes none")
         outcomes: dict[str, Outcomes] = {}
-        result = evaluate_tasks(encoder, read, batch_size, outcomes)
-        if analyses:
-            made = {name: pkgutil.resolve_name(f"raoe_train.studies.analyses:{name}") for name in analyses}
-            result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
+        result = evaluate_tasks(encoder, read, config.batch_size, outcomes)
+        if config.analyses:
+            result["analyses"] = {
+                name: ANALYSES[name](encoder, read, path, config.batch_size) for name in config.analyses
+            }
         if rows is not None:
-            result["predictions"] = submit(encoder, rows, str(submission), batch_size)
-        made_by = model.name if named else None
-        result.update(model=made_by, versions=versions(), commit=commit(), settings=settings)
-        if path:
-            write_outcomes(path, outcomes, settings)
-            write_json(path, result)
+            result["predictions"] = submit(encoder, rows, str(config.submission), config.batch_size)
+        result.update(model=config.model.name if model is None else None, commit=commit())
+        if output:
+            write_outcomes(output.path, outcomes, settings)
+            result = output.finish(result)
+        else:
+            result = {**result, "versions": versions(), "settings": settings}
     if read:
         print(table(result))
     for name, analysed in result.get("analyses", {}).items():

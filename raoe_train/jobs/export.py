@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from raoe_train.artifacts.writing import replacing_folder
+from raoe_train.artifacts.resume import Output, replacing_model
 from raoe_train.encoders.load import check_whole
-from raoe_train.encoders.named import Model
-from raoe_train.jobs.shared import folder_to_write, job
-from raoe_train.recipe import Option
+from raoe_train.encoders.settings import Model, identity
+from raoe_train.jobs.shared import job, needed
+
+
+@dataclass
+class ExportConfig:
+    """What to export.
+
+    Args:
+        merge: make one model of a LoRA adapter and its base
+        output: directory to write
+        overwrite: replace a model that an earlier export wrote there
+    """
+
+    model: Model = field(default_factory=Model)
+    merge: bool = False
+    output: str | None = None
+    overwrite: bool = False
 
 
 @job
-def export(
-    model: Annotated[Model, Option(word="name")] = Model(),
-    merge: Annotated[bool, "make one model of a LoRA adapter and its base"] = False,
-    output: Annotated[str | None, "directory to write"] = None,
-    overwrite: Annotated[bool, "replace what is in output"] = False,
-) -> dict[str, Any]:
+def export(config: ExportConfig) -> dict[str, Any]:
     """Save an encoder with its adapter merged in.
 
     Where no layer is bidirectional the decoder is saved as what it is, which loads anywhere; otherwise the model loads
@@ -26,22 +37,30 @@ def export(
     over 4-bit weights is merged into the base model's own.
 
     Returns:
-        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model"}. ValueError for an output
-        that is not empty and not to be overwritten, or an adapter without --merge; FileNotFoundError for no model.
+        {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
+
+    Raises:
+        ValueError: an adapter without `merge`, or an output in the way.
+        FileNotFoundError: no model.
     """
     from sentence_transformers import SentenceTransformer
 
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
+    model = config.model
     source = Path(model.name).expanduser()
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
-    folder = folder_to_write(output, overwrite, model.name)
+    target = needed(config.output, "output", "the directory to write to")
+    output = Output(target, {"model": identity(model), "merge": config.merge}, config.overwrite, folder=True)
+    if finished := output.finished():
+        print(f"{target} is finished, from the same model")
+        return finished
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()
-    if (ours or theirs) and not merge:
+    if (ours or theirs) and not config.merge:
         raise ValueError(f"{source} is an adapter: --merge makes one model of it and its base")
     options: dict[str, Any] = {"dtype": model.dtype} if model.dtype else {}
     if ours:
@@ -57,10 +76,11 @@ def export(
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder
-    with replacing_folder(folder) as made:
+    output.begin()
+    with replacing_model(output) as made:
         encoder.save_pretrained(str(made))
-    print(f"{'merged, ' if ours or theirs else ''}saved to {folder}")
-    return {"output": str(folder), "merged": ours or theirs, "bidirectional_layers": layers, "model": model.name}
+    print(f"{'merged, ' if ours or theirs else ''}saved to {target}")
+    return output.finish({"merged": ours or theirs, "bidirectional_layers": layers, "model": model.name})
 
 
 def _merged(adapter: Path, options: dict[str, Any]) -> Any:

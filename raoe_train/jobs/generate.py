@@ -2,38 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
-from dataclasses import fields
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
+from filelock import FileLock
 from tqdm import tqdm
 
-from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
+from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model, identity
+from raoe_train.data.settings import Input
+from raoe_train.encoders.settings import Model, identity
 from raoe_train.encoders.sizes import check_fits
+from raoe_train.generation.decoding import GuidedDecoder
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
+from raoe_train.generation.sampling import Sampling
 from raoe_train.generation.seeds import Seeds, select_seeds
 from raoe_train.generation.starts import acceptable, read_starts
-from raoe_train.jobs.shared import file_to_write, job
-from raoe_train.recipe import Option, parameters
+from raoe_train.jobs.shared import job, needed
+
+
+@dataclass
+class GenerateConfig:
+    """What to generate.
+
+    Args:
+        output: .jsonl file to write
+        overwrite: replace an output of other settings
+    """
+
+    model: LanguageModel = field(default_factory=LanguageModel)
+    data: Input = field(default_factory=Input)
+    seeds: Seeds = field(default_factory=Seeds)
+    generation: Generation = field(default_factory=Generation)
+    output: str | None = None
+    overwrite: bool = False
 
 
 @job(together=True)
-def generate(
-    data: Annotated[Data, Option(word="input")] = Data(),
-    model: Annotated[LanguageModel, Option(word="name")] = LanguageModel(),
-    seeds: Annotated[Seeds, Option()] = Seeds(),
-    generation: Annotated[Generation, Option()] = Generation(),
-    output: Annotated[str | None, ".jsonl file to write"] = None,
-    overwrite: Annotated[bool, "replace the output of another setting"] = False,
-) -> dict[str, Any]:
+def generate(config: GenerateConfig) -> dict[str, Any]:
     """Chains of sentences that move away from one step by step.
 
     OUTPUT has {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"} a line; `id` is the
@@ -50,22 +64,21 @@ def generate(
         ValueError: a setting that cannot be, a row that is no text, or the output of other settings in the way.
         FileNotFoundError: no such input or model.
     """
-    from raoe_train.generation.sampling import Sampling
-
-    if output and not output.endswith(".jsonl"):
-        raise ValueError(f"output must name a .jsonl file, got {output!r}")
-    path = file_to_write(output, data.input, "the sentences to begin with")
-    ledger = Ledger(path, "chain", "sentences", *rank_and_world())
-    sampling = Sampling.of(generation.decoding, [known.name for known in fields(Generation)])
-    asks = _endpoint(model, generation, sampling)
+    data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
+    needed(data.input, "data.input", "the sentences to begin with")
+    path = needed(config.output, "output", "the .jsonl file to write")
+    if not path.endswith(".jsonl"):
+        raise ValueError(f"output must name a .jsonl file, got {path!r}")
+    asks = _endpoint(model, generation)
     tokenizer = None if asks else load_tokenizer(model)
     if not asks:
-        check_fits(Model(**vars(model)), train=False)  # type: ignore[arg-type]
+        check_fits(Model(**vars(model)), train=False)
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
+    sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
         # without a chat template nothing but an end of line tells a model that its turn is over
         single = generation.method == "single-step"
-        sampling.stop_strings = [f"\n{generation.steps + 1}."] if single else ["\n"]
+        sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
         "model": identity(LanguageModel(model.name) if asks else model),
@@ -74,30 +87,21 @@ def generate(
         "input": digest(sentences),
         "seeds": seeds.effective(),
     }
-    with ledger.locked():
-        found = ledger.claim(settings, overwrite)
-        if found is not None and "output" in found:
-            print(f"{ledger.output} is there already, from the same model and sentences")
-            return found
-        if found is None:
-            found = {"settings": settings, "selected": None}  # all
-            if seeds.encoder.name:
-                # what the clusters chose is kept: another number of threads may choose otherwise
-                chosen = select_seeds([sentence for _, sentence in sentences], seeds)
-                found["selected"] = [sentences[place][0] for place in chosen]
-            write_json(ledger.summary, found)
-    if found["selected"] is not None:
-        kept = set(found["selected"])
-        sentences = [(key, sentence) for key, sentence in sentences if key in kept]
-
-    with ledger.writing():
-        done = ledger.done()
-        ours = sentences[ledger.rank :: ledger.world]
+    output = Output(path, settings, config.overwrite)
+    if finished := output.finished():
+        print(f"{path} is finished, from the same model and sentences")
+        return finished
+    if seeds.encoder is not None:
+        chosen = set(_selected(output.parts / "selected.json", sentences, seeds))
+        sentences = [(key, sentence) for key, sentence in sentences if key in chosen]
+    rank, world = rank_and_world()
+    lines = Lines(output)
+    with lines.writing():
+        done = lines.done()
+        ours = sentences[rank::world]
         waiting = [(key, sentence) for key, sentence in ours if key not in done]
         run: dict[str, Any] = {}
         if waiting:
-            from raoe_train.generation.decoding import GuidedDecoder
-
             decoder = asks or GuidedDecoder(load_language_model(model), tokenizer, sampling)
             line = {
                 "method": generation.method,
@@ -106,35 +110,42 @@ def generate(
                 "versions": versions(),
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
-            run = _write(grow(chains, decoder, generation.batch_size), ledger, line, len(ours), len(waiting))
-    with ledger.locked():
-        found = ledger.claim(settings, False) or found
-        if "output" in found:  # another process has ended since
-            return found
-        merged = ledger.finish(
+            run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(ours), len(waiting))
+    with FileLock(output.parts / "merge.lock"):
+        if finished := output.finished():  # another process has ended since
+            return finished
+        merged = lines.merge(
             [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
         )
         if merged is None:
             print(f"{len(waiting)} chains are done; other processes have some to finish")
-            return {"output": str(ledger.output), "waiting": True, "run": run}
+            return {"output": path, "waiting": True, "run": run}
         good, bad = merged
         result = {
-            "output": str(ledger.output),
             "chains": len(good),
             "sentences": sum(length for length, _ in good),
             "failed_chains": dict(Counter(reason.partition(":")[0] for _, reason in bad).most_common()),
             "skipped": skipped,
             "model": model.name,
-            "versions": versions(),
             "run": run,
-            "settings": settings,
         }
-        write_json(ledger.summary, result)
+        result = output.finish(result)
     _print(result)
     return result
 
 
-def _endpoint(model: LanguageModel, generation: Generation, sampling: Any) -> Any:
+def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
+    """The ids of the sentences that the clusters chose, of one process for all; another number of threads may choose
+    otherwise, so that the choice is kept with the unfinished work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            places = select_seeds([sentence for _, sentence in sentences], seeds)
+            write_json(path, [sentences[place][0] for place in places])
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _endpoint(model: LanguageModel, generation: Generation) -> Any:
     """What asks a model that is served elsewhere; None where it is to be here."""
     if not generation.endpoint:
         return None
@@ -147,23 +158,23 @@ def _endpoint(model: LanguageModel, generation: Generation, sampling: Any) -> An
         )
     if not model.name:
         raise ValueError("model.name is missing: the language model, as the endpoint calls it")
-    for name, (_, default, _) in parameters(LanguageModel).items():
-        if name not in ("name", "dtype") and getattr(model, name) != default:  # the recipe has a dtype
-            raise ValueError(f"model.{name} has no effect on a model that generation.endpoint has")
+    for each in fields(LanguageModel):
+        if each.name not in ("name", "dtype") and getattr(model, each.name) != each.default:  # the recipe has a dtype
+            raise ValueError(f"model.{each.name} has no effect on a model that generation.endpoint has")
     return Endpoint(
-        generation.endpoint, model.name, sampling, chat=generation.chat is not False, key=generation.key
+        generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key
     )
 
 
-def _write(grown: Any, ledger: Ledger, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
+def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
     """Write chains as they finish, `waiting` of `ours`; how many, and how fast."""
     tokens, began = 0, time.perf_counter()
-    with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=ledger.rank or None) as bar:
+    with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=rank_and_world()[0] or None) as bar:
         for chain in grown:
             written: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
             if chain.reason is not None:
                 written |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
-            ledger.write(written)
+            lines.write(written)
             tokens += chain.tokens
             bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tokens/s", refresh=False)
             bar.update()

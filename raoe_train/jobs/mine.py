@@ -3,60 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any, Literal
 
 import numpy as np
 
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.data.files import write_rows
+from raoe_train.artifacts.resume import Output
+from raoe_train.config import Cosine, PositiveInt, Seed, Share
+from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.labelled import classes as classes_of
 from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.mined_examples import COLUMNS, Neighbours, as_rows, pairs, random_pairs, thinned, triplets
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Input
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.named import FrozenEncoder, identity
+from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.encoders.neighbours import nearest_by_class
-from raoe_train.jobs.shared import file_to_write, job
-from raoe_train.recipe import Option
+from raoe_train.jobs.shared import job, needed
+
+Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"]
 
 
 @dataclass
 class Mining:
-    """Which neighbours make examples."""
+    """Which neighbours make examples.
 
-    GONE: ClassVar[dict[str, str]] = {
-        "search": "exact search is all there is; leave it out",
-        "batch_size": "say model.batch_size",
-    }
+    Args:
+        k: nearest neighbours of each sentence, of its own class and of the others
+        threshold: use only neighbours whose cosine is above it
+        drop: share of the examples to leave out, at random
+        count: largest number of examples, drawn at random
+        seed: seed of what is left out
+        cache: directory that keeps embeddings and neighbours for other losses
+    """
 
-    k: Annotated[int, Option("nearest neighbours of each sentence, of its own class and of the others", least=1)] = 16
-    threshold: Annotated[float, Option("only neighbours whose cosine is above it", least=-1, below=1)] = 0.5
-    drop: Annotated[float, Option("share of the examples to leave out, at random", least=0, below=1)] = 0.0
-    count: Annotated[int | None, Option("at most so many examples, drawn at random", least=1)] = None
-    seed: Annotated[int, Option("of what is left out", least=0, below=2**32)] = 42
-    cache: Annotated[
-        str | None,
-        Option("directory that keeps embeddings and neighbours for other losses [until the end]", writes="folder"),
-    ] = None
+    k: PositiveInt = 16
+    threshold: Cosine = 0.5
+    drop: Share = 0.0
+    count: PositiveInt | None = None
+    seed: Seed = 42
+    cache: str | None = None
+
+
+@dataclass
+class MineConfig:
+    """What to mine.
+
+    Args:
+        model: encoder whose neighbours make examples
+        loss: what `train` is to learn from them: triplet, contrastive, online_contrastive, multiple_negatives or mse
+            (random pairs)
+        output: file to write
+        overwrite: replace an output of other settings
+    """
+
+    model: FrozenEncoder = field(default_factory=FrozenEncoder)
+    data: Input = field(default_factory=Input)
+    loss: Mined = "triplet"
+    mining: Mining = field(default_factory=Mining)
+    output: str | None = None
+    overwrite: bool = False
 
 
 @job
-def mine(
-    data: Annotated[Data, Option(word="input")] = Data(),
-    model: Annotated[FrozenEncoder, Option(word="name")] = FrozenEncoder(),
-    loss: Annotated[str, f"{', '.join(COLUMNS)} (random pairs)"] = "triplet",
-    mining: Mining = Mining(),
-    output: Annotated[str | None, "file to write"] = None,
-    overwrite: Annotated[bool, "replace the output of another setting"] = False,
-) -> dict[str, Any]:
+def mine(config: MineConfig) -> dict[str, Any]:
     """Examples for contrastive losses from labelled texts, by their neighbours.
 
     The margins paper's section 3.4: of every sentence the k nearest of its own class and the k nearest of all other
-    classes, above a threshold, are combined to what `train` with loss.name `loss` reads, one example a row, and
+    classes, above a threshold, are combined to what `train` with such a loss reads, one example a row, and
     thinned. Embeddings and neighbours are kept in OUTPUT.parts/ until OUTPUT is written, or in mining.cache.
 
     Returns:
@@ -70,14 +87,16 @@ def mine(
             that leaves nothing, an encoder that gives NaN, a malformed row, or the output of other settings in the way.
         FileNotFoundError: no such input or encoder.
     """
-    path = file_to_write(output, data.input, "the labelled texts")
-    if loss not in COLUMNS:
-        raise ValueError(f"loss must be one of {', '.join(COLUMNS)}, got {loss!r}")
+    data, model, mining = config.data, config.model, config.mining
+    source = needed(data.input, "data.input", "the labelled texts")
+    path = Path(needed(config.output, "output", "the file to write"))
+    known_kind(path)
+    loss = config.loss
     if loss == "mse" and mining.count is None:
         raise ValueError("mining.count is missing: how many random pairs to draw for loss mse")
-    if loss != "mse" and not model.name:
-        raise ValueError("--model.name is missing: the encoder whose neighbours make examples")
-    texts, counts = distinct(*labelled_table(str(data.input), columns=data.columns or None, on_error=data.on_error))
+    if loss != "mse":
+        needed(model.name, "model.name", "the encoder whose neighbours make examples")
+    texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
     sentences, labels, sizes = texts["text"][:], texts["label"][:], classes_of(texts)
@@ -94,16 +113,17 @@ def mine(
         "columns": columns,
         "mining": {key: value for key, value in asdict(mining).items() if key != "cache"},
     }
-    if done := once.found(path, settings, overwrite):
-        print(f"{path} is there already, from the same texts and settings")
-        return done
+    output = Output(path, settings, config.overwrite)
+    if finished := output.finished():
+        print(f"{path} is finished, from the same texts and settings")
+        return finished
 
     classes = np.unique(labels, return_inverse=True)[1]
     result: dict[str, Any] = {}
     if loss == "mse":
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        cache = Path(mining.cache).expanduser() if mining.cache else once.parts(path, settings)
+        cache = Path(mining.cache).expanduser() if mining.cache else output.parts
         found = neighbours(model, sentences, classes, mining, cache)
         draw = thinned(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
@@ -117,8 +137,8 @@ def mine(
             f"{data.input}: no sentence has the neighbours of a {loss} example above mining.threshold "
             f"{mining.threshold:g}: lower it"
         )
-    once.claim(path, settings)
-    write_rows(path, columns, as_rows(columns, examples, sentences))
+    output.begin()
+    write_rows(output.path, columns, as_rows(columns, examples, sentences))
     kinds = (1, 0) if columns[-1] in ("label", "score") else ()
     result |= {
         "examples": len(examples),
@@ -128,7 +148,7 @@ def mine(
         "classes": sizes,
         "read": counts,
     }
-    result = once.finish(path, settings, result)
+    result = output.finish(result)
     _print(result, mining.count)
     return result
 
@@ -146,8 +166,8 @@ def neighbours(
         return table
 
     made_from = {"model": identity(model), "texts": digest([list(texts), classes.tolist()]), "k": mining.k}
-    folder = cache / digest({**made_from, "shard": once.SHARD})[:16]
-    table = np.concatenate(once.in_shards(folder, range(len(texts)), once.SHARD, found, "neighbours"))
+    folder = cache / digest({**made_from, "shard": resume.SHARD})[:16]
+    table = np.concatenate(resume.in_shards(folder, range(len(texts)), resume.SHARD, found, "neighbours"))
     counts = (table["cosine"] > mining.threshold).sum(axis=2)
     if not counts.any():
         own, others = table["cosine"].max(axis=(0, 2))

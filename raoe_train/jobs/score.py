@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import figures, once
+from raoe_train.artifacts import figures, resume
 from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.artifacts.resume import Output
+from raoe_train.config import PositiveInt, make
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs_to_score import PairsToScore
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Input
 from raoe_train.encoders.embed import cosines
 from raoe_train.encoders.frozen import embedder
-from raoe_train.encoders.named import FrozenEncoder, identity
-from raoe_train.jobs.shared import file_to_write, job
-from raoe_train.recipe import Option, convert
+from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.jobs.shared import job, needed
 
 ADDED = ("score_1", "score_2", "score")
 TEACHERS: dict[str, dict[str, Any]] = {
@@ -33,17 +35,32 @@ TEACHERS: dict[str, dict[str, Any]] = {
 adapters it used; this is the one for similarity. Both bring code, which runs only where it is asked for."""
 
 
+@dataclass
+class ScoreConfig:
+    """What to score.
+
+    Args:
+        teachers: two encoders by path or hub name; by default the paper's two
+        teacher: settings of one teacher, such as {NAME: {prompt: 'query: ', task: text-matching}}
+        trust_remote_code: run code that comes with the teachers, as the paper's two need
+        batch_size: sentences at a time
+        device: torch device; by default the best there is
+        output: file to write
+        overwrite: replace an output of other settings
+    """
+
+    data: Input = field(default_factory=Input)
+    teachers: list[str] = field(default_factory=list)
+    teacher: dict[str, dict[str, Any]] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    batch_size: PositiveInt = 64
+    device: str | None = None
+    output: str | None = None
+    overwrite: bool = False
+
+
 @job(together=True)
-def score(
-    data: Annotated[Data, Option(word="input")] = Data(),
-    teachers: Annotated[list[str], "encoders by name or path; by default the paper's two"] = [],
-    teacher: Annotated[dict[str, Any], "options of one teacher: {NAME: {prompt: ..., task: ...}}"] = {},
-    trust_remote_code: Annotated[bool, "run code that comes with the teachers, as the paper's two need"] = False,
-    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64,
-    device: Annotated[str | None, "torch device"] = None,
-    output: Annotated[str | None, "file to write"] = None,
-    overwrite: Annotated[bool, "replace the output of another setting"] = False,
-) -> dict[str, Any]:
+def score(config: ScoreConfig) -> dict[str, Any]:
     """Add S = (S1 + S2) / 2 from teacher encoders to sentence pairs.
 
     (The RAOE paper's Eq. 4.) OUTPUT has data.input's rows as they are, those without a gold label too, with columns
@@ -62,33 +79,37 @@ def score(
             malformed row, nothing to score, or the output of other settings in the way.
         FileNotFoundError: no such input or teacher.
     """
-    path = file_to_write(output, data.input, "the pairs to score")
-    chosen = resolve_teachers(teachers, teacher, batch_size, device, trust_remote_code)
+    data = config.data
+    needed(data.input, "data.input", "the pairs to score")
+    path = Path(needed(config.output, "output", "the file to write"))
+    chosen = resolve_teachers(config)
     table = PairsToScore(data, known_kind(path), ADDED)
     settings = {
         "teachers": [identity(encoder) for encoder in chosen],
         "input": table.digest,
-        "rows": len(table.labels),
-        "shard": once.SHARD,
+        "data": {key: value for key, value in asdict(data).items() if key != "input"},
+        "shard": resume.SHARD,
     }
-    if done := once.found(path, settings, overwrite):
-        print(f"{path} is there already, from the same input and teachers")
-        return done
+    output = Output(path, settings, config.overwrite)
+    if finished := output.finished():
+        print(f"{path} is finished, from the same input and teachers")
+        return finished
     shards = []
     for number, encoder in enumerate(chosen, 1):
-        folder = once.parts(path, settings) / f"score_{number}"
-        shards.append(once.share(folder, table.pairs, once.SHARD, _scorer(encoder), str(encoder.name)))
+        folder = output.parts / f"score_{number}"
+        shards.append(resume.share(folder, table.pairs, resume.SHARD, _scorer(encoder), str(encoder.name)))
         gc.collect()  # one teacher in memory at a time
     if rank_and_world()[0] > 0:
-        return once.awaited(path, settings)
-    first, second = (np.concatenate(once.gathered(files)) for files in shards)
+        return output.awaited()
+    first, second = (np.concatenate(resume.gathered(files)) for files in shards)
     mean = (first + second) / 2
     added = (dict(zip(ADDED, map(float, values), strict=True)) for values in zip(first, second, mean, strict=True))
     rows = ({**fields, **values} for fields, values in zip(table.rows(), added, strict=True))
-    write_rows(path, [*table.columns, *ADDED], rows)
+    output.begin()
+    write_rows(output.path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
     if by_label:
-        figures.pictures(lambda: _plot(by_label, once.beside(path, ".png")))
+        figures.pictures(lambda: _plot(by_label, resume.beside(output.path, ".png")))
     result = {
         "rows": len(mean),
         "left_out": table.left_out,
@@ -100,14 +121,13 @@ def score(
         "teachers": [encoder.name for encoder in chosen],
     }
     print(f"{len(mean)} pairs scored, mean {result['mean']:.4f} -> {path}")
-    return once.finish(path, settings, result)
+    return output.finish(result)
 
 
-def resolve_teachers(
-    names: list[str], options: Mapping[str, Any], batch_size: int = 64, device: str | None = None, trust: bool = False
-) -> list[FrozenEncoder]:
-    """Two teachers with their options, the paper's by default; ValueError for unknown teachers or options, the paper's
-    without `trust` in their code, or a folder that has the name of one of them."""
+def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
+    """Two teachers with their settings, the paper's by default; ValueError for unknown teachers or settings, the paper's
+    without trust_remote_code, or a folder that has the name of one of them."""
+    names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(of.get("trust_remote_code") for of in options.values()):
         raise ValueError(
             f"the paper's teachers ({', '.join(TEACHERS)}) bring code of their own, which would run here: "
@@ -119,16 +139,12 @@ def resolve_teachers(
     names = list(names) or list(TEACHERS)
     if len(names) != 2 or names[0] == names[1]:
         raise ValueError(f"teachers must name two different encoders, got {names}")
-    for name, given in options.items():
+    for name in options:
         if name not in names:
             raise ValueError(f"teacher has options for {name!r}, which is not among the teachers: {', '.join(names)}")
-        if not isinstance(given, Mapping):
-            raise ValueError(f"teacher.{name} must be a mapping of keys, got {given!r}")
-    runs = {"batch_size": batch_size, "device": device, "trust_remote_code": trust}
+    runs = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
     return [
-        convert(
-            FrozenEncoder, {**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name}, f"teacher.{name}"
-        )
+        make(FrozenEncoder, f"teacher {name}", **{**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name})
         for name in names
     ]
 

@@ -1,85 +1,89 @@
-"""What jobs share: how they are called, and what becomes of their output."""
+"""What jobs share: how they are called, and which paths they may write."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import inspect
-from collections.abc import Callable
+import typing
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.disk_errors import explained
-from raoe_train.artifacts.processes import owned, rank_and_world
-from raoe_train.artifacts.writing import see_writable
-from raoe_train.data.files import known_kind
-from raoe_train.data.sources import pool
-from raoe_train.recipe import arguments, parameters
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.artifacts.resume import owned
+from raoe_train.artifacts.writing import check_writable
+from raoe_train.config import parse, to_dict
+
+WRITTEN = {"submission": "file", "cache": "folder"}  # keys, beside output, of paths that are written
 
 
-def job(function: Callable[..., Any] | None = None, *, together: bool = False) -> Any:
-    """A job: a function that takes what its recipe may say, from a recipe or from Python alike, and has its output, if
-    it has one, to itself.
+def job(function: Callable[[Any], dict[str, Any]] | None = None, *, together: bool = False) -> Any:
+    """A job: a function of one configuration object that has its output to itself.
+
+    It becomes a function of a recipe (a YAML file or the name of a shipped one) and settings on top of it, nested
+    (``model={"name": "x"}``) or dotted (``**{"model.name": "x"}``); or of the configuration object alone.
 
     Args:
-        function: its parameters are declared as raoe_train.recipe says, and arguments are brought to these types.
+        function: its parameter `config` is a dataclass, which may have `output` and `overwrite`.
         together: whether several processes (torchrun's) do it together; others are for one process, else ValueError.
     """
     if function is None:
         return functools.partial(job, together=together)
+    work, config_class = function, typing.get_type_hints(function)["config"]
 
-    @functools.wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
-        if not together and rank_and_world()[1] > 1:
-            raise ValueError(f"{function.__name__} is for one process: start it without torchrun")
-        values = arguments(function, inspect.signature(function).bind_partial(*given, **named).arguments)
-        _see_places(function, values)
-        output = getattr(values, "output", None)
-        alone: Any = contextlib.nullcontext()
-        if output and rank_and_world()[0] == 0:
-            alone = owned(Path(output), getattr(values, "overwrite", False))
+    @functools.wraps(work)
+    def call(recipe: Any = None, /, **settings: Any) -> dict[str, Any]:
+        config = recipe if isinstance(recipe, config_class) else parse(config_class, recipe, settings)
+        rank, world = rank_and_world()
+        if not together and world > 1:
+            raise ValueError(f"{work.__name__} is for one process: start it without torchrun")
+        check_paths(config)
+        output = getattr(config, "output", None)
+        alone: Any = owned(output) if output and rank == 0 else contextlib.nullcontext()
         with explained(output), alone:
-            return function(**vars(values))
+            return work(config)
 
+    call.config = config_class  # type: ignore[attr-defined]
     return call
 
 
-def _see_places(of: Any, values: Any, where: str = "") -> None:
-    """That what a job, or a section, is told to write can be written, before any work."""
-    for name, parameter in parameters(of).items():
-        value = getattr(values, name)
-        if dataclasses.is_dataclass(value):
-            _see_places(type(value), value, f"{where}{name}.")
-        elif value and parameter.option.writes:
-            see_writable(Path(value).expanduser(), parameter.option.writes, where + name)
+def check_paths(config: Any) -> None:
+    """ValueError where a path to write cannot be written or is an input, or lies in one, or holds one."""
+    settings = to_dict(config)
+    written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] in WRITTEN}
+    for key, value in written.items():
+        check_writable(Path(value).expanduser(), WRITTEN[key.split(".")[-1]], key)
+    if not settings.get("output"):
+        return
+    output = Path(settings["output"]).expanduser().resolve()
+    for key, value in _texts(settings):
+        if key == "output" or key in written:
+            continue
+        for part in {value, *value.split("+")}:
+            path = Path(part.partition("#")[0]).expanduser()
+            if not part or not path.exists():
+                continue
+            path = path.resolve()
+            if path == output:
+                raise ValueError(f"output {output} is {key}, an input: choose another output")
+            if output in path.parents:
+                raise ValueError(f"output {output} holds {key} {part}, an input: choose another output")
+            if path in output.parents and (path / "modules.json").is_file():
+                raise ValueError(f"output {output} lies in {key} {part}, a model: choose another output")
 
 
-def file_to_write(output: str | None, source: str | None, what: str) -> Path:
-    """The path of `output`, whose suffix names a format; not that of `source`, the rows to read: `what`, for errors."""
-    if not source:
-        raise ValueError(f"--data.input is missing: {what}")
-    if not output:
-        raise ValueError("--output is missing: the file to write")
-    path = Path(output).expanduser()
-    known_kind(path)
-    if path.resolve() in [Path(part.partition("#")[0]).expanduser().resolve() for part in pool(source)]:
-        raise ValueError(f"output {path} is the input itself")
-    return path
+def _texts(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, text) of all texts in nested values."""
+    if isinstance(values, str):
+        yield where, values
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values if isinstance(values, list) else ()):
+        key = where if isinstance(values, list) else f"{where}.{name}" if where else str(name)
+        yield from _texts(value, key)
 
 
-def folder_to_write(output: str | None, overwrite: bool, *models: str) -> Path:
-    """The path of the folder `output` for a model: it is not there, or empty, or holds a model that is to be
-    overwritten. None of `models`, which the new one is made from, lies in it, nor it in one of them."""
-    if not output:
-        raise ValueError("--output is missing: the directory to write to")
-    folder = Path(output).expanduser()
-    theirs = (folder / "modules.json").is_file()
-    if folder.is_dir() and any(folder.iterdir()) and not (overwrite and theirs):
-        can = "or --overwrite it" if theirs else "as it holds no model that could be overwritten"
-        raise ValueError(f"{folder} is not empty; choose another output, {can}")
-    for name in models:
-        its, ours = Path(name).expanduser().resolve(), folder.resolve()
-        if its.is_dir() and (ours in (its, *its.parents) or its in ours.parents):
-            raise ValueError(f"output {folder} and {name}, its source, are one folder, or one holds the other")
-    return folder
+def needed(value: str | None, key: str, what: str) -> str:
+    """A setting that has no default; ValueError where it is missing."""
+    if not value:
+        raise ValueError(f"--{key} is missing: {what}")
+    return value

@@ -4,161 +4,186 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
+
+import raoe_kernels
+import torch
+import yaml
+from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers import EarlyStoppingCallback, set_seed
 
 from raoe_train.artifacts.figures import pictures
-from raoe_train.artifacts.processes import first_speaks, in_first, rank_and_world
-from raoe_train.artifacts.provenance import commit, versions
-from raoe_train.artifacts.writing import write_json
+from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
+from raoe_train.artifacts.provenance import PICTURES, commit, versions
+from raoe_train.artifacts.resume import Output
+from raoe_train.artifacts.writing import read_json, write_json, write_text
+from raoe_train.config import Choice, to_dict
 from raoe_train.data.settings import Data
-from raoe_train.encoders.interpolation import best_between, weights_of
-from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.data.tables import Texts
+from raoe_train.encoders.frozen import embedder, remembered
+from raoe_train.encoders.settings import SCRATCH, Model
+from raoe_train.encoders.sizes import check_fits
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
-from raoe_train.jobs.shared import job
-from raoe_train.recipe import Option
+from raoe_train.jobs.shared import job, needed
+from raoe_train.losses import Loss, RAOELoss
+from raoe_train.losses.reads import LISTS
 from raoe_train.training.account import in_words, plot_changes
-from raoe_train.training.arguments import trainer_settings
+from raoe_train.training.arguments import (
+    Training,
+    check_training,
+    declare_training,
+    for_all_processes,
+    trainer_settings,
+)
+from raoe_train.training.callbacks import LogFile, keep_events
+from raoe_train.training.dry_run import would_take
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
+from raoe_train.training.model_card import save_with_card
+from raoe_train.training.plot import plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
+    FILES,
     INITIAL,
+    LOG,
+    METRICS,
+    RECIPE,
     TEACHER,
-    begin,
-    claim,
     clear_unfinished,
-    keep_events,
-    log_writer,
-    made_from,
     newest_checkpoint,
+    settings_of,
     starting_encoder,
 )
+from raoe_train.training.trainer import Trainer
+from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
 
-LOSS = Option(convert="raoe_train.losses.registry:loss_settings", keys="raoe_train.losses.registry:loss_keys")
+ESSENTIALS = """Most runs need ten settings:
+
+  --model.name NAME                            encoder to train, by path or hub name
+  --data.train FILE [FILE ...]                 pairs to train on
+  --data.dev FILE                              development pairs; the best encoder on them is kept
+  --loss CLASS                                 what to train with, such as CoSENTLoss; --loss.KEY VALUE sets a keyword
+  --training.num_train_epochs N                passes over the data
+  --training.per_device_train_batch_size N     rows of a batch
+  --training.learning_rate RATE                peak learning rate
+  --training.seed N                            seed of everything that is drawn
+  --evaluation.tasks NAME [NAME ...]           tasks to evaluate before and after
+  --output DIR                                 directory to write; run again to resume
+
+  raoe-train train adapt --model.name all-MiniLM-L6-v2 --data.train pairs.tsv --output out
+
+--loss.help CLASS lists the keywords of a loss. Under `training`, any field of SentenceTransformerTrainingArguments is a
+key, too."""
+
+
+@dataclass
+class TrainConfig:
+    """What to train.
+
+    Args:
+        output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
+        overwrite: replace what another recipe left in output
+        dry_run: estimate steps, memory and time; load no weights, write nothing
+    """
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    teacher: Teacher = field(default_factory=Teacher)
+    loss: Choice = field(default_factory=lambda: Choice("raoe_train.losses.RAOELoss"))
+    training: Training = field(default_factory=Training)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    polarity: Polarity = field(default_factory=Polarity)
+    output: str | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+
+    @classmethod
+    def declare(cls, parser: Any) -> None:
+        """Add all keys to a parser."""
+        parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
+        parser.add_subclass_arguments(
+            Loss, "loss", skip={"model", "embed"}, instantiate=False, default={"class_path": RAOELoss.__name__},
+            help="loss to train with, a class of raoe_train.losses or the import path of your own",
+        )  # fmt: skip
+        declare_training(parser)
 
 
 @job(together=True)
-@first_speaks()
-def train(
-    model: Annotated[Model, Option(word="name")] = Model(),
-    data: Annotated[Data, Option()] = Data(),
-    teacher: Annotated[Teacher, Option(word="name")] = Teacher(),
-    loss: Annotated[dict[str, Any], LOSS] = {},
-    training: Annotated[
-        dict[str, Any],
-        Option(
-            convert="raoe_train.training.arguments:training_settings",
-            keys="raoe_train.training.arguments:training_keys",
-        ),
-    ] = {},
-    evaluation: Annotated[Evaluation, Option()] = Evaluation(),
-    polarity: Annotated[Polarity, Option()] = Polarity(),
-    output: Annotated[str | None, "directory for model, recipe.yaml, metrics.json, log.jsonl, run.png"] = None,
-    overwrite: Annotated[bool, "replace what another recipe left in output"] = False,
-    dry_run: Annotated[bool, "say what it would take, steps, memory, hours, without weights and output"] = False,
-) -> dict[str, Any]:
+@print_on_rank_zero()
+def train(config: TrainConfig) -> dict[str, Any]:
     """Train an encoder on scored pairs.
 
     Or on triplets, labelled pairs, lists, whatever the loss reads. The encoder is saved in the directory `output`, with
-    recipe.yaml, metrics.json, log.jsonl and run.png. Run again with the same settings it goes on where it stopped; a
-    finished run is returned at once. Under torchrun or accelerate all processes train together; the first writes.
+    recipe.yaml, metrics.json, log.jsonl and run.png. An interrupted run resumes when it is started again with the same
+    settings; a finished run is returned at once. Under torchrun or accelerate all processes train together.
 
     Returns:
         What metrics.json holds: {"before": {"spearman", "pearson" on dev, "tasks": …} of the starting encoder,
-        "after": the same of the saved one, "steps", "seconds", what the loop cost (see CostMeter), "versions", …}.
+        "after": the same of the saved one, "steps", "seconds", what the loop cost (see Meter), "versions", …}.
 
     Raises:
         ValueError: a setting that cannot be, or an output that holds another run's files.
         FileNotFoundError: data or a model that is not there.
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
-    asked = SimpleNamespace(**locals())
-    if not output and not dry_run:
-        raise ValueError("--output is missing: the directory to write to")
-
-    import torch
-    from transformers import set_seed
-
-    from raoe_train.encoders.sizes import check_fits
-    from raoe_train.losses.reads import SENTENCES_ALONE
-    from raoe_train.training.build import build_trainer, checked_loss
-    from raoe_train.training.dry_run import would_take
-    from raoe_train.training.model_card import save_with_card
-    from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
-
-    blank = checked_loss(data, teacher, loss, training)
-    if training.get("interpolate") is not None and model.lora:
-        raise ValueError("training.interpolate is for weights that are all trained: leave model.lora out")
-    folder, seed, least = Path(output or ""), int(training.get("seed", 42)), training.get("min_steps", 0)
-    # a language model is not chosen by it
-    has_dev = bool(data.dev or data.dev_share) and blank.reads is not SENTENCES_ALONE
-    settings = trainer_settings(training, folder, device=model.device, has_dev=has_dev)
-    tasks = tasks_of(evaluation, data, model, polarity)
-    if dry_run:
-        return would_take(asked, blank, settings)
-    check_fits(model)
-    made: dict[str, Any] = {}
-
-    def claimed() -> dict[str, Any] | None:
-        made.update(made_from(asked, tasks))
-        return claim(asked, made)
-
-    if (finished := in_first(claimed)) is not None:
+    data, training, seed = config.data, config.training, config.training.seed
+    check_config(config)
+    folder = Path("" if config.dry_run else needed(config.output, "output", "the directory to write to")).expanduser()
+    has_dev = bool(data.dev or data.dev_share)
+    settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
+    tasks = tasks_of(config.evaluation, data, config.model, config.polarity)
+    if config.dry_run:
+        return would_take(config, settings)
+    check_fits(config.model)
+    output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))
+    if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
         print(f"{folder} is finished; nothing to do")
+        clear_unfinished(output.path)
         return finished
+    if not output.replaces:
+        on_rank_zero(lambda: output.begin(*FILES))
     started = time.time()
     set_seed(seed)
-    datasets, texts = read_training_data(
-        data, blank, seed, prompt=model.prompt, teacher=teacher, cache=folder / TEACHER
-    )
-    datasets, dev = with_dev(datasets, data, model.prompt, seed)
-    evaluator = dev_evaluator(dev, evaluation.batch_size)
-    start = functools.partial(starting_encoder, model, folder / INITIAL, texts, seed)
-    loaded = None if model.name == SCRATCH else start()
-    in_first(lambda: begin(asked, made))  # here, and not before, a run that is to be overwritten goes
+    datasets, texts = read_training_data(config, cache=output.path / TEACHER)
+    datasets, dev = with_dev(datasets, data, config.model.prompt, seed)
+    evaluator = dev_evaluator(dev, config.evaluation.batch_size)
+    start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
+    loaded = None if config.model.name == SCRATCH else start()
+    on_rank_zero(lambda: output.begin(*FILES))  # here, and not before, a run that is to be overwritten goes
+    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config)))
     encoder = start() if loaded is None else loaded
 
     def measured(tasks: dict[str, Any]) -> dict[str, Any]:
         found = dev_metrics(evaluator, encoder)
-        return {**found, **evaluate_tasks(encoder, tasks, evaluation.batch_size)} if tasks else found
+        return {**found, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else found
 
-    before = measured(tasks if evaluation.before else {})
-    first = weights_of(encoder) if training.get("interpolate") else None
-    trainer, own = build_trainer(
-        encoder,
-        datasets,
-        loss,
-        teacher,
-        enough_steps(settings, datasets, least, data),
-        evaluator=evaluator,
-        patience=training.get("patience"),
-        by_length=training.get("by_length", True),
-        keep=training.get("keep", 0.0),
-        cache_dir=data.cache_dir,
-    )
+    before = measured(tasks if config.evaluation.before else {})
+    args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
+    if args.dataloader_drop_last:
+        check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
+    trainer = Trainer(
+        encoder, args, datasets, loss=build_loss(config, encoder, datasets), evaluator=evaluator,
+        by_length=training.by_length, keep=training.keep,
+    )  # fmt: skip
+    if training.patience is not None:
+        trainer.add_callback(EarlyStoppingCallback(training.patience))
     backends = _backends(encoder.device)
     print(f"raoe_kernels backends for {encoder.device.type}: {', '.join(backends)}", flush=True)
-    trainer.add_callback(log_writer(folder / "log.jsonl"))
-    keep_events(trainer, folder / EVENTS)
-    checkpoint = in_first(lambda: newest_checkpoint(folder / CHECKPOINTS, settings.get("save_only_model", False)))
+    trainer.add_callback(LogFile(output.path / LOG))
+    keep_events(trainer, output.path / EVENTS)
+    checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, args.save_only_model))
     if checkpoint is not None:
-        print(f"going on from {checkpoint}")
+        print(f"resuming from {checkpoint}")
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    between: dict[str, Any] = {}
-    if first is not None:
-        last, weights = weights_of(encoder), training["interpolate"]
-        weight, curve = best_between(
-            encoder, first, last, weights, lambda: {"dev": dev_metrics(evaluator, encoder)["spearman"]}
-        )
-        between = {"interpolation": {"weight": weight, "curve": curve}}
     metrics: dict[str, Any] = {
         "before": before,
         "after": measured(tasks),
-        **own(),
-        **between,
+        "scale": trainer.scales,
+        "keep": trainer.keep,
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "best_step": trainer.state.best_global_step,
@@ -173,27 +198,59 @@ def train(
     }
 
     def save() -> dict[str, Any]:
-        log = trainer.state.log_history
-        plots = pictures(lambda: [*_plot(log, folder / "run.png"), *plot_changes(metrics, folder / "changes.png")])
-        save_with_card(encoder, folder, metrics, plots)
-        write_json(folder / "metrics.json", metrics)
-        clear_unfinished(folder)  # there is nothing to resume
+        run, changes = (output.path / name for name in PICTURES)
+        plots = pictures(lambda: [*plot_run(trainer.state.log_history, run), *plot_changes(metrics, changes)])
+        save_with_card(encoder, output, config, metrics, plots)
+        write_json(output.path / METRICS, metrics)
+        output.finish({})
+        clear_unfinished(output.path)
         print("\n".join(filter(None, [summary(metrics), *in_words(metrics), f"saved to {folder}"])))
         return metrics
 
-    return in_first(save)
+    return on_rank_zero(save)
+
+
+def check_config(config: TrainConfig) -> None:
+    """ValueError for settings that do not go together, before anything is read."""
+    data, teacher, loss = config.data, config.teacher, config.loss.chosen
+    name, lists = loss.__name__, loss.reads is LISTS
+    if not data.train:
+        raise ValueError("--data.train is missing: the pairs to train on")
+    if teacher.name is None and (loss.asks_teacher or (lists and teacher.information != "ranking")):
+        alone = " (--teacher.information ranking takes the order of the lists alone)" if lists else ""
+        raise ValueError(f"--teacher.name is missing: the encoder that {name} learns from{alone}")
+    if teacher.name is not None and not (loss.asks_teacher or lists):
+        raise ValueError(f"{name} asks no teacher: leave --teacher.name out")
+    if data.redraw and data.max_rows is None:
+        raise ValueError("data.redraw draws so many rows again in each epoch: --data.max_rows says how many")
+    if data.shuffle_lists and not lists:
+        raise ValueError(f"{name} reads no lists: leave --data.shuffle_lists out")
+    scale = data.score_scale
+    if scale and len(scale) not in (2, 2 * len(data.train)):
+        raise ValueError(f"data.score_scale takes 2 numbers, or 2 for each of data.train's sources; got {scale}")
+    check_training(config.training, bool(data.dev or data.dev_share))
+
+
+def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
+    """The loss of a recipe, on an encoder."""
+    loss, settings = config.loss.chosen, config.loss.init_args
+    if not loss.asks_teacher:
+        return loss(encoder, **settings)
+    if config.teacher.cache is not None:
+        embed: Callable[..., Any] = remembered(config.teacher, Texts(datasets), "teacher")
+    else:
+        embed = embedder(config.teacher, "teacher")
+        embed(["."])  # loads it: that is to be no part of the first step's time
+    return loss(encoder, embed, **settings)
+
+
+def recipe_text(config: TrainConfig) -> str:
+    """A recipe that trains it again."""
+    settings = {key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "dry_run")}
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def _backends(device: Any) -> list[str]:
     """The backends that raoe_kernels has for the losses on this device, the preferred one first."""
-    import raoe_kernels
-
     have = raoe_kernels.backends(device)["raoe_loss"]
     return [name for name in ("native", "triton", "scan", "reference") if have.get(name) is True]
-
-
-def _plot(log_history: list[dict[str, Any]], path: Path) -> list[Path]:
-    from raoe_train.training.plot import plot_run
-
-    plot_run(log_history, path)
-    return [path]

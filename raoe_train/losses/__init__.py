@@ -2,41 +2,57 @@
 
 For ``raoe_train.Trainer``, or ``SentenceTransformerTrainer`` with the collator that a loss ``reads``. A batch can be
 encoded piece by piece (``mini_batch_size``) and compared over all processes (``gather_across_devices``): both give the
-gradient of the plain single-process batch. ``register`` makes a loss of your own one that recipes name.
+gradient of the plain single-process batch. Recipes name a loss by its class, or by the import path of your own subclass
+of ``Loss``.
 
-``ByLength`` around any loss, theirs too, encodes its batches by length, without most of their padding.
+``ByLength`` around any loss, sentence-transformers' too, encodes its batches by length, without most of their padding.
 
 ``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look,
 and others are an error of the collective or worse (gloo ends the process that has fewer rows). With ``"uneven"`` the
 processes first exchange their sizes, each with a row at least, and a GPU waits for them. Under FSDP, which gathers
-layers in every forward, processes must also have as many mini-batches as each other;
-by length they have.
+layers in every forward, processes must also have as many mini-batches as each other; by length they have.
 
 Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
 ``[label, score]`` or, where no NLI label is needed, (B,) scores. ``reads`` names what the others take.
 """
 
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
+from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
 from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.losses.library import (
+    ContrastiveLoss,
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+    OnlineContrastiveLoss,
+    SoftmaxLoss,
+    TripletLoss,
+)
 from raoe_train.losses.listmle import ListMLELoss
+from raoe_train.losses.pair_losses import PairLoss
 from raoe_train.losses.pearson import PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
-from raoe_train.losses.registry import register
 from raoe_train.losses.sigmoid import SigmoidLoss
 
 __all__ = [
     "AnglEContrastiveLoss",
     "AnglELoss",
     "ByLength",
+    "CachedLoss",
     "CoSENTLoss",
+    "ContrastiveLoss",
+    "CosineSimilarityLoss",
     "GISTLoss",
     "GatedAngularLoss",
     "InfoNCELoss",
     "ListMLELoss",
+    "Loss",
+    "MultipleNegativesRankingLoss",
+    "OnlineContrastiveLoss",
+    "PairLoss",
     "PearsonLoss",
     "RAOELoss",
     "RankCSELoss",
@@ -44,5 +60,6 @@ __all__ = [
     "RankMarginLoss",
     "SigmoidLoss",
     "SimilarityDistillationLoss",
-    "register",
+    "SoftmaxLoss",
+    "TripletLoss",
 ]

@@ -9,11 +9,11 @@ from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
 from raoe_kernels import cosent_loss
-from raoe_train.losses.base import AboveZero, FromZero, above_zero, from_zero
+from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.losses.base import above_zero, from_zero
 from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
-from raoe_train.recipe import Option
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
 
@@ -34,17 +34,16 @@ class AnglEContrastiveLoss(InfoNCELoss):
         cosine_weight: weight of CoSENT over cosines, from 0.
     """
 
-    name = "angle_contrastive"
     cites = AnglELoss.cites + InfoNCELoss.cites
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: AboveZero = 20.0,
+        scale: PositiveFloat = 20.0,
         *,
-        angle_weight: FromZero = 1.0,
-        angle_scale: Annotated[float | None, Option(above=0)] = None,
-        cosine_weight: FromZero = 0.0,
+        angle_weight: NonNegativeFloat = 1.0,
+        angle_scale: PositiveFloat | None = None,
+        cosine_weight: NonNegativeFloat = 0.0,
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)

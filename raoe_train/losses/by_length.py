@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+import inspect
+import random
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
-from raoe_train.losses.base import carrying, losses_in, with_own_gradients
+from raoe_train.losses.base import CachedLoss, carrying, with_own_gradients
 from raoe_train.losses.keep import Keep
 from raoe_train.losses.pair_losses import LossParts
 
-ROW = "row"  # of features: where a text's embedding is
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
-MODELS = ("model", "sentence_embedder")  # what losses call it
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-READ_TOKENS = ("AdaptiveLayerLoss", "DenoisingAutoEncoderLoss", "Matryoshka2dLoss")
+OF_EMBEDDINGS = "compute_loss_from_embeddings"
+
+
+def innermost(loss: Any) -> Any:
+    """The loss inside of ByLength, a MatryoshkaLoss or the like."""
+    while isinstance(getattr(loss, "loss", None), nn.Module):
+        loss = loss.loss
+    return loss
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs of its model nothing but each text's embedding."""
-    return bool(_readers(loss)) and not any(type(each).__name__ in READ_TOKENS for each in _losses(loss))
+    """Whether a loss needs of its model nothing but each text's embedding: its forward embeds the columns and hands them
+    to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
+    if isinstance(loss, MatryoshkaLoss):
+        return fits(loss.loss)
+    classes = [vars(cls) for cls in type(loss).__mro__]
+    if not any(OF_EMBEDDINGS in names for names in classes):
+        return False
+    first = next(place for place, names in enumerate(classes) if OF_EMBEDDINGS in names)
+    own_forward = any("forward" in names for names in classes[:first])
+    return not own_forward and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
+
+
+def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
+    """A loss of (B, D) columns of embeddings, as it would make it of their texts; labels as its `beside` has them."""
+    if isinstance(loss, MatryoshkaLoss):
+        widths = [*zip(loss.matryoshka_dims, loss.matryoshka_weights, strict=True)]
+        if 0 < loss.n_dims_per_step < len(widths):
+            widths = random.sample(widths, loss.n_dims_per_step)
+        cut = [(weight, [nn.functional.normalize(x[:, :d], dim=-1) for x in columns], d) for d, weight in widths]
+        return sum(weight * loss_of(loss.loss, shorter, _cut(labels, columns, d)) for weight, shorter, d in cut)
+    if isinstance(loss, CachedLoss):
+        return loss.compute_loss_from_embeddings(columns, **labels)
+    return loss.compute_loss_from_embeddings(columns, labels)
+
+
+def _cut(labels: Any, columns: list[Tensor], width: int) -> Any:
+    """Labels that are embeddings are cut as the columns are."""
+    embeddings = isinstance(labels, Tensor) and labels.ndim in (2, 3) and labels.shape[-1] == columns[0].shape[-1]
+    return labels[..., :width] if embeddings else labels
 
 
 class ByLength(CachedLossMixin, nn.Module):
@@ -41,7 +76,7 @@ class ByLength(CachedLossMixin, nn.Module):
     (images, packed ones) go to the loss as they are.
 
     Args:
-        loss: a loss of sentence embeddings, ours or sentence-transformers', a MatryoshkaLoss, too.
+        loss: a loss of sentence embeddings, see `fits`, ours or sentence-transformers', also in a MatryoshkaLoss.
         packed: on CUDA a run's texts stand side by side without any padding, where raoe_train.encoders.packed can.
         keep: a term that holds embeddings of the batch's texts where they were; the loss is LossParts then, of which
             it is "keep", and the loss of the batch, where that has no parts, "target".
@@ -61,7 +96,7 @@ class ByLength(CachedLossMixin, nn.Module):
         self.loss = loss
         self.packed = packed
         self.keep = keep
-        self.model: Any = getattr(*_readers(loss)[0])
+        self.model: Any = innermost(loss).model
         self.saved = 0  # tokens of training batches that were not computed: padding, and texts that are there twice
 
     @property
@@ -71,25 +106,25 @@ class ByLength(CachedLossMixin, nn.Module):
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Any = None) -> Any:
         """The loss of tokenised columns, and labels as the loss takes them."""
-        features = list(sentence_features)
+        features, inner = list(sentence_features), innermost(self.loss)
         runs = self._runs(features)
         if runs is None and self.keep is not None:
             raise ValueError("keep is for batches of texts, as a tokenizer makes them")
         if runs is None:
             return self.loss(features, labels)
-        self._before = self._start(runs)
-        columns = [{**column, ROW: rows} for column, rows in zip(features, runs.rows, strict=True)]
+        batch = _Batch(
+            runs.rows,
+            inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels,
+            self._start(runs),
+        )
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
             self._parts: Any = None
-            whole: Any = (columns, labels)
-            loss = with_own_gradients(self, lambda: self.forward_cached([rows], whole))
+            loss = with_own_gradients(self, lambda: self.forward_cached([rows], batch))  # type: ignore[arg-type]
             return loss if self._parts is None else carrying(self._parts, loss)
         with self._words(runs):
             table = torch.cat([self._embedded(run) for run in runs.features])
-        looked_up = _Table(self.model, table)
-        with self._looking_up(looked_up):
-            return self._held(self.loss(columns, labels), looked_up)
+        return self._value(table, batch)
 
     def _start(self, runs: Runs) -> Tensor | None:
         """Embeddings of the runs' texts before training, where they are to be held."""
@@ -97,13 +132,13 @@ class ByLength(CachedLossMixin, nn.Module):
             return None
         return self.keep.before(lambda start: torch.cat([self._embedded(run, start) for run in runs.features]))
 
-    def _held(self, loss: Any, table: _Table) -> Any:
-        """The loss with the term of `keep`."""
-        if self.keep is None or self._before is None:
+    def _value(self, table: Tensor, batch: _Batch) -> Any:
+        """The loss of (texts, D) embeddings, with the regularizer of `keep`."""
+        loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels)
+        if self.keep is None or batch.before is None:
             return loss
-        rows = torch.arange(len(table.embeddings), device=table.embeddings.device)
         parts = LossParts(loss if isinstance(loss, dict) else {"target": loss})
-        return parts + {"keep": self.keep(table({ROW: rows})["sentence_embedding"], self._before)}
+        return parts + {"keep": self.keep(table, batch.before)}
 
     def embed_minibatch(
         self,
@@ -117,12 +152,8 @@ class ByLength(CachedLossMixin, nn.Module):
         """CachedLossMixin's: (embeddings of a run, the random state before)."""
         run = sentence_feature["runs"][begin]
         with random_state or nullcontext(), nullcontext() if with_grad else torch.no_grad():
-            before = RandContext(*run.values(), *self._devices()) if copy_random_state else None
+            before = RandContext(*run.values()) if copy_random_state else None
             return self._embedded(run), before
-
-    def _devices(self) -> list[Tensor]:
-        """A tensor on each device of an encoder that has several: each has a random state of its own."""
-        return [torch.empty(0, device=place) for place in {*getattr(self.model, "hf_device_map", {}).values()}]
 
     def _embedded(self, run: dict[str, Any], model: Any = None) -> Tensor:
         model = self.model if model is None else model
@@ -133,24 +164,25 @@ class ByLength(CachedLossMixin, nn.Module):
         return model(dict(run))["sentence_embedding"]  # modules write into it
 
     def calculate_loss(self, reps: list[list[Tensor]], labels: Any = None, *, with_backward: bool = False) -> Tensor:
-        """CachedLossMixin's: the loss of the embeddings of all runs; labels are (columns, the loss's own labels)."""
+        """CachedLossMixin's: the loss of the embeddings of all runs; `labels` is the _Batch."""
         (runs,) = reps
-        table = _Table(self.model, torch.cat(runs).detach(), leaves=with_backward)
-        with self._looking_up(table):
-            loss = self._held(self.loss(*labels), table)
-            if isinstance(loss, dict):
-                self._parts, loss = loss, torch.stack([*loss.values()]).sum()
-            if with_backward:
-                loss.backward()
-                for run, gradient in zip(runs, table.gradient().split([len(run) for run in runs]), strict=True):
-                    run.grad = gradient
-        return loss.detach() if with_backward else loss
+        table = torch.cat(runs).detach().requires_grad_(with_backward)
+        loss = self._value(table, labels)
+        if isinstance(loss, dict):
+            self._parts, loss = loss, torch.stack([*loss.values()]).sum()
+        if not with_backward:
+            return loss
+        loss.backward()
+        gradient = torch.zeros_like(table) if table.grad is None else table.grad
+        for run, part in zip(runs, gradient.split([len(run) for run in runs]), strict=True):
+            run.grad = part
+        return loss.detach()
 
     def _runs(self, features: list[dict[str, Tensor]]) -> Runs | None:
         *wrappers, inner = _layers(self.model)
         room: dict[str, int] = {}
         if self.uses_gradient_cache:
-            cached = next(loss for loss in _losses(self.loss) if hasattr(loss, "mini_batch_size"))
+            cached = innermost(self.loss)
             tokens = getattr(cached, "mini_batch_num_tokens", None)
             room = {"most_texts": cached.mini_batch_size} if tokens is None else {"most": tokens}
         aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
@@ -175,65 +207,13 @@ class ByLength(CachedLossMixin, nn.Module):
         loss: Any = self.loss
         return {"loss": type(loss).__name__, **(loss.get_config_dict() if hasattr(loss, "get_config_dict") else {})}
 
-    @contextmanager
-    def _looking_up(self, table: _Table) -> Iterator[None]:
-        """The loss with the table in the place of its model."""
-        models = [(loss, name, getattr(loss, name)) for loss, name in _readers(self.loss)]
-        try:
-            for loss, name, _ in models:
-                setattr(loss, name, table)
-            yield
-        finally:
-            for loss, name, model in models:
-                setattr(loss, name, model)
 
+class _Batch(NamedTuple):
+    """What a batch's loss is made of, beside the embeddings of its texts."""
 
-class _Table(nn.Module):
-    """Stands in for a model, and looks up embeddings that are there.
-
-    Args:
-        leaves: what is looked up is a leaf of the graph; `gradient` sums what came to it. (Through the table itself
-            every piece of a cached batch would cost a gradient of the whole table.)
-    """
-
-    def __init__(self, model: Any, embeddings: Tensor, *, leaves: bool = False) -> None:
-        super().__init__()
-        self.embeddings, self.leaves, self.training = embeddings, leaves, model.training
-        self._model = [model]  # in a list: no submodule
-        self._read: list[tuple[Tensor, Tensor]] = []
-
-    def forward(self, features: dict[str, Any], **others: Any) -> dict[str, Any]:
-        if ROW not in features:  # texts of the loss's own
-            return self._model[0](features, **others)
-        found = self.embeddings[features[ROW]]
-        if self.leaves and torch.is_grad_enabled():
-            self._read.append((features[ROW], found.requires_grad_()))
-        return {**features, "sentence_embedding": found}
-
-    def gradient(self) -> Tensor:
-        """(texts, D)."""
-        whole = torch.zeros_like(self.embeddings)
-        for rows, found in self._read:
-            if found.grad is not None:
-                whole.index_add_(0, rows, found.grad)
-        return whole
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattribute__("_model")[0], name)
-
-
-def _losses(loss: nn.Module) -> Iterator[Any]:
-    """A loss and those inside it."""
-    return (each for _, each in losses_in(loss))
-
-
-def _readers(loss: nn.Module) -> list[tuple[Any, str]]:
-    """(a loss, what it calls its model) of the loss and those inside it."""
-    named = ((each, name) for each in _losses(loss) for name in MODELS)
-    return [(each, name) for each, name in named if isinstance(getattr(each, name, None), nn.Module)]
+    rows: list[Tensor]  # of each column, the texts' places among those that are encoded
+    labels: Any
+    before: Tensor | None  # embeddings before training, where they are to be held
 
 
 def _layers(model: Any) -> list[Any]:

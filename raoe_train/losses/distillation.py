@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
-from raoe_train.losses.base import AboveZero, CachedLoss, FromZero, from_zero
+from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.losses.base import CachedLoss, from_zero
 from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 
 Embed = Callable[[Sequence[str]], np.ndarray]
@@ -30,9 +32,10 @@ class DistillationLoss(CachedLoss):
     """
 
     reads = PAIRS_WITH_TEXTS
+    asks_teacher = True
     cites = ("liu2023rankcse",)
 
-    def __init__(self, model: SentenceTransformer, embed: Embed, scale: AboveZero = 20.0, **cached: Any) -> None:
+    def __init__(self, model: SentenceTransformer, embed: Embed, scale: PositiveFloat = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
         if self.gather_across_devices:
             raise ValueError(
@@ -58,8 +61,9 @@ class DistillationLoss(CachedLoss):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
             return self.of_pairs(a, b, made[: len(own)].to(a.dtype), made[len(own) :].to(a.dtype))
 
+    @abstractmethod
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The loss, (), of (B, D) embeddings and the teacher's, (B, D')."""
 
 
 class SimilarityDistillationLoss(DistillationLoss):
@@ -69,7 +73,6 @@ class SimilarityDistillationLoss(DistillationLoss):
     `scale` has no part in it.
     """
 
-    name = "similarity_distillation"
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         return nn.functional.mse_loss(pairwise_cosine(a, b), pairwise_cosine(teacher_a, teacher_b))
@@ -83,7 +86,6 @@ class RankDistillationLoss(DistillationLoss):
     RankCSE leaves out the diagonal, a sentence with itself; here it is a pair like the others.
     """
 
-    name = "rank_distillation"
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
@@ -107,16 +109,15 @@ class RankCSELoss(DistillationLoss):
         distillation_weight: weight of the teacher's ranking, from 0.
     """
 
-    name = "rankcse"
 
     def __init__(
         self,
         model: SentenceTransformer,
         embed: Embed,
-        scale: AboveZero = 20.0,
+        scale: PositiveFloat = 20.0,
         *,
-        consistency_weight: FromZero = 1.0,
-        distillation_weight: FromZero = 1.0,
+        consistency_weight: NonNegativeFloat = 1.0,
+        distillation_weight: NonNegativeFloat = 1.0,
         **cached: Any,
     ) -> None:
         super().__init__(model, embed, scale, **cached)

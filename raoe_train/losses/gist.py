@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
-from raoe_train.losses.base import AboveZero
+from raoe_train.config import PositiveFloat
 from raoe_train.losses.in_batch import InBatchLoss, one_of
 from raoe_train.losses.reads import TRIPLETS_WITH_TEXTS
 
@@ -43,15 +43,15 @@ class GISTLoss(InBatchLoss):
             directions.
     """
 
-    name = "gist"
     reads = TRIPLETS_WITH_TEXTS
+    asks_teacher = True
     cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
 
     def __init__(
         self,
         model: SentenceTransformer,
         embed: Callable[[Sequence[str]], np.ndarray],
-        scale: AboveZero = 100.0,
+        scale: PositiveFloat = 100.0,
         *,
         margin_strategy: MarginStrategy = "absolute",
         margin: float = 0.0,

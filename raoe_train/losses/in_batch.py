@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import info_nce_loss
-from raoe_train.losses.base import AboveZero, CachedLoss
+from raoe_train.config import PositiveFloat
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.duplicates import related_as_ids, text_ids
 from raoe_train.losses.gathering import averaged, gather_rows, process_rows
 from raoe_train.losses.reads import TRIPLETS
@@ -45,7 +47,7 @@ class InBatchLoss(CachedLoss):
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: AboveZero = 20.0,
+        scale: PositiveFloat = 20.0,
         *,
         learn_scale: bool = False,
         mask_duplicates: bool = True,
@@ -101,11 +103,11 @@ class InBatchLoss(CachedLoss):
         loss = self.of_columns(embeddings, labels, texts, sizes, start)
         return loss * (len(own) * len(sizes) / sum(sizes))
 
+    @abstractmethod
     def of_columns(
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
         """Mean over the rows of this process, numbers start … of all processes', which have `sizes` rows."""
-        raise NotImplementedError
 
     def contrast(
         self,

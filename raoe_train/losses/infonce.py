@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from raoe_kernels import info_nce_loss
-from raoe_train.losses.base import AboveZero, FromZero, from_zero
+from raoe_train.config import NonNegativeFloat, PositiveFloat
+from raoe_train.losses.base import from_zero
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import InBatchLoss, one_of
@@ -50,19 +51,18 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         hardness_strength: factor of these cosines, from 0; 9 and 5 in these papers.
     """
 
-    name = "infonce"
     cites: ClassVar[tuple[str, ...]] = ("oord2018representation", "li2024bellm")
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: AboveZero = 20.0,
+        scale: PositiveFloat = 20.0,
         *,
         symmetric: bool = False,
         directions: list[Direction] = ONE_WAY,
         partition_mode: Partition = "joint",
         hardness_mode: Hardness | None = None,
-        hardness_strength: FromZero = 0.0,
+        hardness_strength: NonNegativeFloat = 0.0,
         **contrastive: Any,
     ) -> None:
         super().__init__(model, scale, **contrastive)

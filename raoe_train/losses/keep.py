@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raoe_train.losses.base import AUTO, from_zero
+from raoe_train.losses.base import from_zero
 
 
-def weight_for(datasets: Mapping[str, Any], keep: float | Literal["auto"]) -> float:
-    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of all datasets, by name, have two
-    values: to tell classes apart texts have to move further (docs/adapt.md)."""
-    if keep != AUTO:
+def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
+    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets by
+    name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
+    if keep != "auto":
         return cast(float, keep)
-    scores = [{*dataset["score"][:]} for dataset in datasets.values() if "score" in dataset.column_names]
+    every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
+    if any(not hasattr(dataset, "__len__") for dataset in every):
+        raise ValueError('keep "auto" reads the scores of datasets of a known length: give a number, such as 1')
+    scores = [{*dataset["score"][:]} for dataset in every if "score" in dataset.column_names]
     weight = 0.3 if scores and max(map(len, scores)) == 2 else 1.0
     print(f"keep {weight:g}")
     return weight

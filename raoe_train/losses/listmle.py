@@ -10,7 +10,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss
-from raoe_train.losses.base import AboveZero, CachedLoss
+from raoe_train.config import PositiveFloat
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import process_rows
 from raoe_train.losses.reads import LISTS
 
@@ -40,13 +41,12 @@ class ListMLELoss(CachedLoss):
             shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
     """
 
-    name = "listmle"
     reads = LISTS
     compares_batch = False
     cites = ("xia2008listwise", "he2025refining")
 
     def __init__(
-        self, model: SentenceTransformer, scale: AboveZero = 20.0, *, ties: Ties = "ordinal", **cached: Any
+        self, model: SentenceTransformer, scale: PositiveFloat = 20.0, *, ties: Ties = "ordinal", **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         if ties not in get_args(Ties):

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
-from raoe_train.losses.base import AboveZero
+from raoe_train.config import PositiveFloat
 from raoe_train.losses.duplicates import Duplicates, duplicates
 from raoe_train.losses.gathering import averaged, gather_rows, visited
 from raoe_train.losses.in_batch import InBatchLoss
@@ -38,13 +38,12 @@ class SigmoidLoss(InBatchLoss):
         ValueError: see InBatchLoss; a bias that is no finite number.
     """
 
-    name = "sigmoid"
     cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
 
     def __init__(
         self,
         model: SentenceTransformer,
-        scale: AboveZero = 10.0,
+        scale: PositiveFloat = 10.0,
         *,
         bias: float = -10.0,
         learn_scale: bool = True,

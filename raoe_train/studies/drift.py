@@ -15,7 +15,7 @@ from raoe_train.artifacts.once import beside
 from raoe_train.artifacts.writing import read_json
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.data.tables import drawn
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.studies.bootstrap import interval, resampled
 from raoe_train.studies.plots import plot_drift
 

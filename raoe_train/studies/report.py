@@ -12,7 +12,7 @@ from raoe_train.artifacts.markdown import made_with
 from raoe_train.artifacts.once import found
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.writing import write_json, write_text
-from raoe_train.encoders.named import Model, identity
+from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
 from raoe_train.studies.html_page import html_page

@@ -19,7 +19,7 @@ from raoe_train.cli import run as run_job
 from raoe_train.data.files import existing_file
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import is_file, pool
-from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.encoders.sizes import check_fits
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option, to_dict

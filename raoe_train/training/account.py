@@ -35,7 +35,7 @@ def in_words(metrics: Mapping[str, Any]) -> list[str]:
         ends = f": from {found[least]:+.2f} ({least}) to {found[most]:+.2f} ({most})" if len(found) > 1 else ""
         said.append(f"On {len(found)} set{'s' * (len(found) > 1)} at hand it changed by {mean:+.2f} on average{ends}.")
         if mean < LOST:
-            said.append(f"To lose less: {less} training.keep, or training.interpolate 0.3 0.5 0.7 1.")
+            said.append(f"To lose less: {less} training.keep.")
             said.append("To lose nothing: this encoder for texts like its training's, the one before for others.")
     if gain is not None and gain < LITTLE:
         said.append(f"To gain more: {more}more pairs, more epochs.")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from raoe_train.encoders.load import loading, transformer_of
-from raoe_train.encoders.named import SCRATCH, second_of
+from raoe_train.encoders.settings import SCRATCH, second_of
 from raoe_train.encoders.sizes import GB, HALF, config_of, held, sizes
+from raoe_train.training.list_targets import Teacher
 from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
 SAMPLE = 500  # rows of each source that are counted in tokens, or up to twice as many
@@ -17,10 +19,10 @@ GPUS: dict[str, tuple[float, float, float]] = {"24 GB": (24, 165e12, 82.6e12), "
 REACHED = 1 / 3  # share of these rates that hours are reckoned with; short texts in small batches reach less
 
 
-def would_take(asked: Any, blank: Any, settings: dict[str, Any]) -> dict[str, Any]:
+def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """{"rows": {source: rows}, "steps", "tokens": real ones in all epochs, "parameters", "trained", "memory_gb":
-    {"weights", "gradients and optimizer", "activations", "sum"}, "hours": {GPU: hours}} of one process: what the job
-    would take that was `asked`, with its loss on no model (`blank`) and the trainer's settings.
+    {"weights", "gradients and optimizer", "activations", "sum"}, "hours": {GPU: hours}} of one process: what a
+    TrainConfig would take, with the trainer's settings.
 
     Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and of
     activations s b h (34 + 5 a s / h) bytes a layer in 16 bits, twice that in 32 (Korthikanti et al. 2022, equation 2),
@@ -35,22 +37,21 @@ def would_take(asked: Any, blank: Any, settings: dict[str, Any]) -> dict[str, An
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers import AutoTokenizer
 
-    model, data, loss, seed = asked.model, asked.data, asked.loss, int(asked.training.get("seed", 42))
-    rows_of, _ = read_training_data(replace(data, redraw=False), blank, seed, prompt=model.prompt)
+    config_of_run = replace(config, data=replace(config.data, redraw=False), teacher=Teacher(information="ranking"))
+    model, data, loss, seed = config.model, config.data, config.loss.init_args, config.training.seed
+    rows_of, _ = read_training_data(config_of_run, Path())
     datasets, _ = with_dev(rows_of, data, model.prompt, seed)
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
-    if model.device_map is not None:
-        raise ValueError("dry_run loads no weights, so no device has them: leave model.device_map out")
-    config, parameters, trained, outside = sizes(model)
-    for teacher in (asked.teacher, second_of(asked.teacher)):
+    shape, parameters, trained, outside = sizes(model)
+    for teacher in (config.teacher, second_of(config.teacher)):
         if teacher is not None and teacher.name:
             config_of(teacher)
     with loading(model.name):
         tokenizer = AutoTokenizer.from_pretrained(
             transformer_of(model.name), revision=model.revision, trust_remote_code=model.trust_remote_code
         )
-    longest = min(model.max_seq_length or 1 << 30, config.max_position_embeddings, tokenizer.model_max_length)
+    longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
 
     def counted(dataset: Any) -> tuple[float, float]:
         """(tokens, texts) of a row, on average."""
@@ -62,8 +63,7 @@ def would_take(asked: Any, blank: Any, settings: dict[str, Any]) -> dict[str, An
         tokens = sum(min(len(ids), longest) for ids in tokenizer(prompted)["input_ids"])
         return tokens / len(columns[0]), len(texts) / len(columns[0])
 
-    least = asked.training.get("min_steps", 0)
-    arguments = SentenceTransformerTrainingArguments(**enough_steps(settings, datasets, least))
+    arguments = SentenceTransformerTrainingArguments(**enough_steps(settings, datasets, config_of_run))
     batch, epochs = arguments.per_device_train_batch_size, arguments.num_train_epochs
     batches = sum(math.ceil(len(dataset) / batch) for dataset in datasets.values())
     steps = math.ceil(math.ceil(batches / arguments.gradient_accumulation_steps) * epochs)
@@ -75,11 +75,11 @@ def would_take(asked: Any, blank: Any, settings: dict[str, Any]) -> dict[str, An
     a_row, texts = max(rows.values())
     mini = loss.get("mini_batch_num_tokens") or (loss.get("mini_batch_size") or 0) * a_row
     text = a_row / texts
-    width, heads, layers = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    width, heads, layers = shape.hidden_size, shape.num_attention_heads, shape.num_hidden_layers
     half, again = arguments.bf16 or arguments.fp16 or model.dtype in HALF, arguments.gradient_checkpointing
     a_layer = (34 * width + 5 * heads * text) * (1 if half else 2)
     kept = layers * 2 * width * (1 if half else 2) + a_layer if again else layers * a_layer
-    memory = held(model, config, parameters, trained)
+    memory = held(model, shape, parameters, trained)
     memory["activations"] = (mini or batch * a_row) * kept / GB
     forward = tokens * (2 * outside + 4 * layers * text * width)
     passes = 2 + (trained == parameters) + bool(again) + bool(mini)

@@ -8,40 +8,36 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
+from raoe_train.config import NonNegativeFloat
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embedder
-from raoe_train.encoders.named import FrozenEncoder, identity
-from raoe_train.recipe import Option
+from raoe_train.encoders.settings import FrozenEncoder, identity
 
 
 @dataclass
 class Teacher(FrozenEncoder):
-    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are."""
+    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are.
 
-    cache: Annotated[
-        str | None,
-        Option(
-            "directory that keeps what it says for other runs [of lists OUTPUT/teacher, until the end]", writes="folder"
-        ),
-    ] = None
-    information: Annotated[
-        Literal["both", "ranking", "semantic"], "what a list teaches: both, its order alone or similarities alone"
-    ] = "both"
-    omega: Annotated[
-        float, Option("how far similarities are moved towards the list's order (information both)", least=0)
-    ] = 0.5
-    # another encoder, whose cosines are taken the mean with
-    second: Annotated[FrozenEncoder, Option(word="name")] = field(default_factory=FrozenEncoder)
+    Args:
+        cache: directory that keeps its embeddings for other runs; of lists by default OUTPUT/teacher, until the end
+        information: what a list teaches; both, its order alone (ranking) or similarities alone (semantic)
+        omega: how far similarities are moved towards the order of the list (information both)
+        second: another encoder, whose cosines are averaged with the first one's
+    """
+
+    information: Literal["both", "ranking", "semantic"] = "both"
+    omega: NonNegativeFloat = 0.5
+    second: FrozenEncoder | None = None
 
 
 def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
@@ -76,7 +72,7 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
     """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero."""
-    size = max(1, once.SHARD // 16)  # lists, of some 16 sentences each
+    size = max(1, resume.SHARD // 16)  # lists, of some 16 sentences each
     made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
     folder = cache / digest(made_from)[:16]
     if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
@@ -89,6 +85,6 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
-    flat = np.concatenate(once.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
+    flat = np.concatenate(resume.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]

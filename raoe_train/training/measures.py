@@ -6,34 +6,40 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+from raoe_train.config import PositiveInt
 from raoe_train.data.conditional import read_scored
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import SCRATCH, Model
+from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
-from raoe_train.recipe import Option
 
 
 @dataclass
 class Evaluation:
-    """What to evaluate before and after training."""
+    """What to evaluate before and after training.
 
-    tasks: Annotated[list[str], "tasks of any kind, as of the job evaluate, looked up in data.dir"] = field(
-        default_factory=list
-    )
-    before: Annotated[bool, "evaluate them before training, too"] = True
-    batch_size: Annotated[int, Option("sentences at a time", least=1)] = 64
-    classifier: Annotated[Classifier, Option(word="name")] = field(default_factory=Classifier)
-    batcher: Annotated[Batcher, "sentences of sts and transfer as bellm's code, or angle's, hands them over"] = None
+    Args:
+        tasks: tasks of any kind, as of the job evaluate, looked up in data.dir
+        before: evaluate them before training, too
+        batch_size: sentences at a time
+        classifier: classifier of transfer tasks
+        batcher: change sentences of sts and transfer as the code of bellm or angle does
+    """
+
+    tasks: list[str] = field(default_factory=list)
+    before: bool = True
+    batch_size: PositiveInt = 64
+    classifier: Classifier | None = None
+    batcher: Batcher = None
 
 
 def polarity_of(polarity: Polarity, model: Model) -> Polarity:
     """polarity, its reference the encoder that training starts from where the recipe names none."""
-    if polarity.reference.name or model.random_weights or model.name == SCRATCH:
+    if polarity.reference is not None or model.random_weights or model.name == SCRATCH:
         return polarity
-    return replace(polarity, reference=replace(polarity.reference, name=model.name))
+    return replace(polarity, reference=FrozenEncoder(name=model.name))
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
@@ -91,15 +97,11 @@ def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def summary(metrics: dict[str, Any]) -> str:
-    """The scores before and after, a line each, and the weight of interpolation where it was chosen."""
+    """The scores before and after, a line each."""
     scores = score_rows(metrics)
     rows = [("main metric x 100", "before", "after"), *scores] if scores else []
     width = max([24, *(len(name) for name, *_ in rows)])
-    lines = [f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows]
-    if between := metrics.get("interpolation"):
-        tried = ", ".join(f"{row['weight']:g}: {_shown(row['dev'])}" for row in between["curve"])
-        lines.append(f"interpolation weight {between['weight']:g}, of 0 before to 1 after training; dev at {tried}")
-    return "\n".join(lines)
+    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
 
 
 def _shown(value: float | None) -> str:

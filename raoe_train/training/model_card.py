@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raoe_train.artifacts.markdown import cell, made_with, table
-from raoe_train.artifacts.writing import read_json, write_text
+from raoe_train.artifacts.resume import Output, replacing_model
+from raoe_train.artifacts.writing import write_text
+from raoe_train.config import to_dict
 from raoe_train.encoders.training_head import drop_head
 from raoe_train.training.account import in_words
 from raoe_train.training.measures import score_rows
-from raoe_train.training.run_directory import MADE_FROM, RECIPE, replacing_model
+from raoe_train.training.run_directory import RECIPE
 
 BEFORE = "\n## Training Details\n"  # of their card; where it has none our section comes last
 
 
-def save_with_card(encoder: Any, folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
-    """Save an encoder into its run's folder; its card says what `metrics` (metrics.json's), recipe.yaml and
-    made_from.json do, and shows `plots`, lines of Markdown."""
+def save_with_card(
+    encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]
+) -> None:
+    """Save an encoder into its run's folder; its card has the recipe, the data, the scores in `metrics` (metrics.json's)
+    and `plots`, lines of Markdown."""
     drop_head(encoder)
     card = encoder.model_card_data
     for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
@@ -28,12 +31,12 @@ def save_with_card(encoder: Any, folder: Path, metrics: Mapping[str, Any], plots
             dataset["name"] = cell(dataset["name"])
         shown = dataset.get("examples") or {}
         dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
-    with replacing_model(folder) as made:
+    with replacing_model(output) as made:
         encoder.save_pretrained(str(made))
         path = made / "README.md"
         theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
         first, place, rest = theirs.partition(BEFORE)
-        write_text(path, "\n".join([first, *_section(folder, metrics, plots), ""]) + place + rest)
+        write_text(path, "\n".join([first, *_section(output, config, metrics, plots), ""]) + place + rest)
 
 
 def _text(value: Any) -> Any:
@@ -43,33 +46,24 @@ def _text(value: Any) -> Any:
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
 
 
-def _section(folder: Path, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    recipe = yaml.safe_load((folder / RECIPE).read_text(encoding="utf-8"))
-    made = read_json(folder / MADE_FROM)
-    rows = [f"{count:,}" for count in metrics["pairs"].values()]
-    data = [
-        [cell(source), count, _sum(made.get(f"data.train {number}"))]
-        for number, (source, count) in enumerate(zip(recipe["data"]["train"], rows, strict=False), 1)
-    ]
-    if dev := recipe["data"].get("dev"):
-        data.append([f"{cell(' and '.join(dev))} (dev)", "", _sum(made.get("data.dev"))])
+def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
+    made = output.settings["contents"]
+    sources = zip(config.data.train, metrics["pairs"].values(), made["data.train"], strict=True)
+    data = [[cell(source), f"{count:,}", _sum(its)] for source, count, its in sources]
+    if config.data.dev:
+        sums = [_sum(its) for its in made["data.dev"]]
+        data.append([f"{cell(' and '.join(config.data.dev))} (dev)", "", " ".join(sums)])
     made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
-    between = metrics.get("interpolation")
     return [
         "## What it was trained on, and what came of it",
         "",
         f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
         "",
-        *(f"    {line}" for line in yaml.safe_dump(_said(recipe), sort_keys=False, allow_unicode=True).splitlines()),
+        *(f"    {line}" for line in yaml.safe_dump(_said(to_dict(config)), sort_keys=False, allow_unicode=True).splitlines()),
         *table(["data", "rows", "SHA-256"], data),
         "",
         f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
         *table(["", "before", "after"], [[cell(name), *both] for name, *both in score_rows(metrics)]),
-        *(
-            ["", f"Its weights are {between['weight']:g} of the way through training, the best on dev."]
-            if between
-            else []
-        ),
         "",
         *(cell(sentence) for sentence in in_words(metrics)),
         *plots,
@@ -82,7 +76,7 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe sets: nothing that is null, false or empty, and no section that has no part in the run."""
     found = {key: _said(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
     tasks = (settings.get("evaluation") or {}).get("tasks") or []
-    apart = {"output", "overwrite"} | ({"polarity"} if not any("polarity" in task for task in tasks) else set())
+    apart = {"output", "overwrite", "dry_run"} | ({"polarity"} if not any("polarity" in task for task in tasks) else set())
     apart |= {"teacher"} if "name" not in found.get("teacher", {}) else set()
     empty: tuple[Any, ...] = (None, [], {}, "")
     return {

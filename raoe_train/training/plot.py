@@ -14,12 +14,15 @@ from raoe_train.artifacts import figures
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
 
-def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
     """Losses over steps and, on a second axis, the Spearman correlations of evaluations, x100.
 
     Args:
         log_history: the trainer's log entries: "step" with "loss" (and parts of it) or "eval_..._spearman_cosine".
         path: file to write; its suffix names the format.
+
+    Returns:
+        [path].
     """
     made, axes = figures.figure()
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
@@ -38,6 +41,7 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: str | Path) -> None
             right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
     made.legend(loc="outside upper center", ncols=5, frameon=False)
     figures.save(made, path)
+    return [path]
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:

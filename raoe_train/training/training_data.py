@@ -19,23 +19,21 @@ from raoe_train.data.settings import Data
 from raoe_train.data.sources import pool
 from raoe_train.data.tables import BATCH, Texts
 from raoe_train.losses.reads import LISTS
-from raoe_train.training.list_targets import Teacher, with_targets
+from raoe_train.training.list_targets import with_targets
 from raoe_train.training.measures import dev_pairs
 
 FEWEST = 16  # pairs that teach something, or tell; below it nothing is held out
 
 
-def read_training_data(
-    data: Data, loss: Any, seed: int, *, prompt: str | None = None, teacher: Teacher | None = None, cache: Path = Path()
-) -> tuple[Any, Texts]:
+def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     """(DatasetDict of one dataset a source, all their sentences), with a line printed for each source.
 
-    The columns are those that the loss, as make_loss gives it on no model, reads. They are Arrow tables in memory; with
-    data.cache_dir those of files are memory-mapped, and made once. `seed` is that of data.max_rows and
-    data.shuffle_lists, `prompt` the encoder's. For `teacher` and `cache` see with_targets.
+    The columns are those that the loss of a TrainConfig reads, as Arrow tables in memory. What a teacher says of lists
+    is kept in the folder `cache`, see with_targets.
     """
     from datasets import DatasetDict
 
+    data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
     scale = data.score_scale
     datasets: dict[str, Any] = {}
     for number, source in enumerate(data.train):
@@ -44,17 +42,20 @@ def read_training_data(
             labels=data.labels_of(source),
             score_scale=(scale[2 * number : 2 * number + 2] or scale[:2]) if scale else [],
         )
-        dataset, counts = loss.reads.read(source, its, prompt, loss)
+        dataset, counts = reads.read(source, its, config.model.prompt, config.loss.init_args)
         if data.max_rows is not None and len(dataset) > data.max_rows and not data.redraw:
             # in memory: a table that is memory-mapped would get files of indices beside it
             drawn = dataset.shuffle(seed=seed, keep_in_memory=True).select(range(data.max_rows), keep_in_memory=True)
             dataset = drawn.flatten_indices(keep_in_memory=True)
-        if loss.reads is LISTS and teacher is not None:
+        if reads is LISTS:
             shuffled = seed if data.shuffle_lists else None
+            teacher = config.teacher
             dataset = with_targets(dataset, teacher, Path(teacher.cache or cache), shuffled=shuffled)
         name = _name_of(source)
-        datasets[name if name not in datasets else f"{name} ({number + 1})"] = dataset
-        print(f"{source}: {len(dataset)} {loss.reads.name}{_dropped(counts)}")
+        while name in datasets:
+            name = f"{name} ({number + 1})"
+        datasets[name] = dataset
+        print(f"{source}: {len(dataset)} {reads.name}{_dropped(counts)}")
     return DatasetDict(datasets), Texts(datasets)
 
 
@@ -109,20 +110,19 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     return DatasetDict({**datasets, name: kept}), whole.select(sorted(drawn))
 
 
-def enough_steps(
-    settings: dict[str, Any], datasets: Mapping[str, Any], least: int, data: Data | None = None
-) -> dict[str, Any]:
-    """The trainer's settings with as many epochs as make at least so many steps, and batches that are drawn anew each
-    epoch, where `data` says so."""
-    drawn = data.max_rows if data is not None and data.redraw else None
-    if drawn is not None:
+def enough_steps(settings: dict[str, Any], datasets: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """The trainer's settings with as many epochs as make at least training.min_steps steps, and batches that are drawn
+    again in each epoch, where data.redraw says so."""
+    data, drawn = config.data, None
+    if data.redraw:
         if "batch_sampler" in settings:
             raise ValueError("data.redraw draws batches by itself: leave training.batch_sampler out")
+        drawn = data.max_rows
         settings = {**settings, "batch_sampler": partial(redrawn, rows=drawn)}
-    together = settings.get("per_device_train_batch_size", 8) * rank_and_world()[1]
+    together = settings["per_device_train_batch_size"] * rank_and_world()[1]
     batches = sum(math.ceil(min(len(dataset), drawn or len(dataset)) / together) for dataset in datasets.values())
-    steps = math.ceil(batches / settings.get("gradient_accumulation_steps", 1))
-    return {**settings, "num_train_epochs": max(settings.get("num_train_epochs", 3), least / steps)}
+    steps = math.ceil(batches / settings["gradient_accumulation_steps"])
+    return {**settings, "num_train_epochs": max(settings["num_train_epochs"], config.training.min_steps / steps)}
 
 
 def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
@@ -156,7 +156,7 @@ def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> Non
             of = f"{world} processes x {batch_size // world}" if world > 1 else f"{batch_size}"
             raise ValueError(
                 f"{name} has {len(dataset)} rows, less than a batch of {of}, and incomplete batches are dropped: "
-                "make training.batch_size smaller"
+                "make training.per_device_train_batch_size smaller"
             )
 
 

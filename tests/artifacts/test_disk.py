@@ -18,7 +18,7 @@ from raoe_train import run
 from raoe_train.artifacts.disk_errors import explained
 from raoe_train.cli import main
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.faults.small_jobs import make_jobs
 from tests.forked import python

@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.forked import python

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 from raoe_train.artifacts import once
 from raoe_train.encoders import frozen
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Encoder, FrozenEncoder, Model, as_model, identity
+from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
 from tests.tiny import SENTENCES, tiny_encoder
 
 # As jina-embeddings-v3 is published: a module of its own, whose forward takes the task.

@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from tests.forked import ROOT
 from tests.tiny import SENTENCES
 

@@ -21,7 +21,7 @@ from raoe_train.artifacts.ledger import Ledger
 from raoe_train.artifacts.provenance import digest
 from raoe_train.cli import job_of
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.studies.result_report import read_results, report_results
 from raoe_train.training import run_directory

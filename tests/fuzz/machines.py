@@ -25,7 +25,7 @@ from raoe_train.data.pairs import pair_table
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import contents
 from raoe_train.data.tables import kept
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.training import run_directory
 from raoe_train.training.list_targets import Teacher
 from tests.faults.kills import changed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts
 from raoe_train.generation.rules import verify_chain, verify_sentence
 from raoe_train.generation.seeds import Seeds, draw_from_clusters, select_seeds

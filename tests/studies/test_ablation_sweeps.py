@@ -13,7 +13,7 @@ from raoe_train.cli import load
 from raoe_train.data.files import write_rows
 from raoe_train.data.sources import open_source, pool
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.studies.sweep import own_process
 from raoe_train.studies.sweep_report import COSTS
 from raoe_train.training.arguments import trainer_settings

@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import util
 
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.losses import AnglELoss, CoSENTLoss, GISTLoss, InfoNCELoss
 
 # Of their tests, those that look at what is theirs inside, by a part of their name.

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, training_data

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertModel
 from raoe_train import run
 from raoe_train.encoders import sizes
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.training import dry_run
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder

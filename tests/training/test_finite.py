@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from raoe_train import run
 from raoe_train.cli import main
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
 from raoe_train.training.stop_at_nan import StopsAtNaN

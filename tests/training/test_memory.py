@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import timing
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss
 from tests.tiny import total
 

@@ -20,7 +20,7 @@ from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import once
 from raoe_train.cli import load
-from raoe_train.encoders.named import FrozenEncoder
+from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.training.run_directory import finished_metrics
 from tests.forked import python
 from tests.tiny import SENTENCES, tiny_encoder, training_data

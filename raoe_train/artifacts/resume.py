@@ -1,0 +1,323 @@
+"""Outputs of jobs: whether one is finished, what it was made from, what of it may be overwritten, where work resumes.
+
+An output is a file or a folder with a *record*, a JSON file of ours: OUTPUT.json beside a file, OUTPUT/made_from.json
+in a folder. The record holds the settings, all that the result depends on as plain values, and, once the output is
+finished, the result. Unfinished work for a file lies in OUTPUT.parts/, in a folder of its settings' digest, so that it
+never mixes with others'. What has no record was not written by us, and is never replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.artifacts.provenance import digest, file_digest, versions
+from raoe_train.artifacts.writing import partial, read_json, replacing, write_json, write_text
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+MADE_FROM = "made_from.json"  # record of a folder
+SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
+SHARD = 4096  # sentences, or as many pairs: what a kill can cost
+SUM = ".sha256"  # suffix of the file with a shard's digest
+POLL = 0.2  # seconds
+SHOWN = 200  # characters of the keys that differ
+
+
+def beside(path: Path, suffix: str) -> Path:
+    """PATH + suffix: `OUTPUT.json`, say."""
+    return path.with_name(path.name + suffix)
+
+
+class Output:
+    """One output of a job.
+
+    Args:
+        path: the file, or the folder where `folder` is True. Links are followed.
+        settings: all that the result depends on, as plain values: nested settings, digests of what they name.
+        overwrite: whether an output of other settings may be replaced.
+        folder: whether it is a folder. Of its files only those that the record names are ever removed.
+        own_record: whether the output, a JSON file, is its own record.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        settings: Mapping[str, Any],
+        overwrite: bool = False,
+        *,
+        folder: bool = False,
+        own_record: bool = False,
+    ) -> None:
+        self.path = Path(path).expanduser().resolve()
+        self.settings = json.loads(json.dumps(settings))  # as a record has them
+        self.overwrite, self.folder = overwrite, folder
+        self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
+        self.all_parts = beside(self.path, ".parts")
+        self.parts = self.all_parts / digest(self.settings)[:16]
+
+    def finished(self) -> dict[str, Any] | None:
+        """The result, where the output is finished and of these settings; None where the work may begin or resume.
+
+        Raises:
+            ValueError: something else is in the way: files that have no record of ours, or an output of other settings
+                without `overwrite`.
+        """
+        if self.path.exists() and self.path.is_dir() != self.folder:
+            raise ValueError(f"output {self.path} is {'a folder: name a file' if self.path.is_dir() else 'a file'}")
+        found = read_json(self.record)
+        changed = different(found.get(SETTINGS), self.settings)
+        if not changed and found.get(FINISHED) and self._there():
+            shutil.rmtree(self.all_parts, ignore_errors=True)  # left by a kill
+            return {key: value for key, value in found.items() if key not in (FINISHED, FILES)}
+        if SETTINGS not in found and self._there() and not self._only_ours():
+            raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
+        if changed and SETTINGS in found and self._there() and not self.overwrite:
+            raise ValueError(
+                f"output {self.path} exists and is of other settings or inputs (different: "
+                f"{', '.join(changed):.{SHOWN}}): choose another output, or --overwrite it"
+            )
+        return None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether beginning removes something of other settings."""
+        found = read_json(self.record)
+        return SETTINGS in found and bool(different(found[SETTINGS], self.settings))
+
+    def begin(self, *files: str) -> None:
+        """Make the output ours, with these settings, right before it is written. In a folder, what we wrote of other
+        settings goes; `files` are the names that the work may write there."""
+        found = read_json(self.record)
+        if SETTINGS in found and not different(found[SETTINGS], self.settings) and not found.get(FINISHED):
+            return
+        if self.folder:
+            for name in found.get(FILES, []):
+                if Path(name).name == name:  # a path could lead elsewhere
+                    remove(self.path / name)
+        write_json(self.record, {SETTINGS: self.settings, FILES: list(files)})
+
+    def own(self, *names: str) -> None:
+        """Note files of the folder as ours before they are written, so that `overwrite` may remove them."""
+        found = read_json(self.record)
+        if missing := [name for name in names if name not in found.get(FILES, [])]:
+            write_json(self.record, {**found, FILES: [*found.get(FILES, []), *missing]})
+
+    def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
+        is removed."""
+        found = {"output": str(self.path), **result, SETTINGS: self.settings, "versions": versions()}
+        write_json(self.record, {**found, FINISHED: True, FILES: read_json(self.record).get(FILES, [])})
+        shutil.rmtree(self.all_parts, ignore_errors=True)
+        return found
+
+    def awaited(self) -> dict[str, Any]:
+        """The result that another process is about to finish."""
+        while not (result := self.finished()):
+            time.sleep(POLL)
+        return result
+
+    def _there(self) -> bool:
+        return any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
+
+    def _only_ours(self) -> bool:
+        """Whether a folder holds nothing but what a kill left of a record."""
+        return self.folder and {*self.path.iterdir()} <= {partial(self.record)}
+
+
+@contextmanager
+def owned(path: str | Path) -> Iterator[None]:
+    """In this block no other process has the output, by a lock file beside it that goes with the process; ValueError
+    where one has. Links are followed: two names of one output are one lock."""
+    path = Path(path).expanduser().resolve()
+    lock_file = path.with_name(f".{path.name}.lock")
+    missing = [folder for folder in lock_file.parents if not folder.exists()]
+    lock_file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(lock_file, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"{path}: another process is writing to it; wait, or choose another output") from None
+    except PermissionError:
+        if not path.exists():
+            raise
+        yield  # an output that is finished may lie where nothing can be written
+        return
+    try:
+        yield
+    finally:
+        lock_file.unlink(missing_ok=True)
+        lock.release()
+        with suppress(OSError):  # there is something in it
+            for folder in missing:
+                folder.rmdir()
+
+
+@contextmanager
+def replacing_model(output: Output) -> Iterator[Path]:
+    """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose record has their
+    names before."""
+    saved = partial(output.path / "model")
+    remove(saved)  # a killed process's: safetensors' temporary files have another name each time
+    saved.mkdir()
+    yield saved
+    found = sorted(saved.iterdir())
+    output.own(*(path.name for path in found))
+    for path in found:
+        remove(output.path / path.name)
+        path.replace(output.path / path.name)
+    saved.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def different(old: Any, new: Any, where: str = "") -> list[str]:
+    """The dotted keys in which two nested settings differ; a key that is missing differs from one that is null."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        missing = [f"{where}{key}" for key in new.keys() ^ old.keys()]
+        both = (different(old[key], new[key], f"{where}{key}.") for key in new if key in old)
+        return sorted([*missing, *(key for keys in both for key in keys)])
+    return [] if type(old) is type(new) and old == new else [where.rstrip(".") or "all"]
+
+
+def in_shards(
+    folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str
+) -> list[np.ndarray]:
+    """`make` of each run of `size` items, from `folder`, named for what they are made from, where it was made before.
+
+    Under torchrun each process makes its own share and waits for the others'. What a shard holds does not depend on how
+    many processes there are, so that a rerun may have more or fewer of them.
+    """
+    return gathered(share(folder, items, size, make, name))
+
+
+def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
+    """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
+    rank, world = rank_and_world()
+    paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
+    missing = [number for number, path in enumerate(paths) if number % world == rank and not _sound(path, warn=True)]
+    for number in tqdm(missing, desc=name, unit="shard", disable=None):
+        with replacing(paths[number]) as temporary:
+            np.save(temporary, make(items[number * size : (number + 1) * size]))
+            write_text(beside(paths[number], SUM), file_digest(temporary))  # first: no shard is there without its sum
+    return paths
+
+
+def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
+    """The shards of all processes, which are waited for."""
+    while not all(map(_sound, paths)):
+        time.sleep(POLL)
+    return [np.load(path) for path in paths]
+
+
+def _sound(shard: Path, warn: bool = False) -> bool:
+    """Whether a shard is there with the very bytes that were written."""
+    if not (shard.exists() and beside(shard, SUM).exists()):
+        return False
+    sound = file_digest(shard) == beside(shard, SUM).read_text(encoding="utf-8")
+    if warn and not sound:
+        logger.warning("%s is damaged and is made again", shard)
+    return sound
+
+
+class Lines:
+    """JSON lines by "id" that several processes write, each to a file of its own among the parts of an output.
+
+    A line is one write, followed by fsync: a kill leaves whole lines and at most the beginning of one more, which the
+    next run cuts off. No process waits for another: whichever ends last merges all lines. Lines with a "reason" are the
+    refused ones, and go to OUTPUT.failed.jsonl.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self.output, self.failed = output.path, beside(output.path, ".failed.jsonl")
+        self.folder = output.parts
+        self.own = self.folder / f"rank-{rank_and_world()[0]:05d}.jsonl"
+        self._handle = -1
+
+    def done(self) -> set[int]:
+        """The ids of all lines on disk, of every process."""
+        return set(self._index())
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """In this block lines can be written; ValueError where another process writes this process's."""
+        with owned(self.own):
+            end = max((start + size for _, start, size in self._lines(self.own)), default=0)
+            self._handle = os.open(self.own, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                os.ftruncate(self._handle, end)
+                yield
+            finally:
+                os.close(self._handle)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Put a line on disk."""
+        left = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+        while left:  # a full disk may take a part before it says so
+            left = left[os.write(self._handle, left) :]
+        os.fsync(self._handle)
+
+    def merge(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
+        """Write the output, in the order of `ids`: what `brief` makes of each good line, and of each refused one. None
+        while other processes' lines are missing."""
+        index = self._index()
+        if any(key not in index for key in ids):
+            return None
+        briefs: tuple[list[T], list[T]] = ([], [])
+        with replacing(self.output) as output, replacing(self.failed) as failed:
+            with open(output, "wb") as good, open(failed, "wb") as bad:
+                for key in ids:
+                    path, start, size = index[key]
+                    with open(path, "rb") as file:
+                        file.seek(start)
+                        line = file.read(size)
+                    fields = json.loads(line)
+                    refused = "reason" in fields
+                    (bad if refused else good).write(line)
+                    briefs[refused].append(brief(fields))
+        if not briefs[True]:
+            self.failed.unlink()
+        return briefs
+
+    def _index(self) -> dict[int, tuple[Path, int, int]]:
+        """{id: (file, start, size of its line)}."""
+        paths = sorted(self.folder.glob("rank-*.jsonl"))
+        return {key: (path, start, size) for path in paths for key, start, size in self._lines(path)}
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, int, int]]:
+        """(id, start, size) of each line of a file but for the beginning of one that a kill left at its end. ValueError
+        for a line before the last that is not one of ours."""
+        start, broken = 0, 0
+        for number, line in enumerate(path.open("rb") if path.exists() else (), 1):
+            if broken:
+                raise ValueError(f"{path}, line {broken}: not a line that we wrote; was the file changed?")
+            try:
+                fields = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                fields = None
+            if isinstance(fields, dict) and isinstance(fields.get("id"), int):
+                yield fields["id"], start, len(line)
+            else:
+                broken = number
+            start += len(line)

@@ -1,0 +1,238 @@
+"""What is watched while a model trains: cost, log, loss and weights that are not finite."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import ProgressCallback
+
+from raoe_train.artifacts.memory import peak_mb, reset_peak
+from raoe_train.training.run_directory import newest_checkpoint
+
+SPEARMAN = "_spearman_cosine"
+SHOWN = 16  # rows of a batch
+LEFT = "its gradient left weights that are not finite"
+
+
+class Meter(TrainerCallback):
+    """Measures a trainer's loop.
+
+    Its seconds are those of reading and tokenizing batches, of steps and of a teacher that is asked in them, without
+    evaluation and without writing checkpoints. Its memory is the peak of all that the loop does, evaluation included.
+
+    At a logging step it adds to what the callbacks behind it get, since the last one and over all processes:
+    "pairs_per_second" ("rows_per_second" of batches that are not pairs), "tokens" that the encoder read, padding
+    included, "padding_saved", the share of the padded batches' tokens that it did not, and "scale" of the loss
+    ("scale_NAME" by dataset). The trainer's own history stays as it is.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.cuda = trainer.args.device.type == "cuda"
+        self.seconds, self.first_step, self.last_step, self.peak = 0.0, 0, 0, 0.0
+        self.rows, self.tokens, self.unit, self.logged = 0, 0, "rows", 0.0
+        self._since = 0.0
+
+    def count(self, inputs: Mapping[str, Any]) -> None:
+        """Count a batch."""
+        columns = [ids for key, ids in inputs.items() if key.endswith("input_ids")]
+        self.unit = "pairs" if len(columns) == 2 else "rows"
+        self.rows += len(columns[0]) if columns else 0
+        self.tokens += sum(ids.numel() for ids in columns)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.first_step = state.global_step  # more than 0 where a run resumes
+        reset_peak(self.cuda)
+        self._since = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Evaluating and saving come right after a step's or an epoch's end, and move the mark when they are done.
+        now = time.perf_counter()
+        self.seconds += now - self._since
+        self._since = now
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._since = time.perf_counter()
+
+    on_save = on_evaluate
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.last_step = state.global_step
+        self.peak = peak_mb(self.cuda)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        counts = torch.tensor([self.rows, self.tokens, self.trainer.padding_saved()], device=args.device)
+        rows, tokens, saved = self.trainer.accelerator.reduce(counts, "sum").tolist()
+        seconds, self.logged = self.seconds - self.logged, self.seconds
+        self.rows = self.tokens = 0
+        if rows and seconds > 0:
+            logs[f"{self.unit}_per_second"] = rows / seconds
+        if tokens:
+            logs |= {"tokens": tokens - saved, "padding_saved": saved / tokens}
+        scales = self.trainer.scales
+        logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
+
+    def costs(self) -> dict[str, Any]:
+        """{"train_seconds", "train_steps": the steps that they were for, "peak_memory_mb"}."""
+        return {
+            "train_seconds": round(self.seconds, 3),
+            "train_steps": self.last_step - self.first_step,
+            "peak_memory_mb": round(self.peak, 1),
+        }
+
+
+class LogLines(ProgressCallback):
+    """transformers' progress bar, where there is a terminal, and a line for every logged step and evaluation, with the
+    time that is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.first = 0.0, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.started, self.first = time.monotonic(), state.global_step
+        if sys.stderr.isatty():
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_prediction_step(self, *arguments: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_prediction_step(*arguments, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        if "loss" in logs:
+            entry = state.log_history[-1]  # without what other callbacks have added for trackers
+            apart = ("epoch", "step", "grad_norm", "learning_rate")
+            cells = [f"{name} {value:.4g}" for name, value in entry.items() if name not in apart]
+            cells += [f"{value:.4g} {name.removesuffix('_per_second')}/s" for name, value in logs.items()
+                      if name.endswith("_per_second")]  # fmt: skip
+            steps = state.global_step - self.first
+            if steps > 0:
+                left = (time.monotonic() - self.started) / steps * (state.max_steps - state.global_step)
+                cells.append(f"{tqdm.format_interval(left)} left")
+        else:
+            shown = {name: value for name, value in logs.items() if name.endswith((SPEARMAN, "eval_loss"))}
+            cells = [
+                f"{name.removeprefix('eval_').removesuffix(SPEARMAN)} "
+                + (f"{100 * value:.2f}" if name.endswith(SPEARMAN) else f"{value:.4g}")
+                for name, value in shown.items()
+            ]
+        if cells:
+            with tqdm.external_write_mode():  # the bar steps aside
+                print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
+
+
+class LogFile(TrainerCallback):
+    """Writes the trainer's log as JSON lines; on resuming, without what came after the checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.path.write_text("".join(map(_line, state.log_history)), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line(state.log_history[-1]))
+
+
+def _line(entry: dict[str, Any]) -> str:
+    # transformers' train_loss divides the losses since the last resume by all steps
+    return json.dumps({key: value for key, value in entry.items() if key != "train_loss"}) + "\n"
+
+
+def keep_events(trainer: Any, folder: Path) -> None:
+    """Let TensorBoard's files be in `folder`, unless its variable names another; checkpoints take theirs along."""
+    for each in trainer.callback_handler.callbacks:
+        if isinstance(each, TensorBoardCallback) and each.logging_dir is None:
+            each.logging_dir = str(folder)
+
+
+class FiniteWeights(TrainerCallback):
+    """Stops before a checkpoint is written, or the encoder evaluated, whose weights are not finite: a loss can be
+    finite while its gradient is not, and then the next step would be blamed. Also clears the gradients of the loss's
+    own parameters, which sentence-transformers does only from 6.2."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["optimizer"].zero_grad()
+        last = state.global_step >= state.max_steps
+        if last or control.should_save or control.should_evaluate:
+            self._check(state)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._check(state)
+
+    def _check(self, state: Any) -> None:
+        if not finite_weights(self.trainer.model):
+            raise not_finite(self.trainer, state.global_step, LEFT, self.trainer.batch)
+
+
+def finite_weights(model: Any) -> bool:
+    """Whether all numbers of all parameters that are trained are finite."""
+    return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
+
+
+def not_finite(trainer: Any, step: int, found: str, batch: Any) -> FloatingPointError:
+    """The error of a step: what was in its batch, and what to try."""
+    return FloatingPointError("\n".join([f"step {step}: {found}", *_rows(trainer, batch), *_to_try(trainer)]))
+
+
+def _rows(trainer: Any, batch: Mapping[str, Any]) -> Iterator[str]:
+    tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
+    of, name = trainer.accelerator, batch.get("dataset_name")
+    where = f" of process {of.process_index}" if of.num_processes > 1 else ""
+    yield f"the batch{where}{f', of {name}' if name else ''}, as the encoder reads its first rows:"
+    columns = []
+    for key, ids in batch.items():
+        real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
+        if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
+            rows = zip(ids[:SHOWN], real[:SHOWN].bool(), strict=True)
+            columns.append([tokenizer.decode(row[keep].tolist()) for row, keep in rows])
+    for texts in zip(*columns, strict=True):
+        yield "  " + " | ".join(text[:80] for text in texts)
+
+
+def _to_try(trainer: Any) -> Iterator[str]:
+    args = trainer.args
+    hints: Sequence[str] = [f"a smaller training.learning_rate (now {args.learning_rate:g}) or more warm-up"]
+    if scales := dict.fromkeys(f"{scale:g}" for scale in trainer.scales.values()):
+        hints.append(f"a smaller loss.scale (now {' and '.join(scales)})")
+    if args.fp16:
+        hints.append("training.bf16 in place of fp16, whose largest number is 65504")
+    elif args.bf16:
+        hints.append("training.bf16 false")
+    hints.append("a look at these rows: scores that are not numbers, sentences that are empty or not text")
+    yield "to try: " + "; ".join(hints)
+    last = newest_checkpoint(Path(args.output_dir), args.save_only_model)
+    yield (
+        f"The last good checkpoint is {last}: --model.name {last} starts another run from it"
+        if last
+        else "There is no checkpoint yet (training.save_strategy steps, training.save_steps)"
+    )
