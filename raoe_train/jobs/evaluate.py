@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pkgutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +11,13 @@ from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Data
 from raoe_train.encoders.named import Model, identity
+from raoe_train.evaluation.analyses import ANALYSES, is_decoder
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
 from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
 from raoe_train.jobs.shared import job
 from raoe_train.recipe import Option
-
-ANALYSES = ("degradation", "dependency", "words")  # functions of raoe_train.studies.analyses, imported when asked for
 
 
 @job
@@ -103,13 +101,12 @@ def evaluate(
         from raoe_train.encoders.load import load_encoder
 
         encoder = load_encoder(model) if named else model
-        if "words" in analyses and not pkgutil.resolve_name("raoe_train.studies.analyses:is_decoder")(encoder):
+        if "words" in analyses and not is_decoder(encoder):
             raise ValueError(f"analyses words: {model.name if named else 'the model'} is no decoder: it writes none")
         outcomes: dict[str, Outcomes] = {}
         result = evaluate_tasks(encoder, read, batch_size, outcomes)
         if analyses:
-            made = {name: pkgutil.resolve_name(f"raoe_train.studies.analyses:{name}") for name in analyses}
-            result["analyses"] = {name: analyse(encoder, read, path, batch_size) for name, analyse in made.items()}
+            result["analyses"] = {name: ANALYSES[name](encoder, read, path, batch_size) for name in analyses}
         if rows is not None:
             result["predictions"] = submit(encoder, rows, str(submission), batch_size)
         made_by = model.name if named else None
