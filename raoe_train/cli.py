@@ -15,23 +15,21 @@ from typing import Any
 from raoe_train import recipe as recipes
 from raoe_train.recipe import keys, nearest, shipped
 
-STUDIES = ("sweep", "report")
 DATA = ("prepare", "score", "lists", "mine", "generate")
-JOBS = ("train", *DATA, "evaluate", "encode", *STUDIES, "merge", "export", "check")
+JOBS = ("train", *DATA, "evaluate", "encode", "merge", "export", "check")
 # what our extras bring, by the names that it is imported by
 OURS = ("accelerate", "bitsandbytes", "datasets", "matplotlib", "pandas", "peft", "pyarrow", "scipy",
         "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
 EXTRAS = {**dict.fromkeys(OURS, "train"), "mteb": "eval"}
 # the key that words before the first --key go to, where that is no recipe
-WORDS = {"report": "results", "prepare": "names"}
+WORDS = {"prepare": "names"}
 
 
 def job_of(name: str) -> Callable[..., Any]:
     """The function of a job; ValueError for an unknown one."""
     if name not in JOBS:
         raise ValueError(f"unknown job {name!r}{nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
-    room = "studies" if name in STUDIES else "jobs"  # whose module has the job's name, as its function does
-    return getattr(importlib.import_module(f"raoe_train.{room}.{name}"), name)
+    return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
 
 
 def load(job: str, recipe: str | Path | None = None, overrides: Any = None) -> Any:
@@ -56,7 +54,7 @@ def run(job: str, recipe: str | Path | None = None, **overrides: Any) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. The exit status: 0 if the job did all it was asked; 1 if it came to its end and something is
-    not as it should be (runs of a sweep, a check); 2 for what cannot be: a word, a value, a file, a full disk, a loss
+    not as it should be (a check); 2 for what cannot be: a word, a value, a file, a full disk, a loss
     that is NaN; 3 for an error that nobody foresaw; 130 if it was interrupted, 141 if nobody reads what it prints."""
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -166,15 +164,13 @@ def _no_memory(error: Exception) -> bool:
 
 
 def _help() -> str:
-    names, sweeps = (", ".join(shipped(job)) for job in ("train", "sweep"))
     jobs = "\n".join(f"  {job:<9} {_summary(job)}" for job in JOBS)
     return f"""usage: raoe-train JOB [RECIPE] [--section.key value …]
 
 JOB is one of:
 {jobs}
 
-RECIPE is a YAML file, or one of: {names}
-of a sweep: {sweeps}
+RECIPE is a YAML file, or one of: {", ".join(shipped())}
 
 raoe-train JOB --help lists the job's keys. --traceback shows where an error comes from.
 
