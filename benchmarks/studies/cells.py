@@ -51,7 +51,8 @@ def read_study(study: str | Path, changes: Mapping[str, Any] | None = None, scal
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
         raise FileNotFoundError(f"no study {str(study)!r}: name a YAML file, or one of {known}")
-    found = merge(nest(_numbers(yaml.safe_load(path.read_text(encoding="utf-8")))), nest(_numbers(changes or {})))
+    found = nest(_numbers(yaml.safe_load(path.read_text(encoding="utf-8"))), deep=False)
+    found = merge(found, nest(_numbers(changes or {}), deep=False))
     if unknown := found.keys() - DEFAULTS.keys():
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}; a study has {', '.join(DEFAULTS)}")
     found = {**DEFAULTS, **found}
@@ -69,7 +70,8 @@ def read_study(study: str | Path, changes: Mapping[str, Any] | None = None, scal
         if not names:
             raise ValueError(f"scales.{scale}.variants.{pattern} matches none of {', '.join(found['variants'])}")
         found["variants"] |= {name: merge(nest(found["variants"][name] or {}), nest(changed)) for name in names}
-    found["prepare"] = merge(found["prepare"], its.pop("prepare", {}))
+    more = {name: nest(entry) for name, entry in its.pop("prepare", {}).items()}
+    found["prepare"] = merge({name: nest(entry) for name, entry in found["prepare"].items()}, more)
     if unknown := its.keys() - {"base", "tasks", "only"}:
         raise ValueError(f"scales.{scale} has base, settings, variants, prepare, tasks and only, not {sorted(unknown)}")
     return {**found, **its}
@@ -88,7 +90,7 @@ def expand(study: Mapping[str, Any], words: Mapping[str, str | None]) -> list[Ce
     for word, section, key in (("data_dir", "data", "dir"), ("model", "model", "name")):
         if words[word]:
             shared[section] = {key: words[word]}
-    shared = merge(shared, study["settings"])
+    shared = merge(shared, nest(study["settings"]))
     cells: dict[str, Cell] = {}
     first_with: dict[str, Cell] = {}  # the first cell of each run
     starts: set[str] = set()
@@ -175,11 +177,11 @@ def texts_of(values: Any) -> Iterator[str]:
             yield from texts_of(value)
 
 
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, Any], deep: bool = True) -> dict[str, Any]:
     """Turn dotted keys into nested mappings: ``{"loss.name": "mse"}`` into ``{"loss": {"name": "mse"}}``."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
-        value = nest(value) if isinstance(value, Mapping) else value
+        value = nest(value) if deep and isinstance(value, Mapping) else value
         for key in reversed(dotted.split(".")):
             value = {key: value}
         nested = merge(nested, value)

@@ -99,7 +99,10 @@ def _result(label: str, path: Path) -> Result:
             "versions": dict(found.get("versions") or {}),
         }
         data = dict(settings.get("tasks") or {})
-        valid = bool(tasks) and all(isinstance(main_score(task), (float, int, type(None))) for task in tasks.values())
+        valid = bool(tasks) and all(
+            isinstance(main_score(task), (float, int, type(None))) and isinstance(kind_of(word, task), str)
+            for word, task in tasks.items()
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         valid = False
     if not valid:

@@ -14,7 +14,6 @@ from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.named import Model, Scratch
-from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
 from raoe_train.evaluation.analyses import (
     degradation,
     first_layers,
@@ -27,6 +26,7 @@ from raoe_train.evaluation.analyses import (
     token_states,
     word_report,
 )
+from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
 from tests.tiny import SENTENCES
 
 SIZES = {
