@@ -39,7 +39,8 @@ def check(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> None:
 
 def check_tasks(tasks: Sequence[str], data_dir: str | None) -> None:
     """Raise ValueError or FileNotFoundError if a task of `evaluate` has no data."""
-    read_tasks(tasks, data_dir)
+    if tasks:
+        read_tasks(tasks, data_dir)
 
 
 def load_encoder(name: str, **settings: Any) -> Any:

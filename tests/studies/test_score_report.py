@@ -156,8 +156,7 @@ def test_papers_rows_are_of_the_same_sets(tmp_path):
     for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
         found = report([result(tmp_path, "x", tasks)], tmp_path / str(number))
         assert not found["published"]
-    found = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})],
-                output=str(tmp_path / "y"))  # fmt: skip
+    found = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})], tmp_path / "y")
     assert found["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
         "sts:stsb": 89.04,
         "my.tsv": None,
