@@ -29,7 +29,6 @@ from types import SimpleNamespace
 from typing import Any
 
 RECIPES = Path(__file__).with_name("recipes")
-TABLES = Path(__file__).parent / "studies" / "recipes"  # of the job sweep
 BARE = ""  # in a section, the key of a bare word that stood in its place in another layer
 PATTERNS = "learning_rate_mapping"  # a mapping whose keys are patterns of names, dots and all
 UNDER = "under another name"  # in a section whose name a later layer changed: what the layers before it said
@@ -90,7 +89,7 @@ def arguments(job: Callable[..., Any], values: Mapping[str, Any]) -> SimpleNames
 def load(job: Callable[..., Any], recipe: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Any:
     """The arguments of `job`: its defaults, then the recipe, then `overrides` (nested or dotted keys); ValueError for
     an unknown key or recipe, or a value of the wrong type, FileNotFoundError for a path without a file."""
-    values = read_recipe(recipe, job.__name__) if recipe is not None else {}
+    values = read_recipe(recipe) if recipe is not None else {}
     return arguments(job, merge(values, nest(overrides or {})))
 
 
@@ -127,9 +126,9 @@ def choices(hint: Any) -> tuple[Any, ...]:
     return of if typing.get_origin(hint) is typing.Literal else tuple(word for part in of for word in choices(part))
 
 
-def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping that a job's recipe stands for, its ``extends`` chain merged in."""
-    path = recipe_path(recipe, job, beside=_seen[-1].parent if _seen else None)
+def read_recipe(recipe: str | Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping that a recipe stands for, its ``extends`` chain merged in."""
+    path = recipe_path(recipe, beside=_seen[-1].parent if _seen else None)
     if path in _seen:
         raise ValueError(f"recipe {path} extends itself")
     values = read_yaml(path) or {}
@@ -141,7 +140,7 @@ def read_recipe(recipe: str | Path, job: str, _seen: tuple[Path, ...] = ()) -> d
         json.dumps(values, default=str, skipkeys=True)  # which looks into every list, too
     except (RecursionError, ValueError):
         raise ValueError(f"recipe {path} has a part that holds itself (an alias, *NAME, inside its &NAME)") from None
-    return merge(read_recipe(parent, job, (*_seen, path)), values) if parent is not None else values
+    return merge(read_recipe(parent, (*_seen, path)), values) if parent is not None else values
 
 
 def read_yaml(path: Path) -> Any:
@@ -155,15 +154,14 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
 
 
-def shipped(job: str) -> dict[str, Path]:
-    """{name: file} of the recipes that come with us, for a job."""
-    folder = TABLES if job == "sweep" else RECIPES
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+def shipped() -> dict[str, Path]:
+    """{name: file} of the shipped recipes."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.yaml"))}
 
 
-def recipe_path(recipe: str | Path, job: str, beside: Path | None = None) -> Path:
-    """The file of a job's recipe given as a path or by a shipped name."""
-    name, known = str(recipe), shipped(job)
+def recipe_path(recipe: str | Path, beside: Path | None = None) -> Path:
+    """The file of a recipe given as a path or by a shipped name."""
+    name, known = str(recipe), shipped()
     if name in known:
         return known[name]
     if name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name:

@@ -25,7 +25,7 @@ _CONTEXT.set_forkserver_preload(
     ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
      "raoe_train.jobs.evaluate", "raoe_train.jobs.mine", "raoe_train.jobs.lists", "raoe_train.jobs.merge",
      "raoe_train.jobs.export", "raoe_train.jobs.encode", "raoe_train.jobs.prepare", "raoe_train.evaluation.transfer",
-     "raoe_train.studies.sweep", "raoe_train.evaluation", "raoe_train.jobs.generate",
+     "raoe_train.evaluation", "raoe_train.jobs.generate",
      "raoe_train.generation.decoding", "raoe_train.encoders.load",
      "raoe_train.losses", "raoe_train.artifacts.figures", "raoe_kernels", "matplotlib.pyplot", "scipy.stats"]
 )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FORWARD = {"cpu": 128, "cuda": 8192}
-"""What a run costs beside its tokens, in tokens: measured on CPUs (benchmarks/train_step.py), predicted for GPUs."""
+"""What a run costs beside its tokens, in tokens: measured on CPUs (docs/by-length.md), predicted for GPUs."""
 
 
 @dataclass(frozen=True)

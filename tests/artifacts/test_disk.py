@@ -59,7 +59,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
-@pytest.mark.parametrize("job", ["train", "score", "generate", "sweep"])
+@pytest.mark.parametrize("job", ["train", "score", "generate"])
 def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
     keys = make_jobs(tmp_path / "inputs")[job].keys(tmp_path / "occupied")
     (tmp_path / "occupied").write_text("a file")

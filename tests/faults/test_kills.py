@@ -22,7 +22,7 @@ def jobs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 30 * KILLS)
-@pytest.mark.parametrize("name", ["train", "score", "generate", "sweep"])
+@pytest.mark.parametrize("name", ["train", "score", "generate"])
 def test_a_job_that_is_killed_ends_like_one_that_is_not(jobs, tmp_path, name):
     tally = disturbed(jobs[name], tmp_path / "outputs", KILLS, SEED)
     assert sum(tally.kills.values()) == KILLS and tally.finished >= 1

@@ -1,29 +1,23 @@
-"""What is no table and is read: SentEval's folders, recipes, results and their examples, ledgers, folders of runs."""
+"""What is no table and is read: SentEval's folders, recipes, ledgers, folders of runs."""
 
 from __future__ import annotations
 
 import json
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import scipy.stats  # noqa: F401  patch.dict forgets what was imported in it
 import yaml
 
 from raoe_train import recipe as recipes
 from raoe_train.artifacts.ledger import Ledger
-from raoe_train.artifacts.provenance import digest
 from raoe_train.cli import job_of
 from raoe_train.data.settings import Data
-from raoe_train.encoders.settings import Model
-from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
-from raoe_train.studies.result_report import read_results, report_results
+from raoe_train.encoders.named import Model
 from raoe_train.training import run_directory
 from raoe_train.training.list_targets import Teacher
 from tests.fuzz import folders
@@ -85,7 +79,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "lists": {
         "data": {"input": "a+b.jsonl"}, "teacher": {"name": "t"}, "length": 4, "max_lists": 7, "output": "o.jsonl",
     },
-    "report": {"results": ["a.json", "b.json"], "model": "m", "resamples": 20, "seed": 7, "output": "o"},
     "generate": {
         "model": "m", "data": {"input": "a.txt"}, "output": "o.jsonl",
         "generation": {"steps": 3, "prompt": "{sentence}"},
@@ -128,55 +121,6 @@ def _recipe(rng: Random, folder: Path) -> str:
         return said(error, "recipe", "unknown key", "no such file", *recipes.parameters(job_of(job)))
     if same and found != recipes.arguments(job_of(job), recipes.nest(valid)):
         return f"wrong: {found}"
-    return "rows"
-
-
-SCORED = ("stsb", "sick-r")
-
-
-def _result(rng: Random) -> dict[str, Any]:
-    tasks: dict[str, Any] = {
-        word: {"kind": "sts", "main": "spearman", "spearman": round(100 * rng.random(), 3), "pairs": 4}
-        for word in SCORED
-    }
-    tasks["mr"] = {"kind": "transfer", "main": "accuracy", "accuracy": None, "examples": 3}
-    settings = {"model": {"name": "m", "files": "f" * 64}, "tasks": {word: digest(word) for word in tasks}}
-    versions = {"torch": "2"}
-    return {"tasks": tasks, "average": None, "model": "m", "versions": versions, "commit": "c", "settings": settings}
-
-
-def _results(rng: Random, folder: Path) -> str:
-    results, same = [_result(rng), _result(rng)], rng.random() < 0.2
-    files = [folder / "first.json", folder / "second.json"]
-    for result, file in zip(results, files, strict=True):
-        outcomes = {word: Outcomes(np.array([rng.random() for _ in range(4)]), np.arange(4.0)) for word in SCORED}
-        outcomes["mr"] = Outcomes(np.array([100.0, 0.0, 100.0]))
-        write_outcomes(file, outcomes, result["settings"])
-    at = rng.randrange(2)
-    if not same and rng.random() < 0.6:
-        results[at] = spoilt(results[at], rng)
-    for result, file in zip(results, files, strict=True):
-        text = json.dumps(result, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 2)))
-        file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    if not same and rng.random() < 0.6:
-        file = rng.choice((files[at], files[at].with_name(files[at].name + ".examples.npz")))
-        file.write_bytes(spoilt_bytes(file.read_bytes(), rng))
-    names = {file.stem: str(file) for file in files}
-    try:
-        read = read_results(names)
-        with patch.dict(sys.modules, {"matplotlib.figure": None}):  # drawing takes a second
-            found, _ = report_results(read, folder, 10, 0)
-    except BaseException as error:
-        return f"refused what is right: {error}" if same else said(error, "first", "second", "task ", "suite")
-    for result, file in zip(results, files, strict=True):
-        try:
-            its = json.loads(file.read_bytes())["tasks"]
-        except (ValueError, KeyError, TypeError):
-            return f"read what is no result: {result}"
-        rows = [row[file.stem] for row in found["scores"].values() if file.stem in row]
-        shown = {word: row[word] for row in rows for word in its if word in row}
-        if shown != {word: task.get(task.get("main", "spearman")) for word, task in its.items()}:
-            return f"wrong: {shown}"
     return "rows"
 
 
@@ -265,7 +209,6 @@ def _run_folder(rng: Random, folder: Path) -> str:
 DOCUMENTS: dict[str, Callable[[Random, Path], str]] = {
     "SentEval": _read_folder,
     "recipes": _recipe,
-    "results": _results,
     "ledgers": _ledger,
     "run folders": _run_folder,
 }

@@ -19,7 +19,6 @@ from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
 from raoe_train.losses.registry import loss_settings
-from raoe_train.studies.result_report import read_results
 from raoe_train.training.run_directory import newest_checkpoint
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
@@ -147,20 +146,6 @@ def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer_state.json").write_text('{"global_step": 1}')
     assert newest_checkpoint(tmp_path, only_model=True).name == "checkpoint-10"
-
-
-TASK = {"kind": "sts", "main": "spearman", "spearman": 50.0, "pairs": 4}
-
-
-@pytest.mark.parametrize("change", [
-    {"settings": {"model": "m"}}, {"settings": {"tasks": [1]}}, {"settings": {"tasks": {"stsb": []}}},
-    {"tasks": {"stsb": {**TASK, "pairs": []}}}, {"tasks": {"stsb": {**TASK, "spearman": 10**400}}},
-    {"tasks": {"stsb": [TASK]}}, {"versions": []},
-])  # fmt: skip
-def test_what_is_no_result_is_said(tmp_path, change):
-    path = write(tmp_path / "r.json", json.dumps({"tasks": {"stsb": TASK}, **change}))
-    with pytest.raises(ValueError, match=r"r\.json is no result"):
-        read_results({"r": path})
 
 
 @pytest.mark.parametrize("values", [np.array([[1.0]]), np.array(["a"]), np.array([])], ids=["matrix", "text", "none"])

@@ -226,7 +226,7 @@ TRAINING = [
     ),
     *of(
         "raoe_train/losses/reads.py",
-        "training/test_training.py::test_what_mse_compares_with_cosines studies/test_margins.py",
+        "training/test_training.py::test_what_mse_compares_with_cosines losses/test_margin_losses.py",
         ("(score - lowest) / (highest - lowest)", "score / highest"),
         ("not -1 <= lowest < 0 < highest <= 1", "not -1 <= lowest < highest <= 1"),
         ('sorted(set(dataset.unique("label")) - {0, 1})', "[]"),
@@ -361,12 +361,6 @@ TRAINING = [
         "generation/test_decoding.py",
         ("right=True)", "right=False)"),
         ("isfinite(), beyond[:, 0], -1)", "isfinite(), beyond[:, 0], 0)"),
-    ),
-    *of(
-        "raoe_train/studies/bootstrap.py",
-        "studies/test_score_report.py",
-        ("tail = (100 - LEVEL) / 2", "tail = 100 - LEVEL"),
-        ("b.mean(axis=-1) - a.mean(axis=-1)", "a.mean(axis=-1) - b.mean(axis=-1)"),
     ),
     *of(
         "raoe_train/training/run_directory.py",

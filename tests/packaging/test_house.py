@@ -20,15 +20,14 @@ LEVELS = {
     "artifacts": 1,
     "data": 2,
     "encoders": 3,
-    "evaluation": 4,
     "generation": 4,
+    "evaluation": 5,
     "losses": 5,
     "training": 6,
     "jobs": 7,
     "cli": 8,
-    "studies": 9,
-    "__main__": 10,
-    "__init__": 10,
+    "__main__": 9,
+    "__init__": 9,
 }
 # Lines of Python, docstrings included: today's. The aim is 11,000 in all, so they only go down; raising one needs its
 # reason in CHANGELOG.md.
@@ -36,11 +35,10 @@ BUDGETS = {
     "artifacts": 769,
     "data": 2184,
     "encoders": 2135,
-    "evaluation": 1326,
+    "evaluation": 1586,
     "generation": 1328,
     "jobs": 1513,
     "losses": 3183,
-    "studies": 1810,
     "training": 1939,
     "the root": 650,
 }
@@ -85,9 +83,8 @@ def test_imports_go_one_way(path):
         return
     for module, name in imports(path):
         other = room_of(file_of(module, name))
-        if other == "__init__":
-            assert own == "studies", f"{path}: the front door is for those outside"
-        elif other != own:
+        assert other != "__init__", f"{path}: the front door is for those outside"
+        if other != own:
             assert LEVELS[other] < LEVELS[own], f"{path} imports {module}: {other} is not below {own}"
 
 
@@ -148,7 +145,11 @@ def test_files_have_one_subject(path):
 
 
 def test_benchmarks_and_pages_use_public_names():
+    """But benchmarks/studies/jobs.py, where all that the studies use of the package stands in one place."""
     code = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
+    studies = {path: code.pop(path) for path in list(code) if path.parent.name == "studies"}
+    importing = [path.name for path, text in studies.items() if re.search(r"^(from|import) raoe_train", text, re.M)]
+    assert importing == ["jobs.py"]
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         code[page] = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
     for path, text in code.items():
@@ -158,9 +159,14 @@ def test_benchmarks_and_pages_use_public_names():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_an_option_is_used_by_a_recipe_or_a_page(job):
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.yaml")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.yaml"), *(ROOT / "benchmarks").rglob("*.yaml")]
     words = set(re.findall(r"\w+", " ".join(page.read_text(encoding="utf-8") for page in pages)))
     assert not [key for key, *_ in keys(job_of(job)) if key.rpartition(".")[2] not in words]
+
+
+def test_the_package_names_no_benchmark():
+    texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml")}
+    assert not [path for path, text in texts.items() if re.search(r"\bbenchmarks[./]", text)]
 
 
 def test_pages_and_benchmarks_name_files_that_are_there():

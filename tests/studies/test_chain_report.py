@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from sentence_transformers import util
 
-from raoe_train.cli import main, run
-from raoe_train.studies.drift import drift, unrelated
+from benchmarks.studies.__main__ import main
+from benchmarks.studies.drift import drift, unrelated
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -118,17 +118,15 @@ def test_the_page_and_its_numbers(files, encoder, tmp_path, capsys):
     assert (tmp_path / "page" / "similarity.png").read_bytes().startswith(b"\x89PNG")
     assert not re.search(r"\bnan\b", page, re.IGNORECASE)
 
-    before = (tmp_path / "page" / "report.json").read_bytes()
-    assert main([*words, "--length", "4"]) == 0
-    assert "is there already" in capsys.readouterr().out
-    assert (tmp_path / "page" / "report.json").read_bytes() == before
-    assert main([*words, "--length", "3"]) == 2
-    assert "overwrite" in capsys.readouterr().err
-    assert main([*words, "--length", "3", "--overwrite"]) == 0
+
+def report(results, encoder, folder, *options):
+    words = ["report", *map(str, results), "--model", str(encoder), "--output", str(folder), *options]
+    assert main(words) == 0
+    return json.loads((folder / "report.json").read_text())
 
 
 def test_places_that_no_chain_has_are_null(files, encoder, tmp_path):
-    found = run("report", results=[str(files[1])], model={"name": str(encoder)}, output=str(tmp_path / "page"))
+    found = report([files[1]], encoder, tmp_path / "page")
     assert found["chains"]["iterative"]["to_source"][4:] == [None] * 12
     assert "NaN" not in (tmp_path / "page" / "report.json").read_text()
 
@@ -136,56 +134,48 @@ def test_places_that_no_chain_has_are_null(files, encoder, tmp_path):
 def test_sources_that_no_two_files_share(files, encoder, tmp_path):
     first, _, write = files
     more = write("c.jsonl", "guided", [(1, SENTENCES[3:7])])
-    config = {"model": {"name": str(encoder)}, "output": str(tmp_path / "page")}
-    found = run("report", results=[str(first), str(more)], **config)
+    found = report([first, more], encoder, tmp_path / "page")
     assert list(found["chains"]) == ["guided", "c"]
     # no source has a chain of both: those of the first file are shown
     assert [case["source"] for case in found["cases"]] == [SENTENCES[0], SENTENCES[5]]
     assert list(found["cases"][0]["chains"]) == ["guided"]
-    with pytest.raises(ValueError, match="twice"):
-        run("report", results=[str(first), str(first)], **config)
 
 
 def test_chains_are_drawn(files, encoder, tmp_path):
     many = files[2]("many.jsonl", "guided", [(n, [f"a {n}", "b", "c", "d"]) for n in range(20)])
-    config = {"model": {"name": str(encoder)}, "max_chains": 5, "examples": 9}
 
-    def drawn(seed, name):
-        found = run("report", results=[str(many)], seed=seed, output=str(tmp_path / name), **config)
+    def drawn(seed):
+        found = report([many], encoder, tmp_path / "x", "--max_chains", "5", "--examples", "9", "--seed", seed)
         return [case["source"] for case in found["cases"]]
 
-    first = drawn(1, "x")
-    assert len(first) == 5 and first == drawn(1, "y") and first != drawn(2, "z")
+    first = drawn("1")
+    assert len(first) == 5 and first == drawn("1") and first != drawn("2")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("words", "message"),
     [
-        ({"results": []}, "name what to report"),
-        ({"output": None}, "output is missing"),
-        ({"length": 2}, "length must be at least 3"),
-        ({"max_chains": 0}, "max_chains must be at least 1"),
-        ({"resamples": 0}, "resamples must be at least 1"),
-        ({"results": ["no.jsonl"]}, "no such file"),
+        (["--length", "2"], "--length at least 3"),
+        (["--max_chains", "0"], "must be at least 1"),
+        (["--resamples", "0"], "must be at least 1"),
+        (["nowhere.jsonl"], "no such file"),
+        (["--model.device", "no"], "device"),
+        (["--lenght", "4"], "unknown option --lenght"),
     ],
 )
-def test_what_cannot_be(files, encoder, tmp_path, changes, message):
-    good = {"results": [str(files[0])], "model": {"name": str(encoder)}, "output": str(tmp_path / "page")}
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        run("report", **{**good, **changes})
-    assert not (tmp_path / "page").exists()
+def test_invalid_input(files, encoder, tmp_path, words, message, capsys):
+    asked = ["report", str(files[0])]
+    asked = [*asked, *words] if not words[0].startswith("--") else asked
+    more = words if words[0].startswith("--") else []
+    assert main([*asked, "--model", str(encoder), "--output", str(tmp_path / "page"), *more]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_hole_is_an_error_or_a_counted_skip(files, encoder, tmp_path, capsys):
+def test_a_hole_is_an_error_or_a_skip(files, encoder, tmp_path, capsys):
     broken = tmp_path / "broken.jsonl"
     broken.write_text(files[0].read_text() + '{"id": 3, "sentences": ["a", null, "b"]}\n')
-    words = ["report", str(broken), "--model.name", str(encoder), "--output", str(tmp_path / "page")]
+    words = ["report", str(broken), "--model", str(encoder), "--output", str(tmp_path / "page")]
     assert main(words) == 2
     assert "line 3" in capsys.readouterr().err
     assert main([*words, "--on_error", "skip"]) == 0
     assert "| broken | 2 |" in (tmp_path / "page" / "report.md").read_text()
-
-
-def test_a_file_is_no_folder(files, encoder, tmp_path):
-    with pytest.raises(OSError, match="choose another output"):
-        run("report", results=[str(files[0])], model={"name": str(encoder)}, output=str(files[0]))

@@ -1,4 +1,4 @@
-"""The report of results: intervals by hand and beside scipy's, the page, the papers' rows, and what is refused."""
+"""The report of scores: intervals, the page, the papers' rows, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import yaml
 from scipy import stats
 
-from raoe_train.cli import main, run
+from benchmarks.studies.__main__ import main
+from benchmarks.studies.score_report import PUBLISHED, differences, interval, resample, spearman
+from raoe_train import run
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
-from raoe_train.studies.bootstrap import differences, interval, resampled, spearman
-from raoe_train.studies.result_report import PUBLISHED
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -63,12 +63,13 @@ def test_resamples_without_a_correlation_are_left_out():
     assert np.isfinite(interval(drawn)).all()
 
 
-def test_batches_and_a_single_observation(monkeypatch):
-    values = np.arange(100.0)
-    whole = resampled([values], lambda of: of.mean(axis=-1), 70, seed=4)
-    monkeypatch.setattr("raoe_train.studies.bootstrap.DRAWN", 1000)
-    np.testing.assert_array_equal(resampled([values], lambda of: of.mean(axis=-1), 70, seed=4), whole)
-    np.testing.assert_array_equal(resampled([np.array([3.0])], lambda of: of.mean(axis=-1), 5, seed=4), [3.0] * 5)
+def test_a_single_observation():
+    np.testing.assert_array_equal(resample([np.array([3.0])], lambda of, axis: of.mean(axis), 5, seed=4), [3.0] * 5)
+
+
+def report(results, folder, *options):
+    assert main(["report", *map(str, results), "--output", str(folder), *options]) == 0
+    return json.loads((folder / "report.json").read_text())
 
 
 @pytest.mark.parametrize(("values", "gold"), [([1.0, 2.0, 3.0], None), ([1.0, 2.0], [1.0, 2.0])], ids=["count", "gold"])
@@ -120,7 +121,7 @@ def test_page(tmp_path):
         result(tmp_path, "three", {"stsb": sts(70.0), "sick": sts(75.0, 4927)}),
         result(tmp_path, "four", {"stsb": sts(60.0), "sick": sts(60.0, 4927)}),
     ]
-    found = run("report", results=names, output=str(tmp_path / "page"))
+    found = report(names, tmp_path / "page")
     page = lines(tmp_path / "page")
     # equal as they are shown: both the best; an average over something undefined is none
     assert "| one | **80.00** | - | - |" in page and "| two | **80.00** | <u>70.00</u> | **75.00** |" in page
@@ -141,7 +142,7 @@ def test_what_comes_from_files_is_data_in_the_page(tmp_path):
     evil = "<script>x</script>|[a](http://evil)![b](//evil) *b* `c` www.evil.org"
     task = {"kind": evil, "main": evil, evil: 1.0}
     more = {"model": evil, "versions": {evil: evil}, "settings": {"tasks": {evil: "same"}}}
-    run("report", results=[result(tmp_path, name, {evil: task}, **more) for name in ("x", "y")], output=str(tmp_path))
+    report([result(tmp_path, name, {evil: task}, **more) for name in ("x", "y")], tmp_path)
     shown = re.sub(r"!\[scores\]\(scores\.png\)", "", (tmp_path / "report.md").read_text())
     assert "<script" not in shown and "http://" not in shown and "www." not in shown
     assert not re.search(r"(?<!\\)[\[\]`]", shown)
@@ -153,10 +154,9 @@ def test_what_comes_from_files_is_data_in_the_page(tmp_path):
 def test_papers_rows_are_of_the_same_sets(tmp_path):
     """Not of a part of it, another split, or another kind."""
     for number, tasks in enumerate([{"stsb": sts(80.0, 1378)}, {"stsb#dev": sts(80.0)}, {"cr": accuracy(1.0)}]):
-        found = run("report", results=[result(tmp_path, "x", tasks)], output=str(tmp_path / str(number)))
+        found = report([result(tmp_path, "x", tasks)], tmp_path / str(number))
         assert not found["published"]
-    found = run("report", results=[result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})],
-                output=str(tmp_path / "y"))  # fmt: skip
+    found = report([result(tmp_path, "x", {"sts:stsb": sts(80.0), "my.tsv": sts(1.0)})], tmp_path / "y")
     assert found["published"]["sts"]["BeLLM, LLaMA2 7B (BeLLM, Table 1)"] == {
         "sts:stsb": 89.04,
         "my.tsv": None,
@@ -170,10 +170,10 @@ def test_papers_rows_of_transfer_tasks_are_by_their_classifier(tmp_path):
     theirs = {**accuracy(70.0), "classifier": settings}
     others = [accuracy(70.0), {**theirs, "classifier": {**settings, "kfold": 5}}]
     names = [result(tmp_path, f"r{n}", {"cr": task}) for n, task in enumerate([theirs, theirs, *others])]
-    found = run("report", results=names[:2], output=str(tmp_path / "theirs"))
+    found = report(names[:2], tmp_path / "theirs")
     assert found["published"]["transfer"]["BeLLM, LLaMA2 7B (BeLLM, Table 3)"] == {"cr": 93.43}
     for name in names[2:]:
-        assert not run("report", results=[names[0], name], output=str(tmp_path / "x"), overwrite=True)["published"]
+        assert not report([names[0], name], tmp_path / "x")["published"]
 
 
 @pytest.fixture(scope="module")
@@ -218,11 +218,7 @@ def test_differences_of_what_evaluate_wrote(evaluated, tmp_path, capsys):
         assert row["low"] <= row["difference"] <= row["high"] and row["examples"] == examples
         assert f"{row['difference']:+.2f} ({row['low']:+.2f} to {row['high']:+.2f})" in printed
     assert len({(row["low"], row["high"]) for row in rows.values()}) == 3
-    assert (tmp_path / "differences.png").stat().st_size > 1000
-    # again: there already; other resamples: in the way
-    assert main(words) == 0 and "there already" in capsys.readouterr().out
-    assert main([*words[:-1], "60"]) == 2 and "overwrite" in capsys.readouterr().err
-    assert main([*words[:-1], "60", "--overwrite"]) == 0
+    assert (tmp_path / "scores.png").stat().st_size > 1000
 
 
 def test_the_average_resamples_each_task(tmp_path):
@@ -233,7 +229,7 @@ def test_the_average_resamples_each_task(tmp_path):
         paths.append(result(tmp_path, name, {"cr": accuracy(first), "mr": accuracy(second)}, settings=settings))
         examples = {"cr": Outcomes(np.full(3, first)), "mr": Outcomes(np.full(4, second))}
         write_outcomes(tmp_path / f"{name}.json", examples, settings)
-    found = run("report", results=paths, output=str(tmp_path / "page"), resamples=20)
+    found = report(paths, tmp_path / "page", "--resamples", "20")
     assert found["differences"]["two"]["average"] == {"difference": 20.0, "low": 20.0, "high": 20.0, "examples": 7}
     assert "| average | 7 | **+20.00 (+20.00 to +20.00)** |" in lines(tmp_path / "page")
 
@@ -243,7 +239,7 @@ def test_a_directory_of_train_is_a_result(tmp_path):
     directory.mkdir()
     metrics = {"before": {}, "after": {"tasks": {"stsb": sts(81.0)}, "average": 81.0}, "versions": {"torch": "2.x"}}
     (directory / "metrics.json").write_text(json.dumps({**metrics, "commit": None}))
-    found = run("report", results=[str(directory)], output=str(tmp_path / "page"))
+    found = report([str(directory)], tmp_path / "page")
     assert found["scores"]["sts"] == {"trained": {"stsb": 81.0}}
     assert "| trained | 81.00 |" in lines(tmp_path / "page"), "one alone is not marked"
 
@@ -253,36 +249,36 @@ def test_results_of_one_name_are_told_apart(tmp_path):
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         paths.append(result(tmp_path / folder, "same", {"stsb": sts(50.0)}))
-    found = run("report", results=paths, output=str(tmp_path / "page"))
+    found = report(paths, tmp_path / "page")
     assert list(found["scores"]["sts"]) == paths
-    with pytest.raises(ValueError, match="twice"):
-        run("report", results=[paths[0]] * 2, output=str(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        ("no json", "is no result of"),
-        ("[]", "is no result of"),
-        ('{"tasks": {}}', "is no result of"),
-        ('{"after": {"spearman": 3}}', "is no result of"),
-        ('{"tasks": {"a": {"spearman": "x"}}}', "is no result of"),
-        ('{"tasks": {"a": {"spearman": 1, "kind": ["x"]}}}', "is no result of"),
-        ('{"tasks": {"a": {"spearman": 1}}, "settings": [1]}', "is no result of"),
+        "no json",
+        "[]",
+        '{"tasks": {}}',
+        '{"after": {"spearman": 3}}',
+        '{"tasks": {"a": {"spearman": "x"}}}',
+        '{"tasks": {"a": {"spearman": 1, "kind": ["x"]}}}',
+        '{"tasks": {"a": {"spearman": 1}}, "settings": [1]}',
     ],
 )
-def test_what_is_no_result(tmp_path, content, message):
+def test_what_is_no_result(tmp_path, content, capsys):
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        run("report", results=[str(tmp_path / "x.json")], output=str(tmp_path / "page"))
+    assert main(["report", str(tmp_path / "x.json"), "--output", str(tmp_path / "page")]) == 2
+    assert "is not a result of raoe-train evaluate" in capsys.readouterr().err
 
 
-def test_what_does_not_go_together(tmp_path):
+def test_what_does_not_go_together(tmp_path, capsys):
     one = result(tmp_path, "one", {"stsb": sts(1.0)}, settings={"tasks": {"stsb": "a"}})
     two = result(tmp_path, "two", {"stsb": sts(2.0)}, settings={"tasks": {"stsb": "b"}})
-    with pytest.raises(ValueError, match="'stsb' is of different data"):
-        run("report", results=[one, two], output=str(tmp_path / "page"))
-    with pytest.raises(ValueError, match="are two reports"):
-        run("report", results=[one, str(tmp_path / "chains.jsonl")], output=str(tmp_path / "page"))
-    with pytest.raises(FileNotFoundError, match="no such result"):
-        run("report", results=[str(tmp_path / "none.json")], output=str(tmp_path / "page"))
+    for results, message in (
+        ([one, two], "'stsb' has different data"),
+        ([one, one], "named twice"),
+        ([one, str(tmp_path / "chains.jsonl")], "need separate reports"),
+        ([str(tmp_path / "none.json")], "no such result"),
+    ):
+        assert main(["report", *results, "--output", str(tmp_path / "page")]) == 2
+        assert message in capsys.readouterr().err

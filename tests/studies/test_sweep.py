@@ -1,130 +1,243 @@
-"""The grid: what runs, what is skipped, what fails, what is reported."""
+"""Sweeps: what runs, what is skipped, what fails, what is reported."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from raoe_train import run
-from raoe_train.artifacts import figures
-from raoe_train.cli import load, main
-from raoe_train.recipe import to_dict
-from raoe_train.studies import sweep
-from raoe_train.studies.runs import chosen
-from raoe_train.studies.sweep_report import curves, frame, mean, metric
-from raoe_train.training.run_directory import finished_metrics, made_from
-from tests.studies.tables import runs_of
+from benchmarks.studies import jobs
+from benchmarks.studies.__main__ import main
+from benchmarks.studies.plots import pareto
+from benchmarks.studies.sweep import sweep
+from benchmarks.studies.sweep_report import COSTS, best_variants, columns, curves, frame, mean, metric
+from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, settings
 
 
 def table(folder, **changes):
+    """The keys of a small study."""
+    folder.mkdir(exist_ok=True)
     base = {key: value for key, value in settings(folder).items() if key not in ("output", "model.name")}
     base["training"] = {**base["training"], "epochs": 1}
     made = {
         "base": "raoe-s1",
-        "model": "scratch",
-        "settings": {**base, "model.scratch": SCRATCH},
+        "settings": {**base, "model.name": "scratch", "model.scratch": SCRATCH},
         "seeds": [1, 2],
         "tasks": [str(folder / "dev.tsv")],
         "variants": {"raoe": {}, "second": {"after": "raoe", "loss.name": "rank_margin"}},
-        "output": str(folder / "sweep"),
     }
     return {**made, **changes}
 
 
-def test_expand(tmp_path):
-    asked = table(tmp_path, variants={
-        "raoe": {},
-        "later": {"after": "raoe", "training.epochs": 3},
-        "cosent": {"loss.name": "cosent", "seeds": [7]},
-        "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
-    })  # fmt: skip
-    runs = {made.name: made for made in runs_of(None, asked)}
-    assert list(runs)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"]
-    assert runs["cosent-seed7"].arguments.loss["name"] == "cosent"
-    assert runs["cosent-seed7"].arguments.training["seed"] == 7
-    assert runs["later-seed2"].arguments.model.name == runs["raoe-seed2"].arguments.output
-    assert runs["later-seed2"].arguments.training["epochs"] == 3
-    point = runs["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.arguments.training["learning_rate"] == 2e-5 and point.arguments.loss["margin"] == 0
-    assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
-    assert len(runs) == 4 + 1 + 4
-    names = [made.name for made in chosen(list(runs.values()), ["later-seed2", "cos*"])]
-    assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
+def run(folder, study, **options):
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return sweep(path, folder / "out", **options)
 
 
-def test_cells_with_the_same_settings_are_one_run(tmp_path):
+@pytest.fixture
+def trained(monkeypatch):
+    """The cells that were trained. In place of training, what it leaves behind."""
+    names: list[str] = []
+
+    def pretend(job, recipe, overrides):
+        assert job == "train"
+        if len(names) == getattr(pretend, "stop", None):
+            raise KeyboardInterrupt
+        folder = Path(overrides["output"])
+        names.append(folder.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("modules.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+        rate = overrides["training"]["learning_rate"]
+        before = {"tasks": {"sick": {"spearman": 5.0}}} if overrides["evaluation"]["before"] else {}
+        return {"before": before, "after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c",
+                "versions": {"torch": "2"}}  # fmt: skip
+
+    monkeypatch.setattr(jobs, "run", pretend)
+    names_and_stop = names, pretend
+    return names_and_stop
+
+
+def rates(count):
+    grid = {"training.learning_rate": [n * 1e-5 for n in range(1, count + 1)]}
+    return {"seeds": [1], "variants": {"rate": {"grid": grid}}}
+
+
+def test_an_interrupted_sweep_resumes(tmp_path, trained):
+    names, pretend = trained
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    run(tmp_path / "whole", rates(4))
+    pretend.stop = 6  # after two more
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", rates(4))
+    folder = tmp_path / "cut" / "out"
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 2
+    report = (folder / "report.md").read_text()
+    assert "| rate-learning_rate-2e-05 | 1 | 20.00 |" in report and "learning_rate-3e-05 |" not in report
+    pretend.stop = None
+    run(tmp_path / "cut", rates(4))
+    assert len(names) == 8 and (folder / "learning_rate.png").stat().st_size > 1000
+    whole = tmp_path / "whole" / "out"
+    assert (folder / "results.jsonl").read_text() == (whole / "results.jsonl").read_text()
+    assert (folder / "report.md").read_text() == (whole / "report.md").read_text().replace("whole", "cut")
+    assert not list(folder.rglob("*.safetensors"))
+    run(tmp_path / "cut", rates(4))
+    assert len(names) == 8, "finished cells are skipped"
+
+
+def test_weights_stay_while_a_cell_starts_from_them(tmp_path, trained):
+    names, _ = trained
+    rate = {"training.learning_rate": 1e-5}
+    study = {"seeds": [1], "variants": {"first": rate, "second": {"after": "first", **rate}}}
+    first, second = (tmp_path / "out" / "runs" / f"{name}-seed1" for name in ("first", "second"))
+    run(tmp_path, study, only=["first"])
+    assert (first / "modules.json").is_file() and (first / "model.safetensors").is_file()
+    run(tmp_path, study)
+    assert names == ["first-seed1", "second-seed1"]
+    assert not (first / "modules.json").exists() and not (second / "model.safetensors").exists()
+    study["variants"]["third"] = {"after": "first", "loss.margin": 3, **rate}
+    run(tmp_path, study)
+    assert names[2:] == ["first-seed1", "third-seed1"], "the first is trained again for the third"
+    assert not (first / "modules.json").exists()
+    run(tmp_path, {**study, "keep_models": True, "variants": {**study["variants"], "last": {"loss.margin": 4, **rate}}})
+    assert (tmp_path / "out" / "runs" / "last-seed1" / "modules.json").is_file()
+
+
+def test_a_cell_of_other_settings_or_data_is_not_overwritten(tmp_path, trained, capsys):
+    names, _ = trained
+    data = tmp_path / "data.tsv"
+    data.write_text("one")
+    study = {"seeds": [1], "variants": {"a": {"training.learning_rate": 1e-5, "data.train": [f"{data}#train"]}}}
+    run(tmp_path, study)
+    data.write_text("two")
+    assert run(tmp_path, study)["failed"] == ["a-seed1"]
+    assert "--overwrite trains the cell again" in capsys.readouterr().out and len(names) == 1
+    assert run(tmp_path, study, overwrite=True)["failed"] == [] and len(names) == 2
+    assert run(tmp_path, study)["failed"] == [] and len(names) == 2
+
+
+def test_each_starting_encoder_has_a_row(tmp_path, trained):
     variants = {
-        "small": {"loss.margin": 2},
-        "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]},
-    }
-    made = {run.name: run.directory.name for run in runs_of(None, table(tmp_path, variants=variants))}
-    assert made == {
-        "small-seed1": "small-seed1",
-        "small-seed2": "small-seed2",
-        "curve-margin-1-seed2": "curve-margin-1-seed2",
-        "curve-margin-2-seed2": "small-seed2",
-    }
+        "plain": {}, "same": {"loss.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
+        "other": {"model.name": "b/model"},
+    }  # fmt: skip
+    study = {"seeds": [1, 2], "tasks": ["sick"], "settings": {"training.learning_rate": 1e-5}, "variants": variants}
+    run(tmp_path, study, model="a/model")
+    report = (tmp_path / "out" / "report.md").read_text()
+    for label in ("model", "model (pooling cls)", "b/model"):
+        assert f"| before: {label} |  | - | 5.00 | - |" in report
+    assert report.count("| before: ") == 3
 
 
-def test_a_scale_is_on_top_of_every_variant(tmp_path):
-    asked = table(tmp_path, seeds=[1], variants={
-        "short": {"data.max_rows": 7, "loss.margin": 3},
-        "curve": {"grid": {"training.epochs": [4]}},
-    }, scales={"paper": {"settings": {"data.max_rows": None, "training": {"epochs": 2}, "loss.scale": 9}, "tasks": []}},
-    scale="paper")  # fmt: skip
-    short, curve = runs_of(None, asked)
-    assert short.arguments.data.max_rows is None
-    assert (short.arguments.loss["margin"], short.arguments.loss["scale"]) == (3, 9)
-    assert (short.arguments.training["epochs"], curve.arguments.training["epochs"]) == (2, 4)  # a grid stays a grid
-    assert short.arguments.evaluation.tasks == []
-    patterns = {"variants": {"s*": {"loss.margin": 5, "seeds": [7]}, "curve": {"grid": {"loss.scale": [4, 5]}}}}
-    short, *curves = runs_of(None, {**asked, "scale": "by pattern", "scales": {"by pattern": patterns}})
-    assert (short.arguments.loss["margin"], short.seed) == (5, 7)
-    assert [(made.arguments.training["epochs"], made.arguments.loss["scale"]) for made in curves] == [(4, 4), (4, 5)]
-    with pytest.raises(ValueError, match=r"scales\.x\.variants\.q\* is none of short, curve"):
-        runs_of(None, {**asked, "scale": "x", "scales": {"x": {"variants": {"q*": {}}}}})
-    (short, _) = runs_of(None, {**asked, "scale": None})
-    assert short.arguments.data.max_rows == 7 and short.arguments.evaluation.tasks == asked["tasks"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"variants": {}}, "variants is empty"),
-        ({"scale": "paper"}, "scale must be of none, as this sweep has no scales, got 'paper'"),
-        ({"scale": "x", "scales": {"x": {"seeds": [1]}}}, "settings, variants, prepare, tasks and only, got seeds"),
-        ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is none of those above it: nothing"),
-        ({"variants": {"a": {}, "b": {"after": "c"}, "c": {}}}, "'b' comes after 'c', which is none of .*: a"),
-        ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no run of seed 7 alone"),
+def test_mistakes_are_found_before_anything_runs(tmp_path, trained):
+    for changes, message in (
         ({"variants": {"a": {"los.name": "mse"}}}, "unknown key los"),
-        ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
-        ({"variants": {"a": {"data.train": "{data_dir}/x.tsv"}}}, "--data_dir is missing"),
-        ({"variants": {"../../evil": {}}}, "'../../evil' cannot name a folder"),
-        ({"variants": {"a\nb": {}}}, "cannot name a folder"),
-        ({"only": ["nothing"]}, "--only nothing: no such run; variants: raoe, second"),
-        ({"output": None}, "--output is missing"),
-    ],
-)
-def test_mistakes_are_found_before_anything_runs(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        run("sweep", **table(tmp_path, **changes))
-    assert not (tmp_path / "sweep").exists()
+        ({"prepare": {"x": {"job": "mine", "mining.kk": 1, "output": "{output}/x"}},
+          "variants": {"a": {"data.train": ["{output}/x"]}}}, "mining.kk"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            run(tmp_path, changes)
+    assert not (tmp_path / "out").exists()
 
 
-def test_placeholders(tmp_path):
-    changes = {
-        "data_dir": "/data",
-        "variants": {"a": {"data.train": ["{data_dir}/x.tsv#train", "{output}/y.tsv"]}},
+def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys):
+    variants = {
+        "broken": {"data.train": str(tmp_path / "nowhere.tsv"), "seeds": [1]},
+        "raoe": {},
+        "second": {"after": "raoe", "loss.name": "rank_margin"},
+        "lost": {"after": "broken", "seeds": [1]},
     }
-    (first, _) = runs_of(None, table(tmp_path, **changes))
-    assert first.arguments.data.train == ["/data/x.tsv#train", f"{tmp_path}/sweep/y.tsv"]
-    assert first.arguments.data.dir == "/data"
+    study = table(tmp_path, variants=variants, compare=[["raoe", "second"]])
+    assert run(tmp_path, study)["failed"] == ["broken-seed1", "lost-seed1"]
+    folder = tmp_path / "out"
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert [line["run"] for line in lines] == ["raoe-seed1", "raoe-seed2", "second-seed1", "second-seed2"]
+    scores = [line["after"]["tasks"][study["tasks"][0]]["spearman"] for line in lines]
+    report = (folder / "report.md").read_text()
+    assert f"| raoe | 2 | {lines[0]['after']['spearman'] / 2 + lines[1]['after']['spearman'] / 2:.2f} ± " in report
+    assert f"{sum(scores[:2]) / 2:.2f} ± " in report and "| raoe - second | 2 | " in report
+    assert "Failed: broken-seed1 (runs/broken-seed1.error.txt), lost-seed1" in report
+    assert "nowhere.tsv" in (folder / "runs" / "broken-seed1.error.txt").read_text()
+    assert lines[2]["before"]["spearman"] == pytest.approx(lines[0]["after"]["spearman"])
+    assert not list(folder.rglob("*.safetensors")), "weights of finished cells are removed"
+
+    # Again: only what failed runs, and the exit status says so.
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")}
+    words = ["sweep", str(tmp_path / "study.yaml"), "--output", str(folder)]
+    assert main(words) == 1
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")} == times
+    assert main([*words, "--only", "raoe"]) == 0
+
+    # One more stage after a cell whose weights are gone: that cell is trained again.
+    study["variants"] = {"raoe": {}, "third": {"after": "raoe", "loss.name": "cosent"}}
+    study["compare"] = []
+    (third,) = (row for row in run(tmp_path, study, only=["third-seed2"])["results"] if row["variant"] == "third")
+    assert third["before"]["spearman"] == pytest.approx(lines[1]["after"]["spearman"])
+
+
+def test_margins_from_texts_to_the_report(tmp_path):
+    """A study that mines its own data, with polarity tasks."""
+    tiny_encoder(double=False).save(str(tmp_path / "encoder"))
+    rows = [("test", n % 2, text) for n, text in enumerate(SENTENCES[:6])]
+    rows += [("train", n % 2, f"{text}{word}") for n, text in enumerate(SENTENCES) for word in ("", " now", " then")]
+    source = tmp_path / "polarity" / "set.tsv"
+    source.parent.mkdir()
+    source.write_text("split\tlabel\ttext\n" + "".join("\t".join(map(str, row)) + "\n" for row in rows))
+    study = {
+        "base": "margins",
+        "tasks": ["polarity:set"],
+        "prepare": {
+            "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
+            "triplet": {"job": "mine", "data": {"input": "{data_dir}/polarity/set.tsv#train"},
+                        "model": {"name": "{model}"}, "mining": {"threshold": 0.0, "k": 3, "count": 40},
+                        "output": "{output}/mined.jsonl"},
+        },
+        "settings": {
+            "data": {"train": ["{output}/mined.jsonl"]},
+            "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2, "save_strategy": "no"},
+            "polarity": {"k": 4, "sources": 4, "curve": [1, 4, 8]},
+        },
+        "variants": {"triplet": {"grid": {"loss.margin": [0.1, 5, 10]}}},
+    }  # fmt: skip
+    found = run(tmp_path, study, model=str(tmp_path / "encoder"), data_dir=str(tmp_path))
+    assert found["failed"] == []
+    scores = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in found["results"]}
+    assert list(scores) == ["triplet-margin-0.1", "triplet-margin-5", "triplet-margin-10"]
+    five = scores["triplet-margin-5"]
+    assert five == scores["triplet-margin-10"] != scores["triplet-margin-0.1"], (
+        "unit vectors: no margin above 2 differs"
+    )
+    folder = tmp_path / "out"
+    report = (folder / "report.md").read_text()
+    assert "| variant | seeds | P set | S set | steps | minutes |" in report
+    assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
+    before = found["results"][0]["before"]["tasks"]["polarity:set"]
+    assert f"| before: encoder |  | {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
+    for name in ("polarity-margin", "polarity-against-similarity", "polarity-k"):
+        assert (folder / f"{name}.png").stat().st_size > 1000 and f"({name}.png)" in report
+    assert not (folder / "demo").exists(), "no cell needs it"
+
+
+@pytest.mark.slow
+def test_a_measured_cell_has_a_process_of_its_own(tmp_path):
+    import torch
+
+    ballast = torch.ones(250_000_000)  # 1 GB in this process
+    study = table(tmp_path, variants={"raoe": {}, "bad": {"model.name": "./no"}}, seeds=[1], measure=True)
+    found = run(tmp_path, study)
+    assert found["failed"] == ["bad-seed1"]
+    (row,) = found["results"]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| minutes | peak MB | s / 1,000 steps |" in report
+    paid = [f"{cost(row):.2f}" for cost in COSTS.values()]
+    assert f" | {paid[0]} | {paid[1]} |" in report
+    assert 50 < row["peak_memory_mb"] < ballast.nbytes / 1e6 + 300
 
 
 def test_mean_and_deviation():
@@ -136,216 +249,34 @@ def test_mean_and_deviation():
 def test_main_metrics_of_each_kind():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
     assert metric(after, "mr") == metric(after, "average") == 75.5
-    assert metric({"tasks": {"stsb": {"spearman": 82.0}}}, "stsb") == 82.0  # of an old version
+    after = {"tasks": {"polarity:set": {"polarity": 60, "similarity": 50}}}
+    assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
 
 
 def test_curves_are_of_numbers():
     points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
-    same = {"variant": "", "family": "tau", "seed": 1, "steps": 1, "seconds": 1}
-    rows = [{**same, "point": {"loss.tau": x}, "after": {"spearman": y}} for x, y in points]
+    same = {"variant": "", "family": "scale", "seed": 1, "steps": 1, "seconds": 1}
+    rows = [{**same, "point": {"loss.scale": x}, "after": {"spearman": y}} for x, y in points]
     runs = frame(rows, ["dev"])
-    assert curves(runs, "loss.tau", runs[["dev"]]) == {"tau": [(5.0, 3.0), (20.0, 1.0)]}
+    assert curves(runs, "loss.scale", runs[["dev"]]) == {"scale": [(5.0, 3.0), (20.0, 1.0)]}
 
 
-@pytest.fixture
-def trained(monkeypatch):
-    """In place of training, what it leaves; and a count of what a sweep does beside it."""
-    counts = Counter()
-
-    def pretend(job, recipe, **values):
-        arguments = load(job, recipe, values)
-        if counts["train"] == counts["stop"] > 0:
-            raise KeyboardInterrupt
-        counts["train"] += 1
-        folder = Path(arguments.output)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(to_dict(arguments), sort_keys=False))
-        (folder / "made_from.json").write_text(json.dumps(made_from(arguments)))
-        rate = arguments.training["learning_rate"]
-        metrics = {"after": {"spearman": 1e6 * rate}, "steps": 1, "seconds": 60, "commit": "c", "versions": {}}
-        (folder / "metrics.json").write_text(json.dumps(metrics))
-        for name in ("modules.json", "model.safetensors"):
-            (folder / name).write_text(getattr(counts, "weights", "{}"))
-
-    def counted(name, real):
-        return lambda *given: (counts.update([name]), real(*given))[1]
-
-    monkeypatch.setattr(sweep, "run_job", pretend)
-    monkeypatch.setattr(sweep, "finished_metrics", counted("metrics", sweep.finished_metrics))
-    monkeypatch.setattr(figures, "save", counted("plots", figures.save))
-    monkeypatch.setattr(Path, "rglob", counted("folders", Path.rglob))
-    return counts
+def polarity_row(family, margin, p, s, seed=1, name="set"):
+    after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
+    names = {"variant": f"{family}-{margin}", "family": family}
+    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after, "steps": 1, "seconds": 1}
 
 
-def rates(folder, count):
-    grid = {"training.learning_rate": [n * 1e-5 for n in range(1, count + 1)]}
-    return table(folder, seeds=[1], tasks=[], variants={"rate": {"grid": grid}})
+def test_the_best_of_each_family():
+    rows = [polarity_row("a", 1, 60, 50), polarity_row("a", 1, 70, 50, seed=2), polarity_row("a", 5, 80, 39)]
+    rows += [polarity_row("b", 1, 50, 10), polarity_row("c", 1, 99, 99, name="other")]
+    names = ["P set", "S set"]
+    assert best_variants(frame(rows, names), "set") == ["a-5", "b-1"]  # 119 against 115
+    rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
+    assert best_variants(frame(rows, names), "set") == ["a-1", "b-1"]
+    assert columns(["polarity:set"], rows) == ["P set", "S set"]
+    assert columns(["sick", "polarity:set"], rows) == ["dev", "sick", "average", "P set", "S set"]
 
 
-def test_tasks_are_told_apart_by_how_they_are_scored(tmp_path, trained, monkeypatch):
-    """The state before training is scored as the runs are, and no run by what another one's tasks are."""
-    asked, pretend = [], sweep.run_job
-
-    def run_job(job, recipe=None, **values):
-        if job == "evaluate":
-            asked.append(load(job, recipe, values))
-            return {"tasks": {}, "average": None}
-        return pretend(job, recipe, **values)
-
-    monkeypatch.setattr(sweep, "run_job", run_job)
-    lines = [f"{label} {n}\t{label}\n" for label in "ab" for n in range(12)]
-    (tmp_path / "set.tsv").write_text("text\tlabel\n" + "".join(lines))
-    made = table(tmp_path, seeds=[1], model="a/model", tasks=[f"transfer:{tmp_path}/set.tsv"], variants={
-        "plain": {"evaluation.classifier": "senteval", "evaluation.batcher": "bellm"},
-        "other": {"evaluation.classifier": "senteval", "evaluation.classifier.kfold": 5},
-    })  # fmt: skip
-    made["settings"]["training"]["learning_rate"] = 1e-5
-    run("sweep", **made)
-    assert [(its.classifier.name, its.batcher) for its in asked] == [("senteval", "bellm")]
-    trained.clear()
-    run("sweep", **made)
-    assert not trained["train"]  # both are as they were recorded
-
-
-def test_what_is_done_beside_training_grows_as_the_runs_do(tmp_path, trained):
-    """Metrics are read when the sweep starts and when their run was made, weights looked for when they may go."""
-    run("sweep", **rates(tmp_path, 12))
-    assert {name: trained[name] for name in ("train", "metrics", "folders", "plots")} == {
-        "train": 12, "metrics": 24, "folders": 36, "plots": 1
-    }  # fmt: skip
-    trained.clear()
-    run("sweep", **rates(tmp_path, 12))  # nothing to do
-    assert (trained["train"], trained["metrics"], trained["plots"]) == (0, 12, 1)
-
-
-def test_a_kill_leaves_what_the_next_start_completes(tmp_path, trained):
-    (tmp_path / "whole").mkdir()
-    run("sweep", **rates(tmp_path / "whole", 4))
-    (tmp_path / "cut").mkdir()
-    trained["stop"] = 6  # of training, after two more
-    with pytest.raises(KeyboardInterrupt):
-        run("sweep", **rates(tmp_path / "cut", 4))
-    folder = tmp_path / "cut" / "sweep"
-    assert len((folder / "results.jsonl").read_text().splitlines()) == 2
-    report = (folder / "report.md").read_text()
-    assert "| rate-learning_rate-2e-05 | 1 | 20.00 |" in report and "learning_rate-3e-05 |" not in report
-    trained["stop"] = 0
-    run("sweep", **rates(tmp_path / "cut", 4))
-    assert trained["train"] == 8 and (folder / "learning_rate.png").is_file()
-    whole = tmp_path / "whole" / "sweep"
-    assert (folder / "results.jsonl").read_text() == (whole / "results.jsonl").read_text()
-    assert (folder / "report.md").read_text() == (whole / "report.md").read_text().replace("whole", "cut")
-    assert not list(folder.rglob("*.safetensors"))
-
-
-def test_weights_stay_while_a_run_has_to_go_on_from_them(tmp_path, trained):
-    made = table(tmp_path, seeds=[1], tasks=[], variants={"first": {}, "second": {"after": "first"}})
-    made["settings"]["training"]["learning_rate"] = 1e-5
-    first, second = (tmp_path / "sweep" / "runs" / f"{name}-seed1" for name in ("first", "second"))
-    run("sweep", **made, only=["first"])
-    assert (first / "modules.json").is_file() and (first / "model.safetensors").is_file()
-    run("sweep", **made)
-    assert trained["train"] == 2 and not (first / "modules.json").exists() and not (second / "modules.json").exists()
-    trained.clear()
-    run("sweep", **made)
-    assert trained["train"] == 0  # the second is still of the first, whose weights are gone
-    made["variants"]["third"] = {"after": "first", "loss.margin": 3}
-    run("sweep", **made)
-    assert trained["train"] == 2  # the first, for the third; it came out as it was
-    trained.weights, made["variants"]["fourth"] = "other", {"after": "first", "loss.margin": 4}
-    trained.clear()
-    run("sweep", **made)
-    assert trained["train"] == 4  # it came out otherwise: the second and the third are made again
-    trained.clear()
-    run("sweep", **made)
-    assert trained["train"] == 0
-    data = Path(made["settings"]["data.train"][0])
-    data.write_text(data.read_text().replace("5.000", "0.000"))
-    run("sweep", **made)
-    assert trained["train"] == 4  # none is finished any more
-
-
-def test_each_encoder_that_runs_start_from_has_its_row(tmp_path, trained, monkeypatch):
-    """By what is said of it, not by its name alone."""
-    asked, pretend = [], sweep.run_job
-
-    def run_job(job, recipe=None, **values):
-        if job == "train":
-            return pretend(job, recipe, **values)
-        asked.append(load(job, recipe, values).model)
-        score = float(len(asked))
-        return {"tasks": {str(tmp_path / "dev.tsv"): {"spearman": score}}, "average": score}
-
-    monkeypatch.setattr(sweep, "run_job", run_job)
-    variants = {
-        "plain": {}, "same": {"loss.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
-        "other": {"model.name": "b/model"}, "third": {"model.name": "c/model"},
-    }  # fmt: skip
-    made = table(tmp_path, seeds=[1], model="a/model", variants=variants)
-    made["settings"]["training"]["learning_rate"] = 1e-5
-    run("sweep", **made)
-    assert [(model.name, model.pooling) for model in asked] == [
-        ("a/model", None), ("a/model", "cls"), ("b/model", None), ("c/model", None)
-    ]  # fmt: skip
-    report = (tmp_path / "sweep" / "report.md").read_text()
-    rows = ("model ({})", "model (pooling cls, {})", "b/model ({})", "c/model ({})")
-    for number, row in enumerate(rows, 1):
-        assert f"| before: {row.format('max seq length 16')} |  | - | {number}.00 |" in report
-
-
-@pytest.mark.slow
-def test_runs_are_made_once_reported_and_failures_do_not_stop_others(tmp_path, capsys):
-    variants = {
-        "broken": {"data.train": str(tmp_path / "nowhere.tsv"), "seeds": [1]},
-        "raoe": {},
-        "second": {"after": "raoe", "loss.name": "rank_margin"},
-        "rate": {"grid": {"training.learning_rate": [1e-4, 1e-3]}, "seeds": [1]},
-    }
-    made = table(tmp_path, variants=variants)
-    result = run("sweep", **made)
-    assert result["failed"] == ["broken-seed1"]
-    folder = tmp_path / "sweep"
-    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    assert [line["run"] for line in lines] == [
-        "raoe-seed1", "raoe-seed2", "second-seed1", "second-seed2",
-        "rate-learning_rate-0.0001-seed1", "rate-learning_rate-0.001-seed1",
-    ]  # fmt: skip
-    task = str(tmp_path / "dev.tsv")
-    report = (folder / "report.md").read_text()
-    scores = [line["after"]["tasks"][task]["spearman"] for line in lines[:2]]
-    assert "| raoe | 2 | " in report and f"{sum(scores) / 2:.2f} ± " in report
-    assert "Failed: broken-seed1" in report and "learning_rate.png" in report
-    assert (folder / "learning_rate.png").stat().st_size > 1000
-    assert not list(folder.rglob("*.safetensors")), "weights of finished runs are dropped"
-
-    # Again: nothing is redone but what failed, and the exit status says so.
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")}
-    assert run("sweep", **made)["failed"] == ["broken-seed1"]
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.json")} == times
-
-    # One more stage after a run whose weights are gone: that run is made again, the new one starts from it.
-    made["variants"] = {"raoe": {}, "third": {"after": "raoe", "loss.name": "cosent"}}
-    capsys.readouterr()
-    result = run("sweep", **made, only=["third-seed2"])
-    assert result["failed"] == []
-    by_name = {line["run"]: line for line in result["results"]}
-    assert by_name["third-seed2"]["before"]["spearman"] == pytest.approx(by_name["raoe-seed2"]["after"]["spearman"])
-    assert "third-seed1" not in by_name
-
-
-def test_a_dry_run_says_of_each_cell_what_is_not_there(tmp_path, capsys):
-    found = run("sweep", **table(tmp_path, variants={"raoe": {"model.name": "./no"}}), dry_run=True)
-    assert found == {"results": {}, "failed": ["raoe-seed1", "raoe-seed2"]}
-    said = capsys.readouterr().out
-    assert "raoe-seed1:\n" in said and said.endswith("  no such model directory: ./no\nraoe-seed2, as raoe-seed1\n")
-
-
-@pytest.mark.slow
-def test_the_exit_status_tells(tmp_path):
-    recipe = tmp_path / "table.yaml"
-    variants = {"raoe": {}, "bad": {"model.name": "./no"}}
-    made = table(tmp_path, seeds=[1], tasks=[], variants=variants)
-    recipe.write_text(yaml.safe_dump(made, sort_keys=False))
-    assert main(["sweep", str(recipe), "--only", "raoe"]) == 0
-    assert main(["sweep", str(recipe)]) == 1
-    assert finished_metrics(runs_of(recipe)[0].arguments) is not None
+def test_the_front():
+    assert pareto([(1, 5), (2, 4), (2, 3), (0, 5), (3, 1), (1, 5)]) == [True, True, False, False, True, True]

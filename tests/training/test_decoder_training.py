@@ -1,4 +1,4 @@
-"""Training decoders: pretraining one from scratch, triplets, the tiny recipe, analyses in `evaluate`, the sweep."""
+"""Training decoders: pretraining one from scratch, triplets, the tiny recipe, analyses in `evaluate`."""
 
 from __future__ import annotations
 
@@ -141,54 +141,6 @@ def test_evaluate_with_analyses(pretrained, tmp_path):
     assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
     with pytest.raises(ValueError, match="analyses must be of degradation, dependency, words, got 'layers'"):
         run("evaluate", **{**asked, "analyses": ["layers"]})
-
-
-def test_the_study_in_miniature(tmp_path):
-    """Its sweep as it ships, on a few sentences: a decoder is pretrained once, and every variant goes on from it."""
-    (tmp_path / "nli").mkdir()
-    for name, splits in (("snli", ("dev", "test")), ("mnli", ("train",))):
-        rows = ["split\tlabel\tpremise\thypothesis"]
-        for split in splits:
-            for row in nli_rows(8, split):
-                rows.append(f"{split}\t{row}")
-        (tmp_path / "nli" / f"{name}.tsv").write_text("\n".join(rows) + "\n")
-    lines = ["split\tscore\tsentence1\tsentence2"]
-    lines += [f"{split}\t{n % 6}\t{a}\t{SENTENCES[0]}" for split in ("dev", "test") for n, a in enumerate(SENTENCES)]
-    for name in ("stsb", "sick"):
-        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    recipe = load("sweep", "bellm-study").variants
-    variants = {name: dict(recipe[name]) for name in ("pretrained", "causal", "last", "sum", "add")}
-    sources = [str(tmp_path / "nli" / "snli.tsv"), str(tmp_path / "nli" / "mnli.tsv")]
-    small = {"epochs": 1, "batch_size": 8, "bf16": False}
-    variants["pretrained"] |= {"data": {"train": sources}, "training": small,
-                               "model": {"device": "cpu", "scratch": SCRATCH, "max_seq_length": 40}}  # fmt: skip
-    for name in ("causal", "last", "sum", "add"):
-        variants[name] |= {
-            "seeds": [1, 2],
-            "data": {"train": [f"{sources[0]}#dev", f"{sources[0]}#test"], "dev": None},
-            "training": {**small, "learning_rate": 1e-3},
-            "model": {**variants[name]["model"], "device": "cpu", "max_seq_length": 40},
-        }
-    found = run(
-        "sweep",
-        "bellm-study",
-        data_dir=str(tmp_path),
-        output=str(tmp_path / "out"),
-        variants={**{name: None for name in recipe}, **variants},
-        compare=[["last", "causal"]],
-        only=["pretrained", "causal", "last", "sum", "add"],
-    )
-    assert found["failed"] == [] and len(found["results"]) == 9
-    report = (tmp_path / "out" / "report.md").read_text()
-    assert "| last - causal | 2 |" in report and "paired t-test" in report
-    scores = {row["run"]: row["after"]["average"] for row in found["results"]}
-    assert scores["last-seed1"] != scores["causal-seed1"] != scores["sum-seed1"]
-
-
-def nli_rows(premises, split):
-    for n in range(premises):
-        for label, word in (("entailment", "surely"), ("contradiction", "never")):
-            yield f"{label}\t{SENTENCES[n]} {split}\t{word} {SENTENCES[n + 1]}"
 
 
 @pytest.mark.slow

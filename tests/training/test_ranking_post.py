@@ -316,46 +316,6 @@ def test_settings_that_cannot_be(tmp_path, encoders, changes, message):
         run("train", "ranking-post", **settings(tmp_path, encoders, **changes))
 
 
-def test_the_study_in_miniature(tmp_path, encoders):
-    """Its sweep as it ships, with fewer seeds, on a few sentences."""
-    (tmp_path / "sts").mkdir()
-    for name in ("stsb", "sts12", "sts14", "sts15", "sick"):
-        rows = Path(write_pairs(tmp_path / "pairs.tsv", labels=False)).read_text().splitlines()
-        splits = ["split", *("dev" if n % 2 else "test" for n in range(len(rows) - 1))]
-        lines = [f"{split}\t{row}" for split, row in zip(splits, rows, strict=True)]
-        (tmp_path / "sts" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
-    out = tmp_path / "out"
-    out.mkdir()
-    write_chains(out / "lists.jsonl")
-    SentenceTransformer(encoders[1], device="cpu").save_pretrained(str(out / "weak"))
-    recipe = load("sweep", "ranking-study")
-    variants = {name: {**variant, "seeds": [1]} for name, variant in recipe.variants.items()}
-    # The shipped settings name .tsv.gz; SweepConfig fills {data_dir} in anything.
-    data = {**recipe.settings["data"], "dev": "{data_dir}/sts/stsb.tsv#dev"}
-    found = run(
-        "sweep",
-        "ranking-study",
-        model=encoders[0],
-        data_dir=str(tmp_path),
-        output=str(out),
-        settings={
-            "data": data,
-            "model": {"device": "cpu"},
-            "teacher": {"device": "cpu"},
-            "training": {"bf16": False, "batch_size": 3, "learning_rate": 1e-3},
-        },
-        variants=variants,
-        only=["minilm", "minilm-semantic", "minilm-ranking", "minilm-shuffled", "weak", "minilm-lists-max_rows-50"],
-    )
-    assert found["failed"] == [] and len(found["results"]) == 6
-    scores = {row["variant"]: row["after"]["average"] for row in found["results"]}
-    assert len(set(scores.values())) >= 5  # 50 lists are all six of them, drawn in another order at most
-    # All runs share one teacher's similarities.
-    assert len(list((out / "teacher").glob("*/made_from.json"))) == 1
-    report = (out / "report.md").read_text()
-    assert "before: weak" in report and "| minilm-shuffled |" in report
-
-
 def test_the_weak_encoder(tmp_path):
     """encoder-tiny as it ships, smaller, on NLI pairs."""
     rows = ["premise\thypothesis\tlabel"]

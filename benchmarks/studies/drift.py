@@ -1,35 +1,36 @@
-"""How lists of sentences move away from their first one, file by file: the ranking-sentences paper's Figure 1 and
-Table 5."""
+"""How far lists of sentences drift from their first sentence: the ranking-sentences paper's Figure 1 and Table 5."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.markdown import cell, number, table
-from raoe_train.artifacts.once import beside
-from raoe_train.artifacts.writing import read_json
-from raoe_train.data.ranking_lists import list_table
-from raoe_train.data.tables import drawn
-from raoe_train.encoders.settings import Model
-from raoe_train.studies.bootstrap import interval, resampled
-from raoe_train.studies.plots import plot_drift
+from benchmarks.studies.jobs import cell, load_encoder, read_lists, table
+from benchmarks.studies.plots import plot_drift
+from benchmarks.studies.score_report import interval, resample
+from benchmarks.studies.sweep_report import number
 
 RESAMPLES = 10_000
-PLACES = (1, 2, 4, 8, 16, 32)  # that tables show, and the last
+PLACES = (1, 2, 4, 8, 16, 32)  # places that tables show, besides the last one
 Lists = Mapping[str, Sequence[Sequence[str]]]  # {label of a file: its lists of sentences}
 
 
 def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, Any]:
-    """What of lists is in descending order, and their mean similarities: of each list its sentences' unit embeddings,
-    [n, d], the source first, of which `length` are looked at, 16 in Figure 1. The seed is of the resampling of lists.
+    """Measure how far lists descend, and their mean similarities.
+
+    Args:
+        lists: unit embeddings [n, d] of each list's sentences, the source first.
+        length: sentences of a list that count; 16 in Figure 1.
+        seed: of the bootstrap over lists.
 
     Returns:
-        - "chains": how many lists; "neighbours": pairs x_i, x_i+1, i >= 1.
+        - "chains": number of lists; "neighbours": pairs x_i, x_i+1, i >= 1.
         - "descending": the share of neighbours of which the first is the more similar one to the source, as Table 5
           marks them; 0.5 for sentences in no order. The source itself, nearest to itself, is in no pair; equal
           similarities, as a repeated sentence has, do not descend. None without neighbours.
@@ -46,7 +47,7 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
     falls = np.diff(cosines[:, 0, 1:])
     right, pairs = (falls < 0).sum(axis=1), np.isfinite(falls).sum(axis=1)
     total, count = np.nansum(cosines, axis=0), np.isfinite(cosines).sum(axis=0)
-    shares = resampled([right, pairs], lambda r, p: _ratio(r.sum(axis=-1), p.sum(axis=-1)), RESAMPLES, seed)
+    shares = resample([right, pairs], lambda r, p, axis: _ratio(r.sum(axis), p.sum(axis)), RESAMPLES, seed)
     return {
         "chains": len(lists),
         "neighbours": int(pairs.sum()),
@@ -59,8 +60,8 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
 
 
 def unrelated(sources: np.ndarray) -> float | None:
-    """The mean cosine of two different rows of [n, d] unit embeddings, None for less than two: where lists that have
-    lost their source end."""
+    """The mean cosine of two different rows of [n, d] unit embeddings, where lists that lost their source end; None
+    for fewer than two rows."""
     rows = sources.astype(np.float64)
     if len(rows) < 2:
         return None
@@ -72,47 +73,66 @@ def _ratio(total: Any, count: Any) -> Any:
     return np.divide(total, count, out=np.full(np.shape(total), np.nan), where=np.asarray(count) > 0)
 
 
-def read_lists(named: Mapping[str, str], on_error: str, most: int, seed: int) -> dict[str, list[list[str]]]:
-    """At most so many lists of each file, {label: path}, drawn with `seed`."""
-    return {
-        label: drawn(list_table(of, on_error=on_error)[0], most, seed)["sentences"][:] for label, of in named.items()
-    }
-
-
 def report_drift(
-    lists: Lists, files: Sequence[str], model: Model, output: Path, length: int, examples: int, seed: int, size: int
+    named: Mapping[str, str],
+    output: Path,
+    *,
+    model: Mapping[str, Any],
+    length: int,
+    max_chains: int,
+    examples: int,
+    seed: int,
+    on_error: str,
+    batch_size: int,
 ) -> tuple[dict[str, Any], list[str]]:
-    """How the lists of each of `files` drift by an encoder, which reads `size` sentences at a time; and
-    OUTPUT/similarity.png. For the other arguments see report.
+    """Measure the drift of lists of sentences, {label: file}, by an encoder, and draw OUTPUT/similarity.png.
+
+    Args:
+        model: the encoder's name and settings, as of rt.load_encoder.
+        length: sentences of a list that count, its source included.
+        max_chains: at most so many lists of a file, drawn with `seed`.
+        examples: lists to show, of sources that all files have.
+        on_error: what a malformed row does: raise, or skip.
+        batch_size: sentences that are encoded at a time.
 
     Returns:
-        ({"chains": {label: what drift found}, "unrelated": mean cosine of different sources, "sources",
-        "given_up": {label: {reason: lists}}, "cases", "model"}, the lines of its page).
+        ({"chains": {label: result of drift}, "unrelated": mean cosine of different sources, "sources",
+        "given_up": {label: {reason: lists}}, "cases", "model"}, the lines of the report's page).
     """
-    from raoe_train.encoders.embed import encode_sentences, unit_rows
-    from raoe_train.encoders.load import load_encoder
-
+    lists = {label: _drawn(read_lists(file, on_error), max_chains, seed) for label, file in named.items()}
     lists = {label: [sentences[:length] for sentences in some] for label, some in lists.items()}
-    texts = [text for some in lists.values() for sentences in some for text in sentences]
-    unit = iter(unit_rows(encode_sentences(load_encoder(model), texts, size)))
-    rows = {label: [np.stack([next(unit) for _ in sentences]) for sentences in some] for label, some in lists.items()}
-    pairs = [(sentences, of) for label in lists for sentences, of in zip(lists[label], rows[label], strict=True)]
-    sources = {sentences[0]: of[0] for sentences, of in pairs}
-    summaries = {label: read_json(beside(Path(file), ".json")) for label, file in zip(lists, files, strict=True)}
+    texts = list(dict.fromkeys(text for some in lists.values() for sentences in some for text in sentences))
+    encoded = load_encoder(**model).encode(texts, batch_size=batch_size, normalize_embeddings=True)
+    if not np.isfinite(encoded).all():
+        raise ValueError(f"the encoder {model['name']} returns NaN or infinity")
+    unit = dict(zip(texts, encoded, strict=True))
+    rows = {
+        label: [np.stack([unit[text] for text in sentences]) for sentences in some] for label, some in lists.items()
+    }
+    sources = dict.fromkeys(sentences[0] for some in lists.values() for sentences in some)
+    summaries = {label: Path(f"{file}.json") for label, file in named.items()}  # what `generate` counted
+    counts = {label: json.loads(path.read_text("utf-8")) for label, path in summaries.items() if path.is_file()}
     result: dict[str, Any] = {
         "chains": {label: drift(some, length, seed) for label, some in rows.items()},
-        "unrelated": unrelated(np.stack([*sources.values()])),
+        "unrelated": unrelated(np.stack([unit[source] for source in sources])),
         "sources": len(sources),
-        "given_up": {label: of["failed_chains"] for label, of in summaries.items() if "failed_chains" in of},
+        "given_up": {label: of["failed_chains"] for label, of in counts.items() if "failed_chains" in of},
         "cases": _cases(lists, rows, examples),
-        "model": model.name,
+        "model": model["name"],
     }
     plot_drift(result["chains"], output / "similarity.png")
     return result, _page(result)
 
 
+def _drawn(lists: list[list[str]], most: int, seed: int) -> list[list[str]]:
+    """At most so many lists, in their order."""
+    if len(lists) <= most:
+        return lists
+    return [lists[place] for place in sorted(random.Random(seed).sample(range(len(lists)), most))]
+
+
 def _cases(lists: Lists, rows: Mapping[str, Sequence[np.ndarray]], examples: int) -> list[dict[str, Any]]:
-    """The first sources that all files have a list of (or, where there is none, any), with each file's list."""
+    """Each file's list for the first sources that all files have, or for the first file's sources if none is shared."""
     by_source = {
         label: {sentences[0]: (sentences, of) for sentences, of in zip(some, rows[label], strict=True)}
         for label, some in lists.items()

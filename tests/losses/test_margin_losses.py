@@ -1,4 +1,4 @@
-"""The margins losses: their values, training on what is mined for them, and the sweep over margins."""
+"""The margins losses: their values, and training on what is mined for them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import torch
 from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.losses.registry import loss_settings, make_loss
-from raoe_train.studies.plots import pareto
-from raoe_train.studies.sweep_report import best_variants, columns, frame, metric
-from raoe_train.training.run_directory import finished_metrics
-from tests.studies.tables import prepared_for, runs_of
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
@@ -166,124 +162,6 @@ def test_labels_that_are_not_0_or_1(tmp_path, encoder):
     with pytest.raises(ValueError, match="loss triplet has one negative"):
         settings = {**settings, "loss.name": "triplet", "data.neutral": True}
         run("train", None, **settings, output=str(tmp_path / "third"))
-
-
-def table(folder, encoder, **changes):
-    """A sweep like the shipped one, in small."""
-    labelled(folder / "polarity" / "set.tsv")
-    mined = "{output}/mined/triplet.jsonl"
-    made = {
-        "base": "margins",
-        "model": encoder,
-        "data_dir": str(folder),
-        "tasks": ["polarity:set"],
-        "prepare": {
-            "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
-            "triplet": {
-                "job": "mine",
-                "data": {"input": "{data_dir}/polarity/set.tsv#train"},
-                "model": {"name": "{model}"},
-                "mining": {"threshold": 0.0, "k": 3, "count": 40, "cache": "{output}/mined/cache"},
-                "output": mined,
-            },
-        },
-        "settings": {
-            "data": {"train": [mined]},
-            "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2, "save_strategy": "no"},
-            "evaluation": {"tasks": ["polarity:set"]},
-            "polarity": {"k": 4, "sources": 4, "curve": [1, 4, 8], "cache": "{output}/reference"},
-        },
-        "variants": {
-            "triplet": {"grid": {"loss.margin": [0.1, 5, 10]}},
-            "broken": {"loss": {"name": "contrastive"}},
-        },
-        "output": str(folder / "sweep"),
-    }
-    return {**made, **changes}
-
-
-def test_a_small_sweep(tmp_path, encoder):
-    """From labelled texts to the report, in one call; a run that fails does not stop the rest; nothing is redone."""
-    made = table(tmp_path, encoder)
-    result = run("sweep", **made)
-    assert result["failed"] == ["broken-seed42"]  # triplets have no labels
-    rows = {row["variant"]: row["after"]["tasks"]["polarity:set"] for row in result["results"]}
-    assert list(rows) == ["triplet-margin-0.1", "triplet-margin-5", "triplet-margin-10"]
-    five, ten = rows["triplet-margin-5"], rows["triplet-margin-10"]
-    assert five == ten != rows["triplet-margin-0.1"]  # unit vectors: see above
-    folder = tmp_path / "sweep"
-    report = (folder / "report.md").read_text()
-    assert "| variant | seeds | P set | S set | steps | minutes |" in report
-    assert f"| triplet-margin-5 | 1 | {five['polarity']:.2f} | {five['similarity']:.2f} |" in report
-    (start,) = (json.loads(path.read_text()) for path in (folder / "start").glob("*.json"))
-    before = start["tasks"]["polarity:set"]
-    assert f"| {before['polarity']:.2f} | {before['similarity']:.2f} |" in report
-    assert set(before["curve"]) == {"1", "4", "8"}
-    for name in ("polarity-margin", "polarity-against-similarity", "polarity-k"):
-        assert (folder / f"{name}.png").stat().st_size > 1000 and f"({name}.png)" in report
-    assert not (folder / "demo").exists(), "nothing speaks of it"
-    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json*")}
-    del times[folder / "results.jsonl"]
-    run("sweep", **made)
-    assert all(path.stat().st_mtime_ns == time for path, time in times.items() if "broken" not in str(path))
-    assert finished_metrics(runs_of(None, made)[0].arguments) is not None
-
-
-def test_what_is_prepared(tmp_path, encoder):
-    asked = table(tmp_path, encoder)
-    assert list(prepared_for(None, asked)) == ["triplet"]
-    job, recipe, values = prepared_for(None, asked)["triplet"]
-    assert (job, recipe, values["data"]["input"]) == ("mine", None, f"{tmp_path}/polarity/set.tsv#train")
-    # what a preparation speaks of is prepared, too, and before it
-    asked["prepare"]["triplet"]["model"] = {"name": "{output}/demo"}
-    assert list(prepared_for(None, asked)) == ["unused", "triplet"]
-    asked["prepare"]["triplet"]["mining"] = {"kk": 1}
-    with pytest.raises(ValueError, match=r"unknown key mining.kk \(did you mean mining.k\?\)"):
-        prepared_for(None, asked)
-    asked["prepare"]["triplet"] = {"job": "mine"}
-    with pytest.raises(ValueError, match=r"prepare\.triplet must say a job and its output"):
-        prepared_for(None, asked)
-
-
-def test_the_shipped_sweep(tmp_path):
-    """The margins of Table 2, on both sets; what it prepares is what it trains on."""
-    words = {"model": "M", "data_dir": "D", "output": str(tmp_path)}
-    runs, needed = runs_of("margins", words), prepared_for("margins", words)
-    margins = {}
-    for made in runs:
-        margins.setdefault(made.family, []).append(made.arguments.loss.get("margin"))
-    assert margins["sst2-minilm-triplet"] == [0.01, 0.1, 1, 5, 7.5, 10]
-    assert margins["headlines-demo-contrastive"] == margins["sst2-minilm-online"] == [0.1, 0.25, 0.5, 0.75, 1]
-    assert set(needed) == set(load("sweep", "margins").prepare)
-    outputs = {values["output"]: values for _, _, values in needed.values()}
-    for made in runs:
-        wanted = outputs[made.arguments.data.train[0]]
-        assert wanted["loss"].removeprefix("online_") == made.arguments.loss["name"].removeprefix("online_")
-        set_of = made.arguments.evaluation.tasks[0].removeprefix("polarity:")
-        assert f"/polarity/{set_of}.jsonl.gz#train" in wanted["data"]["input"]
-
-
-def result(family, margin, p, s, seed=1, name="set"):
-    after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
-    names = {"variant": f"{family}-{margin}", "family": family}
-    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after, "steps": 1, "seconds": 1}
-
-
-def test_the_best_of_each_family():
-    rows = [result("a", 1, 60, 50), result("a", 1, 70, 50, seed=2), result("a", 5, 80, 39), result("b", 1, 50, 10)]
-    rows.append(result("c", 1, 99, 99, name="other"))
-    names = ["P set", "S set"]
-    assert best_variants(frame(rows, names), "set") == ["a-5", "b-1"]  # 119 against 115
-    rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
-    assert best_variants(frame(rows, names), "set") == ["a-1", "b-1"]
-    after = rows[0]["after"]
-    assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
-    assert columns(["polarity:set"], rows) == ["P set", "S set"]
-    assert columns(["sick", "polarity:set"], rows) == ["dev", "sick", "average", "P set", "S set"]
-
-
-def test_the_front():
-    assert pareto([(1, 5), (2, 4), (2, 3), (0, 5), (3, 1), (1, 5)]) == [True, True, False, False, True, True]
 
 
 def test_margins_recipe_is_the_papers_training():

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from raoe_train.artifacts import figures
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
 # Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT.
@@ -32,8 +33,6 @@ def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batc
         {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
         undefined metric. ValueError for a model whose layers are not known.
     """
-    from raoe_train.studies.plots import plot_lines
-
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
@@ -46,9 +45,10 @@ def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batc
         "average": [result["average"] for result in results],
     }
     if output:
-        points = list(zip(counts, found["average"], strict=True))
-        path = output.with_name(f"{output.stem}-degradation.png")
-        plot_lines({"": {output.stem: points}}, "layers kept", "average x 100", path, log=False)
+        made, axis = figures.figure()
+        axis.plot(counts, found["average"], "o-", markersize=3, color=figures.COLOURS[0])
+        axis.set(title=output.stem, xlabel="layers kept", ylabel="average x 100")
+        figures.save(made, output.with_name(f"{output.stem}-degradation.png"))
     return found
 
 
@@ -254,3 +254,7 @@ def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
     if not counts:
         raise ValueError("the sentences have no words")
     return set(sorted(counts, key=lambda word: (-counts[word], word))[:top])
+
+
+# by the names that the job evaluate knows them by
+ANALYSES = {"degradation": degradation, "dependency": dependency, "words": words}

@@ -1,7 +1,4 @@
-"""What a sweep leaves for readers: results.jsonl, report.md and plots.
-
-A result is what sweep returns of a run: run, variant, family, seed, point and what its metrics.json holds.
-"""
+"""The report of a sweep: results.jsonl, report.md and plots."""
 
 from __future__ import annotations
 
@@ -15,36 +12,46 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from raoe_train.artifacts.figures import pictures
-from raoe_train.artifacts.markdown import cell, made_with, number, table
-from raoe_train.artifacts.writing import write_text
-from raoe_train.evaluation.tasks import main_score
-from raoe_train.studies import plots
+from benchmarks.studies import plots
+from benchmarks.studies.jobs import cell, made_with, main_score, table
 
-PREFIX = "polarity:"  # of tasks that have two main metrics
+PREFIX = "polarity:"  # of tasks with two main metrics
 LETTERS = {"P": "polarity", "S": "similarity"}
-Results = Sequence[Mapping[str, Any]]  # of finished runs
+Results = Sequence[Mapping[str, Any]]  # rows of finished cells, see sweep
 
-# columns of a sweep that measures: what a run cost, see raoe_train.training.cost_meter
+# Extra columns of a study that measures: what training cost.
 COSTS: dict[str, Callable[[Mapping[str, Any]], float | None]] = {
     "peak MB": lambda row: row.get("peak_memory_mb"),
     "s / 1,000 steps": lambda row: 1000 * row["train_seconds"] / row["train_steps"] if row.get("train_steps") else None,
 }
+# Settings of a model that change nothing before training.
+NO_DIFFERENCE = ("recipe", "name", "device", "dropout", "lora", "scratch")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".partial.{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number as text; a dash for None and NaN."""
+    return "-" if value is None or value != value else f"{value:.{digits}f}"
 
 
 @dataclass
 class SweepReport:
-    """A sweep's report."""
+    """Writes the report of a sweep."""
 
-    output: Path  # the sweep's directory
+    output: Path
     tasks: list[str]
     compare: list[Any]  # pairs of variants
-    measured: bool  # whether there are columns for costs
+    measured: bool  # whether to show COSTS
     settings: dict[str, Any]  # shown at the end
-    start: dict[str, Any]  # {encoder: its result before training}
 
     def write(self, results: Results, failed: Sequence[str], draw: bool = False) -> None:
-        """Write results.jsonl, a run a line, and report.md, with names of runs that failed and, if `draw`, plots."""
+        """Write results.jsonl and report.md, and the plots if `draw`."""
         write_text(self.output / "results.jsonl", "".join(json.dumps(result) + "\n" for result in results))
         write_text(self.output / "report.md", "\n".join(self._page(results, failed, draw)) + "\n")
 
@@ -52,38 +59,37 @@ class SweepReport:
         names = columns(self.tasks, results)
         runs = frame(results, [*names, *(COSTS if self.measured else ())])
         polarity = [task.removeprefix(PREFIX) for task in self.tasks if task.startswith(PREFIX)] if results else []
+        starts = starting_encoders(results)
         about = "Main metrics x 100 (dev: Spearman of cosine), mean ± (sample) standard deviation over seeds."
-        lines = [f"# {cell(self.output.resolve().name)}", "", about, *self._variants(runs, names)]
+        lines = [f"# {cell(self.output.resolve().name)}", "", about, *self._variants(runs, names, starts)]
         lines += self._comparisons(runs, names)
         if failed:
             lines += ["", cell("Failed: " + ", ".join(f"{name} (runs/{name}.error.txt)" for name in failed))]
-        if draw:
-            lines += pictures(lambda: self._draw_curves(runs))
         if polarity:
             lines += best_of_each(polarity, runs)
-        if polarity and draw:
-            lines += pictures(lambda: self._draw_polarity(polarity, runs))
+        if draw:
+            drawn = self._draw_polarity(polarity, runs, starts) if polarity else self._draw_curves(runs, starts)
+            lines += [line for path in drawn for line in ("", f"![{path.stem}]({path.name})")]
         made = {json.dumps({"commit": row["commit"], **row["versions"]}) for row in results}
         shown = yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True).rstrip()
         lines += ["", "## Made with", "", *(made_with(json.loads(entry)) for entry in sorted(made))]
-        fence = max(("```", *re.findall("`{3,}", shown)), key=len) + "`" * ("```" in shown)
-        return [*lines, "", "## Settings", "", f"{fence}yaml", shown, fence]
+        return [*lines, "", "## Settings", "", "````yaml", shown, "````"]
 
-    def _variants(self, runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
-        """The table of encoders before training and of all variants."""
+    def _variants(self, runs: pd.DataFrame, names: Sequence[str], starts: Mapping[str, Any]) -> list[str]:
+        """The table of starting encoders and variants."""
         costs = list(COSTS) if self.measured else []
         rows = []
-        for model, found in self.start.items():
-            cells = [number(metric(found, name)) for name in names]
-            rows.append([cell(f"before: {model}"), "", *cells, *[""] * (2 + len(costs))])
+        for model, result in starts.items():
+            scores = [number(metric(result, name)) for name in names]
+            rows.append([cell(f"before: {model}"), "", *scores, *[""] * (2 + len(costs))])
         for variant, of in runs.groupby("variant", sort=False):
             steps, minutes = "/".join(map(str, sorted(set(of["steps"])))), f"{of['seconds'].mean() / 60:.1f}"
-            cells, paid = ([mean(of[name]) for name in some] for some in (names, costs))
-            rows.append([cell(variant), str(len(of)), *cells, steps, minutes, *paid])
+            scores, paid = ([mean(of[name]) for name in some] for some in (names, costs))
+            rows.append([cell(variant), str(len(of)), *scores, steps, minutes, *paid])
         return table(["variant", "seeds", *map(cell, names), "steps", "minutes", *costs], rows)
 
     def _comparisons(self, runs: pd.DataFrame, names: Sequence[str]) -> list[str]:
-        """Differences between two variants, seed by seed; nothing where less than two seeds have both."""
+        """Differences between two variants, seed by seed, where at least two seeds have both."""
         from scipy import stats
 
         rows = []
@@ -91,59 +97,77 @@ class SweepReport:
             first, second = (runs[runs["variant"] == name].set_index("seed")[names] for name in pair)
             seeds = first.index.intersection(second.index)
             if len(seeds) > 1:
-                found = first.loc[seeds] - second.loc[seeds]
+                differences = first.loc[seeds] - second.loc[seeds]
                 p = stats.ttest_rel(first.loc[seeds], second.loc[seeds]).pvalue
-                cells = [mean(found[name]) for name in names]
-                shown = [cell if cell == "-" else f"{cell} (p {at:.3f})" for cell, at in zip(cells, p, strict=True)]
+                means = [mean(differences[name]) for name in names]
+                shown = [text if text == "-" else f"{text} (p {at:.3f})" for text, at in zip(means, p, strict=True)]
                 rows.append([cell(" - ".join(pair)), str(len(seeds)), *shown])
         text = "Differences, x 100, with the p of a paired t-test over seeds:"
         return ["", text, *table(["difference", "seeds", *map(cell, names)], rows)] if rows else []
 
-    def _draw_curves(self, runs: pd.DataFrame) -> list[Path]:
-        """The average, or dev of runs without one, along every numeric key of a grid."""
+    def _draw_curves(self, runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
+        """The average (dev without one) along every numeric key of a grid."""
         metrics = runs.reindex(columns=["average", "dev"]).bfill(axis=1)[["average"]]
-        averages = {f"before: {model}": found.get("average") for model, found in self.start.items()}
+        averages = {f"before: {model}": result.get("average") for model, result in starts.items()}
         levels = {name: average for name, average in averages.items() if average is not None}
-        made = []
+        drawn = []
         for key in numeric_keys(runs):
             if lines := curves(runs, key, metrics):
-                made.append(self.output / f"{_last(key)}.png")
-                plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", made[-1], levels)
-        return made
+                drawn.append(self.output / f"{_file_name(key)}.png")
+                plots.plot_lines({"": lines}, key, "main metric x 100, average over tasks (or dev)", drawn[-1], levels)
+        return drawn
 
-    def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame) -> list[Path]:
-        """Of tasks polarity:NAME, P and S along each numeric key of a grid and, of encoders before training, along the
-        number k of retrieved sentences (the margins paper's Figure 2); and P against S, with the front."""
+    def _draw_polarity(self, tasks: Sequence[str], runs: pd.DataFrame, starts: Mapping[str, Any]) -> list[Path]:
+        """P against S with the Pareto front; P and S along each numeric key and, of starting encoders, along the number
+        k of retrieved sentences (the margins paper's Figures 2 and 3)."""
         along = {key: {task: curves(runs, key, runs[sides(task)]) for task in tasks} for key in numeric_keys(runs)}
-        k = along.setdefault("k", {})
-        points, before = {}, {}
+        points, before, by_k = {}, {}, {}
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}
-            found = {f"before: {model}": of["tasks"].get(PREFIX + task) for model, of in self.start.items()}
+            found = {f"before: {model}": result["tasks"].get(PREFIX + task) for model, result in starts.items()}
             found = {name: of for name, of in found.items() if of}
             before[task] = {name: (of["polarity"], of["similarity"]) for name, of in found.items()}
-            k[task] = {
+            by_k[task] = {
                 name: [(int(k), at["polarity"], at["similarity"]) for k, at in of["curve"].items()]
                 for name, of in found.items()
                 if "curve" in of
             }
-        made = [self.output / "polarity-against-similarity.png"]
-        plots.plot_tradeoff(points, before, made[0])
-        for key, panels in along.items():
+        drawn = [self.output / "polarity-against-similarity.png"]
+        plots.plot_tradeoff(points, before, drawn[0])
+        for key, panels in {**along, "k": by_k}.items():
             if shown := {task: lines for task, lines in panels.items() if lines}:
-                made.append(self.output / f"polarity-{_last(key)}.png")
-                plots.plot_lines(shown, key, "P (solid) and S (dotted), x 100", made[-1])
-        return made
+                drawn.append(self.output / f"polarity-{_file_name(key)}.png")
+                plots.plot_lines(shown, key, "P (solid) and S (dotted), x 100", drawn[-1])
+        return drawn
 
 
-def _last(key: str) -> str:
-    """The last part of a dotted key, as a file may be called."""
+def _file_name(key: str) -> str:
     return re.sub(r"[^\w+-]+", "_", key.rpartition(".")[2])
 
 
+def starting_encoders(results: Results) -> dict[str, dict[str, Any]]:
+    """{starting encoder and its settings: its result before training}."""
+    found: dict[str, dict[str, Any]] = {}
+    labels: dict[str, str] = {}
+    for row in results:
+        if not row["start"] or not row["before"].get("tasks"):
+            continue
+        start = row["start"]
+        name = str(start.get("name") or start["recipe"])
+        told = {key: value for key, value in start.items() if key not in NO_DIFFERENCE}
+        settings = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in told.items())
+        key = json.dumps([name, start["recipe"], told])
+        if key not in labels:
+            short = f"{Path(name).name} ({settings})" if settings else Path(name).name
+            labels[key] = short if short not in found else short.replace(Path(name).name, name, 1)
+        result = found.setdefault(labels[key], {**row["before"], "tasks": {}})
+        result["tasks"] = {**result["tasks"], **row["before"]["tasks"]}
+    return found
+
+
 def columns(tasks: Sequence[str], results: Results) -> list[str]:
-    """What the table has a column for: dev, main metrics of tasks and their average, P and S of polarity tasks."""
+    """Names of the table's columns: dev, the main metrics of tasks, their average, and P and S of polarity tasks."""
     single = [task for task in tasks if not task.startswith(PREFIX)]
     others = [task.removeprefix(PREFIX) for task in tasks if task.startswith(PREFIX)]
     dev = single or not others or any(metric(row["after"], "dev") is not None for row in results)
@@ -158,7 +182,7 @@ def sides(task: str) -> list[str]:
 
 
 def metric(result: Mapping[str, Any], column: str) -> float | None:
-    """What an encoder's result, before or after training, has in a column, x100."""
+    """The value x 100 that an encoder's result, before or after training, has in a column."""
     if column in ("dev", "average"):
         return result.get("spearman" if column == "dev" else "average")
     tasks = result.get("tasks", {})
@@ -169,15 +193,14 @@ def metric(result: Mapping[str, Any], column: str) -> float | None:
 
 
 def frame(results: Results, names: Sequence[str]) -> pd.DataFrame:
-    """A row a run: variant, family, seed, point, steps, seconds, and in each of the columns `names` what metric says
-    of it after training, or what it cost; NaN where it has none."""
-    said = ["variant", "family", "seed", "point", "steps", "seconds"]
+    """One row a cell: variant, family, seed, point, steps, seconds, and the columns `names`; NaN where undefined."""
+    about = ["variant", "family", "seed", "point", "steps", "seconds"]
     rows = [
-        [row[name] for name in said]
+        [row[name] for name in about]
         + [COSTS[name](row) if name in COSTS else metric(row["after"], name) for name in names]
         for row in results
     ]
-    return pd.DataFrame(rows, columns=[*said, *names]).astype(dict.fromkeys(names, float))
+    return pd.DataFrame(rows, columns=[*about, *names]).astype(dict.fromkeys(names, float))
 
 
 def mean(values: pd.Series) -> str:
@@ -189,8 +212,8 @@ def mean(values: pd.Series) -> str:
 
 
 def curves(runs: pd.DataFrame, key: str, metrics: pd.DataFrame) -> dict[str, list[tuple[float, ...]]]:
-    """{family of variants: (value of a grid's key, mean of each of `metrics`)} in order. A line of one point is left
-    out, and so is a value that is a word, as tau's "auto"."""
+    """{family: [(value of a grid's key, mean of each of `metrics`), …]} in order of the values. Values that are words
+    are left out, and so are lines of one point."""
 
     def line(run: Any) -> str:
         return run.family + "".join(f", {k.rpartition('.')[2]} {v}" for k, v in run.point.items() if k != key)
@@ -221,7 +244,7 @@ def best_variants(runs: pd.DataFrame, task: str) -> list[str]:
 
 
 def best_of_each(tasks: Sequence[str], runs: pd.DataFrame) -> list[str]:
-    """The best variant of each family (a loss, of its margins) on tasks polarity:NAME: the margins paper's Figure 3."""
+    """A table of the best variant of each family on each task polarity:NAME (the margins paper's Figure 3)."""
     rows = []
     for task in tasks:
         for variant in best_variants(runs, task):

@@ -13,9 +13,8 @@ from raoe_train.data.files import write_rows
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model, Scratch
-from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
-from raoe_train.studies.analyses import (
+from raoe_train.encoders.named import Model, Scratch
+from raoe_train.evaluation.analyses import (
     degradation,
     first_layers,
     frequent_words,
@@ -27,6 +26,7 @@ from raoe_train.studies.analyses import (
     token_states,
     word_report,
 )
+from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
 from tests.tiny import SENTENCES
 
 SIZES = {
@@ -209,10 +209,10 @@ def test_dependency_has_mean_ranks_and_nan_where_undefined(monkeypatch):
         "constant": [[1, 1, 1, 1], [1, 2, 3, 4]],
     }
     monkeypatch.setattr(
-        "raoe_train.studies.analyses.token_states",
+        "raoe_train.evaluation.analyses.token_states",
         lambda *_: iter([(list(rows), [torch.tensor(value, dtype=torch.float32) for value in rows.values()])]),
     )
-    monkeypatch.setattr("raoe_train.studies.analyses.is_decoder", lambda _: True)
+    monkeypatch.setattr("raoe_train.evaluation.analyses.is_decoder", lambda _: True)
     ties, *undefined = pivot_correlations(None, ["ties", "one token", "constant"])
     # ranks 4 2.5 2.5 1 | 1.5 1.5 3 4 | 2 2 2 4, centred 1.5 0 0 -1.5 | -1 -1 .5 1.5 | -.5 -.5 -.5 1.5
     first, second = -3.75 / np.sqrt(4.5 * 4.5), -3 / np.sqrt(4.5 * 3)
@@ -325,8 +325,8 @@ def test_word_report(monkeypatch):
     model = encoder()
     words = iter(["A", "the", "the", "."])
     model.tokenizer.decode = lambda _: next(words)
-    monkeypatch.setattr("raoe_train.studies.analyses.TOP", 1)
-    monkeypatch.setattr("raoe_train.studies.analyses.EXAMPLES", 2)
+    monkeypatch.setattr("raoe_train.evaluation.analyses.TOP", 1)
+    monkeypatch.setattr("raoe_train.evaluation.analyses.EXAMPLES", 2)
     sentences = sorted(["a man plays a guitar", "two dogs", "it sleeps"], key=len, reverse=True)
     report = word_report(model, [*sentences, sentences[0]])
     assert report == {
@@ -348,7 +348,7 @@ def test_the_plot_of_degradation(task, drawn, tmp_path, monkeypatch):
     """An undefined average leaves a gap."""
     averages = iter([None, 40.0, 30.0])
     monkeypatch.setattr(
-        "raoe_train.studies.analyses.evaluate_tasks", lambda *_: {"tasks": {"a": {}}, "average": next(averages)}
+        "raoe_train.evaluation.analyses.evaluate_tasks", lambda *_: {"tasks": {"a": {}}, "average": next(averages)}
     )
     degradation(encoder(), read_tasks(["a"], task), tmp_path / "found.json")
     (axes,) = drawn[0].axes

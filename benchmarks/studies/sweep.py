@@ -1,0 +1,254 @@
+"""Run the cells of a study, each once, and report them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.studies import jobs
+from benchmarks.studies.cells import (
+    Cell,
+    Preparation,
+    chosen,
+    expand,
+    merge,
+    preparations,
+    read_study,
+    texts_of,
+)
+from benchmarks.studies.sweep_report import SweepReport, write_text
+
+# Keys of a loss that change what a step costs; other numbers of a loss are alike to a dry run.
+COSTLY = ("name", "gate", "mini_batch_size", "mini_batch_num_tokens")
+
+
+def sweep(
+    study: str | Path,
+    output: str | Path,
+    *,
+    data_dir: str | None = None,
+    model: str | None = None,
+    scale: str | None = None,
+    only: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Train every cell of a study and write OUTPUT/results.jsonl, OUTPUT/report.md and plots.
+
+    A finished cell has a record, OUTPUT/runs/CELL.json, and is skipped; an interrupted one resumes. A cell that fails
+    does not stop the others. Weights of finished cells are removed, unless another cell still starts from them or the
+    study says `keep_models`.
+
+    Args:
+        study: a shipped study's name, or a YAML file.
+        output: the folder to write.
+        data_dir, model: replace {data_dir} and {model} in the study; they are also data.dir and model.name.
+        scale: one of the study's scales.
+        only: shell patterns of the cells to run.
+        changes: nested or dotted keys on top of the study.
+        overwrite: train cells again whose settings changed.
+        dry_run: estimate steps, memory and time of each cell; train and write nothing.
+
+    Returns:
+        {"results": a row for each finished cell, "failed": names of cells that failed}.
+
+    Raises:
+        ValueError: the study or the configuration of a cell is invalid.
+        FileNotFoundError: a file of the study, or the data of a task, does not exist and nothing prepares it.
+    """
+    _digest.cache_clear()
+    asked = read_study(study, changes, scale)
+    words = {"data_dir": data_dir, "model": model, "output": str(output)}
+    cells = expand(asked, words)
+    wanted = chosen(cells, only or asked["only"])
+    needed = preparations(asked, words, wanted)
+    for job, recipe, keys in needed.values():
+        jobs.check(job, recipe, keys)
+    for cell in wanted:
+        jobs.check("train", cell.recipe, cell.overrides)
+    if dry_run:
+        return _estimate(wanted, needed)
+    if needed:
+        _check_files(wanted, needed)
+        # data of polarity tasks is mined, so it is among the files
+        jobs.check_tasks([task for task in asked["tasks"] if not task.startswith("polarity:")], data_dir)
+    for name, (job, recipe, keys) in needed.items():
+        print(f"[prepare] {name}", flush=True)
+        jobs.run(job, recipe, keys)
+    runner = _Runner(Path(output), cells, overwrite, asked["keep_models"], asked["measure"])
+    shown = {"study": str(study), "scale": scale, "data_dir": data_dir, "model": model, **asked}
+    report = SweepReport(Path(output), asked["tasks"], asked["compare"], asked["measure"], shown)
+    failed: list[str] = []
+    for number, cell in enumerate(wanted, 1):
+        if runner.metrics[cell.run] is None and cell.run not in failed:
+            print(f"[{number}/{len(wanted)}] {cell.name}", flush=True)
+            if error := runner.attempt(cell, failed):
+                failed.append(cell.run)
+                print(f"{cell.name} failed: {error}", flush=True)
+            report.write(runner.results(), failed)
+    runner.drop_weights()
+    results = runner.results()
+    report.write(results, failed, draw=True)
+    print((Path(output) / "report.md").read_text(encoding="utf-8"))
+    return {"results": results, "failed": failed}
+
+
+class _Runner:
+    """Trains cells and knows which are finished."""
+
+    def __init__(self, output: Path, cells: Sequence[Cell], overwrite: bool, keep: bool, measure: bool) -> None:
+        self.runs, self.cells, self.overwrite, self.keep = output / "runs", cells, overwrite, keep
+        self.train = jobs.run_alone if measure else jobs.run
+        self.runs.mkdir(parents=True, exist_ok=True)
+        # {run: its metrics, or None}
+        self.metrics = {cell.run: self._recorded(cell) for cell in cells}
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What a cell's result depends on; files and weights count by their content."""
+        named = {text: digest for text in texts_of(cell.overrides) if (digest := _content(text))}
+        start = self.settings(cell.after) if cell.after else None
+        return {"recipe": cell.recipe, "overrides": cell.overrides, "content": named, "after": start}
+
+    def attempt(self, cell: Cell, failed: Sequence[str]) -> str | None:
+        """Train and evaluate one cell; return what went wrong, if anything did."""
+        trace = self.runs / f"{cell.run}.error.txt"
+        try:
+            self._make(cell, failed)
+        except Exception as error:  # one cell must not stop the others
+            write_text(trace, traceback.format_exc())
+            return f"{type(error).__name__}: {error}"
+        trace.unlink(missing_ok=True)
+        return None
+
+    def _make(self, cell: Cell, failed: Sequence[str]) -> None:
+        record, folder = self.runs / f"{cell.run}.json", self.runs / cell.run
+        overrides = merge(cell.overrides, {"output": str(folder), "overwrite": self.overwrite})
+        if cell.after:
+            if cell.after.run in failed:
+                raise RuntimeError(f"{cell.after.name}, which it starts from, failed")
+            start = self.runs / cell.after.run
+            if not (start / "modules.json").is_file():  # its weights were removed
+                self._make(cell.after, failed)
+            overrides = merge(overrides, {"model": {"name": str(start)}})
+        settings = self.settings(cell)
+        if record.is_file():
+            if not self.overwrite and _read(record).get("settings") != settings:
+                raise ValueError(f"{record} is of other settings or other data: --overwrite trains the cell again")
+            shutil.rmtree(folder, ignore_errors=True)
+        self.metrics[cell.run] = self.train("train", cell.recipe, overrides)
+        write_text(record, json.dumps({"settings": settings, "metrics": self.metrics[cell.run]}, indent=1) + "\n")
+        self.drop_weights()
+
+    def _recorded(self, cell: Cell) -> dict[str, Any] | None:
+        record = _read(self.runs / f"{cell.run}.json")
+        return record["metrics"] if record.get("settings") == self.settings(cell) else None
+
+    def drop_weights(self) -> None:
+        """Remove the weights of finished cells that no unfinished cell starts from."""
+        needed = {cell.after.run for cell in self.cells if cell.after and self.metrics[cell.run] is None}
+        for run, metrics in self.metrics.items():
+            if metrics is None or run in needed or self.keep or not (self.runs / run / "modules.json").is_file():
+                continue
+            # First the file that makes the folder look like a model.
+            for pattern in ("modules.json", "**/*.safetensors", "**/pytorch_model*.bin"):
+                for path in (self.runs / run).glob(pattern):
+                    path.unlink()
+
+    def results(self) -> list[dict[str, Any]]:
+        """A row for each finished cell."""
+        return [
+            {
+                "run": cell.name,
+                "variant": cell.variant,
+                "family": cell.family,
+                "seed": cell.seed,
+                "point": cell.point,
+                "start": None if cell.after else {"recipe": cell.recipe, **cell.overrides.get("model", {})},
+                **metrics,
+            }
+            for cell in self.cells
+            if (metrics := self.metrics[cell.run]) is not None
+        ]
+
+
+def _read(record: Path) -> dict[str, Any]:
+    return json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+
+
+def _content(text: str) -> str | None:
+    """SHA-256 of the files that a text names: FILE, FILE#split, FILE+FILE, or the weights of a model's folder."""
+    files = []
+    for part in text.split("+"):
+        path = Path(part.partition("#")[0]).expanduser()
+        if "\n" not in part and len(part) < 4096 and path.exists():
+            files += [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return hashlib.sha256("".join(map(_digest, files)).encode()).hexdigest() if files else None
+
+
+@lru_cache(None)
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        found = hashlib.sha256()
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _check_files(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> None:
+    """Find a missing file before hours of preparation; what only some cells lack fails these cells alone."""
+    outputs = [keys["output"] for _, _, keys in needed.values()]
+
+    def check(overrides: Mapping[str, Any]) -> None:
+        data = overrides.get("data", {})
+        for text in texts_of([data.get(key) for key in ("input", "train", "dev")]):
+            for path in (part.partition("#")[0] for part in text.split("+")):
+                if "/" in path and path not in outputs and not Path(path).expanduser().exists():
+                    raise FileNotFoundError(f"no such file: {path}")
+
+    for _, _, keys in needed.values():
+        check(keys)
+    problems = []
+    for cell in cells:
+        try:
+            return check(cell.overrides)
+        except FileNotFoundError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _estimate(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> dict[str, Any]:
+    """Print and return what each cell would take, by the dry run of `train`."""
+    for name, (job, _, keys) in needed.items():
+        if not Path(keys["output"]).exists():
+            print(f"[prepare] {name}: {keys['output']} does not exist yet; the job {job} makes it")
+    found: dict[str, dict[str, Any]] = {}
+    first_like: dict[str, str] = {}
+    for cell in cells:
+        start = cell
+        while start.after is not None:
+            start = start.after
+        overrides = merge(cell.overrides, {"dry_run": True})
+        if start is not cell:
+            overrides["model"] = {**overrides.get("model", {}), **start.overrides.get("model", {})}
+        alike = merge(overrides, {"training": {"seed": None}, "evaluation": {"before": None}})
+        alike["loss"] = {key: overrides.get("loss", {}).get(key) for key in COSTLY}
+        first = first_like.setdefault(json.dumps([cell.recipe, alike], sort_keys=True), cell.name)
+        print(f"{cell.name}:" if first == cell.name else f"{cell.name}, as {first}", flush=True)
+        try:
+            if first == cell.name:
+                found[cell.name] = jobs.run("train", cell.recipe, overrides)
+            elif first in found:
+                found[cell.name] = found[first]
+        except (OSError, ValueError) as error:
+            print(f"  {error}")
+    for gpu in next(iter(found.values()), {"hours": {}})["hours"]:
+        total = sum(each["hours"][gpu] for each in found.values())
+        print(f"{gpu}: {total:.2g} hours for {len(found)} of {len(cells)} cells, by arithmetic")
+    return {"results": found, "failed": [cell.name for cell in cells if cell.name not in found]}

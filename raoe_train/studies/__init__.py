@@ -1,1 +1,0 @@
-"""This project's own laboratory: sweeps, reports, analyses. On public names; nothing imports it."""

@@ -1,0 +1,176 @@
+"""The cells of studies: what a recipe asks for, and what it cannot ask for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.studies import jobs
+from benchmarks.studies.__main__ import other_keys, parser
+from benchmarks.studies.cells import RECIPES, chosen, expand, nest, preparations, read_study
+from tests.pages import PAGES, commands
+
+WORDS = {"data_dir": "D", "model": "M", "output": "O"}
+
+
+def study(tmp_path, scale=None, **changes):
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "base: raoe-s1\nseeds: [1, 2]\nvariants: {raoe: {}, second: {after: raoe, loss.name: rank_margin}}\n"
+    )
+    return read_study(path, changes, scale)
+
+
+def cells_of(tmp_path, scale=None, **changes):
+    path = tmp_path / "study.yaml"
+    path.write_text("base: raoe-s1\nseeds: [1, 2]\n")
+    return expand(read_study(path, changes, scale), WORDS)
+
+
+def test_expand(tmp_path):
+    cells = cells_of(tmp_path, variants={
+        "raoe": {},
+        "later": {"after": "raoe", "training.epochs": 3},
+        "cosent": {"loss.name": "cosent", "seeds": [7], "base": "cosent"},
+        "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
+    })  # fmt: skip
+    by_name = {cell.name: cell for cell in cells}
+    assert list(by_name)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"] and len(by_name) == 9
+    assert by_name["cosent-seed7"].recipe == "cosent" and by_name["raoe-seed1"].recipe == "raoe-s1"
+    assert by_name["cosent-seed7"].overrides["training"] == {"seed": 7}
+    assert by_name["later-seed2"].after is by_name["raoe-seed2"]
+    assert by_name["later-seed2"].overrides["training"] == {"epochs": 3, "seed": 2}
+    point = by_name["rate-learning_rate-2e-05-margin-0-seed1"]
+    assert point.overrides["training"]["learning_rate"] == 2e-5 and point.overrides["loss"] == {"margin": 0}
+    assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
+    names = [cell.name for cell in chosen(cells, ["later-seed2", "cos*"])]
+    assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
+    with pytest.raises(ValueError, match="--only nothing matches no cell; variants: raoe, later, cosent, rate"):
+        chosen(cells, ["nothing"])
+
+
+def test_cells_with_the_same_settings_are_one_run(tmp_path):
+    variants = {"small": {"loss.margin": 2}, "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]}}
+    assert {cell.name: cell.run for cell in cells_of(tmp_path, variants=variants)} == {
+        "small-seed1": "small-seed1",
+        "small-seed2": "small-seed2",
+        "curve-margin-1-seed2": "curve-margin-1-seed2",
+        "curve-margin-2-seed2": "small-seed2",
+    }
+
+
+def test_each_start_is_evaluated_once(tmp_path):
+    variants = {"a": {}, "b": {"loss.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
+    before = {c.name: c.overrides["evaluation"]["before"] for c in cells_of(tmp_path, variants=variants)}
+    assert [name for name, evaluated in before.items() if evaluated] == ["a-seed1", "cls-seed1"]
+
+
+def test_a_scale_is_on_top_of_every_variant(tmp_path):
+    asked = {"seeds": [1], "variants": {
+        "short": {"data.max_rows": 7, "loss.margin": 3}, "curve": {"grid": {"training.epochs": [4]}},
+    }, "scales": {
+        "paper": {"settings": {"data.max_rows": None, "training": {"epochs": 2}}, "tasks": ["sick"]},
+        "by pattern": {"variants": {"s*": {"loss.margin": 5, "seeds": [7]}, "curve": {"grid": {"loss.scale": [4, 5]}}}},
+        "wrong": {"variants": {"q*": {}}},
+        "unknown": {"seeds": [1]},
+    }}  # fmt: skip
+    short, curve = cells_of(tmp_path, "paper", **asked)
+    assert short.overrides["data"]["max_rows"] is None and short.overrides["loss"] == {"margin": 3}
+    epochs = [cell.overrides["training"]["epochs"] for cell in (short, curve)]
+    assert epochs == [2, 4], "a grid stays a grid"
+    assert short.overrides["evaluation"]["tasks"] == ["sick"]
+    short, *curves = cells_of(tmp_path, "by pattern", **asked)
+    assert (short.overrides["loss"], short.seed) == ({"margin": 5}, 7)
+    assert [(c.overrides["training"]["epochs"], c.overrides["loss"]["scale"]) for c in curves] == [(4, 4), (4, 5)]
+    for scale, message in (("wrong", r"scales\.wrong\.variants\.q\* matches none of"), ("unknown", "not .'seeds'."),
+                           ("none", "unknown scale 'none'; this study has paper")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            cells_of(tmp_path, scale, **asked)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"variants": {}}, "variants is empty"),
+        ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is not among the variants above it: none"),
+        ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no single run with seed 7"),
+        ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
+        ({"variants": {"../../evil": {}}}, "'../../evil' cannot name a folder"),
+        ({"variants": {"a\nb": {}}}, "cannot name a folder"),
+        ({"variant": {}}, "unknown key 'variant'"),
+        ({"variants": {"a": {}}, "compare": [["a", "b"]]}, "compare takes pairs of variants"),
+    ],
+)
+def test_what_a_study_cannot_ask_for(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        cells_of(tmp_path, **changes)
+
+
+def test_placeholders(tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text('variants: {a: {data.train: ["{data_dir}/x.tsv#train", "{output}/y.tsv"]}}\nseeds: [1]\n')
+    (cell,) = expand(read_study(path), WORDS)
+    assert cell.overrides["data"] == {"dir": "D", "train": ["D/x.tsv#train", "O/y.tsv"]}
+    assert cell.overrides["model"] == {"name": "M"}
+    with pytest.raises(ValueError, match="--data_dir is missing"):
+        expand(read_study(path), {**WORDS, "data_dir": None})
+
+
+def test_what_is_prepared(tmp_path):
+    """The jobs whose output a cell names, and those that they need, before them."""
+    prepare = {
+        "unused": {"job": "train", "recipe": "demo", "output": "{output}/demo"},
+        "mined": {"job": "mine", "data.input": "{data_dir}/set.tsv", "output": "{output}/mined.jsonl"},
+    }
+    variants = {"a": {"data.train": ["{output}/mined.jsonl"]}}
+
+    def needed():
+        asked = {"variants": variants, "prepare": prepare}
+        cells = cells_of(tmp_path, **asked)
+        return preparations(read_study(tmp_path / "study.yaml", asked), WORDS, cells)
+
+    assert needed() == {"mined": ("mine", None, {"data": {"input": "D/set.tsv"}, "output": "O/mined.jsonl"})}
+    prepare["mined"]["model.name"] = "{output}/demo"
+    assert list(needed()) == ["unused", "mined"]
+    prepare["mined"] = {"job": "mine"}
+    with pytest.raises(ValueError, match=r"prepare\.mined needs a job and an output"):
+        needed()
+
+
+# cells at the paper's size; the margins paper counts 544 models in its Table 4
+AT_PAPER_SIZE = {
+    ("bellm-study", "paper"): 7, ("efficiency", "paper"): 5, ("margins", "paper"): 144,
+    ("margins", "paper-sizes"): 544, ("ranking-study", "paper"): 19, ("raoe-ablation", "paper"): 51,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
+def test_every_cell_of_a_shipped_study_is_valid(name):
+    for scale in (None, *read_study(name)["scales"]):
+        asked = read_study(name, None, scale)
+        cells = chosen(expand(asked, WORDS), asked["only"])
+        assert len({cell.run for cell in cells}) == AT_PAPER_SIZE.get((name, scale), len({cell.run for cell in cells}))
+        for cell in cells[:: max(1, len(cells) // 150)]:
+            jobs.check("train", cell.recipe, cell.overrides)
+        for job, recipe, overrides in preparations(asked, WORDS, cells).values():
+            jobs.check(job, recipe, overrides)
+
+
+def test_the_commands_of_the_pages():
+    """A command in a page has a study, a scale and options that exist."""
+    found = 0
+    for page in PAGES:
+        for words in commands(page.read_text(encoding="utf-8")):
+            if "benchmarks.studies" not in words:
+                continue
+            found += 1
+            asked, rest = parser().parse_known_args(words[words.index("benchmarks.studies") + 1 :])
+            changes = nest(other_keys(rest))
+            if asked.command == "sweep":
+                assert changes.keys() <= {"settings", "prepare", "scales", "keep_models", "variants"}, words
+                cells = expand(read_study(asked.study, changes, asked.scale), WORDS)
+                assert chosen(cells, asked.only)
+            else:
+                assert changes.keys() <= {"model"} and all(re.search(r"\.json|/|[A-Z]", path) for path in asked.results)
+    assert found > 10
