@@ -33,9 +33,11 @@ EXTRAS = {**dict.fromkeys(OURS, "train"), "mteb": "eval", "openai": "endpoint"}
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
     """The function of a job; ValueError for an unknown one."""
     if name not in JOBS:
-        from raoe_train.artifacts.nearest import nearest
+        import difflib
 
-        raise ValueError(f"unknown job {name!r}{nearest(name, JOBS)}; jobs: {', '.join(JOBS)}")
+        close = difflib.get_close_matches(name, JOBS, n=1, cutoff=0.5)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"unknown job {name!r}{hint}; jobs: {', '.join(JOBS)}")
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
 
 
@@ -103,24 +105,21 @@ def _main(words: list[str]) -> int:
 
 def _config(job: str, words: list[str]) -> Any:
     """The configuration of a job's command line; None where it asked for help or --print_config, which is printed."""
-    config = job_of(job).config  # type: ignore[attr-defined]
-    from raoe_train.config import parse_words, recipe_path, words_of
+    if job in JOBS and job != "prepare" and words and not words[0].startswith("-"):
+        from raoe_train.config import recipe_path  # an unknown recipe is an error before anything heavy is imported
 
+        words = ["--config", str(recipe_path(words[0])), *words[1:]]
+    config = job_of(job).config  # type: ignore[attr-defined]
+    from raoe_train.config import parse_words, words_of
+
+    if job == "prepare" and words and not words[0].startswith("-"):
+        words = ["--names", *words]
     prog = f"raoe-train {job}"
     about = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
     description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{about}".strip()
-    if any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words):
-        options = words
-    elif words and not words[0].startswith("--"):
-        if job == "prepare":
-            words = ["--names", *words]
-        else:
-            words = ["--config", str(recipe_path(words[0])), *words[1:]]
-        options = words_of(config, words)
-    else:
-        options = words_of(config, words)
+    asks = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
     try:
-        return parse_words(config, options, prog, description)
+        return parse_words(config, words if asks else words_of(config, words), prog, description)
     except SystemExit as ended:  # argparse's, after help
         if ended.code:
             raise ValueError(f"{prog}: see --help") from None
@@ -128,7 +127,7 @@ def _config(job: str, words: list[str]) -> Any:
 
 
 def _unexpected(error: Exception, output: str) -> str:
-    """An unexpected error in a sentence, and the file with its traceback: beside the output, where that can be written."""
+    """An unexpected error in a sentence, and the file with its traceback, beside the output where possible."""
     trace = "".join(traceback.format_exception(error))
     beside = Path(f"{output}.error.txt") if output else None
     try:

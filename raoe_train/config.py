@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import inspect
 import json
 import types
 import typing
@@ -134,8 +135,8 @@ def parse(
     Args:
         config: a dataclass; its fields are the keys, those of fields that are dataclasses are SECTION.KEY.
         recipe: a YAML file, or the name of a shipped one.
-        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). A value may be
-            a list of words, as the command line has them.
+        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). A value may
+            be a list of words, as the command line has them.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of another type than is declared.
@@ -155,7 +156,7 @@ def parse_words(config: type[T], words: Sequence[str], prog: str = "", descripti
     try:
         found = parser.parse_args([*words])
     except (ArgumentError, RecursionError) as error:
-        raise ValueError(_explained(error, [key for key, _ in _kinds(config)])) from None
+        raise ValueError(_explained(error, {each.dest: each for each in parser._actions})) from None
     return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
 
 
@@ -205,7 +206,8 @@ def to_dict(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     found = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return {**found, **found.pop(OTHERS, {})}
+    others = found.pop(OTHERS, {})
+    return {**found, **others}
 
 
 def _plain(value: Any) -> Any:
@@ -255,7 +257,8 @@ def _words(values: Any, kind: Any) -> str:
     if not words and bool in kinds:
         return "true"
     if any(typing.get_origin(each) is dict for each in kinds) and words and all("=" in word for word in words):
-        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in (w.partition("=") for w in words)) + "}"
+        pairs = (word.partition("=") for word in words)
+        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in pairs) + "}"
     if len(words) == 1 and (not lists or str in kinds or words[0].startswith("[")):
         return words[0]
     numbers = bool(lists) and typing.get_args(lists[0])[0] is not str
@@ -280,8 +283,8 @@ def _text(path: Path) -> str:
     return text if values else "{}"
 
 
-def _explained(error: Exception, known: Sequence[str]) -> str:
-    """What jsonargparse says, in one line that begins with the key."""
+def _explained(error: Exception, known: Mapping[str, Any]) -> str:
+    """What jsonargparse says, in one line that begins with the key; `known` are a parser's arguments by key."""
     said = " ".join(str(error).split())
     if isinstance(error, RecursionError):
         return "a setting refers to itself: recursive YAML alias"
@@ -289,7 +292,17 @@ def _explained(error: Exception, known: Sequence[str]) -> str:
         if said.startswith(start):
             key = said.removeprefix(start).partition("'" if start[-1] == "'" else " ")[0].partition("=")[0]
             return f"unknown key {key}{nearest(key, known)}"
-    if said.startswith('Parser key "'):
-        key, _, rest = said.removeprefix('Parser key "').partition('":')
-        return f"{key}: {rest.strip()}"
-    return said
+    if not said.startswith('Parser key "'):
+        return said
+    key, _, rest = said.removeprefix('Parser key "').partition('":')
+    if (unknown := rest.partition("Expected a dot import path string: ")[2]) and key in known:
+        names = sorted(_subclasses(getattr(known[key], "_typehint", object)))
+        return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
+    return f"{key}: {rest.strip()}"
+
+
+def _subclasses(base: type) -> set[str]:
+    """The names of a class's subclasses that can be made."""
+    direct = base.__subclasses__() if base is not object else []
+    below = (name for each in direct for name in _subclasses(each))
+    return {*below, *(each.__name__ for each in direct if not inspect.isabstract(each))}

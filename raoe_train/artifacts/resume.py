@@ -170,8 +170,8 @@ def owned(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
-    """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose record has their
-    names before."""
+    """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose
+    record has their names before."""
     saved = partial(output.path / "model")
     remove(saved)  # a killed process's: safetensors' temporary files have another name each time
     saved.mkdir()

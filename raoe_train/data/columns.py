@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from raoe_train.recipe import nearest
+from raoe_train.config import nearest
 
 ROLES: dict[str, tuple[str, ...]] = {
     "anchor": ("anchor", "sentence0", "sent0"),

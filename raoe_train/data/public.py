@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import READERS, data_kind
 from raoe_train.data.ranking_lists import parse_list
 from raoe_train.data.rows import Reader, Tally, by_column, each_kept
 from raoe_train.data.senteval import senteval_splits
 from raoe_train.data.sources import Source, open_source
-from raoe_train.recipe import nearest
 
 TABLE = Path(__file__).with_name("public.yaml")
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")

@@ -93,7 +93,7 @@ def triplet_table(
         tally.dropped["text in two roles"] = len(rows) - len(triplets)
     used = len(rows) + left_out - tally.dropped.total()
     counts = tally.counts(opened.name, used, "triplet", advice)
-    return to_table((dict(zip(roles, texts, strict=True)) for texts in triplets)), counts
+    return to_table(dict(zip(roles, texts, strict=True)) for texts in triplets), counts
 
 
 def _combine(

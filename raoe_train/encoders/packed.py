@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 
 from raoe_kernels import bidirectional_attention, dual_attention
 from raoe_train.encoders.bidirectional.configuration import windows
-from raoe_train.encoders.bidirectional.modeling import DUAL, PACKED, BidirectionalModel
+from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from raoe_train.config import nearest
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.senteval import senteval_splits
 from raoe_train.data.sources import BUILTIN, Source, is_file
-from raoe_train.recipe import nearest
 
 ALL_PAIRS = "-all"
 TRAIN = "train"

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from raoe_train.config import nearest
 from raoe_train.evaluation.tasks import BENCHMARKS, Reading, Task
-from raoe_train.recipe import nearest
 
 
 def read_mteb(name: str, reading: Reading) -> Task:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts.resume import beside
 from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.resume import beside
 from raoe_train.artifacts.writing import replacing
 
 SUFFIX = ".examples.npz"

@@ -16,8 +16,8 @@ from raoe_train.data.labelled import distinct, labelled_table
 from raoe_train.data.tables import drawn
 from raoe_train.encoders import frozen
 from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.settings import settings_said
 from raoe_train.encoders.neighbours import nearest
+from raoe_train.encoders.settings import settings_said
 from raoe_train.evaluation.finding import TEST, TRAIN, find_source
 from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.tasks import Reading, Task

@@ -56,8 +56,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Scores of an encoder: similarity, transfer, reranking, captions, MTEB.
 
     The result is printed as a table. With `output` it is written, and beside it OUTPUT.examples.npz, what main metrics
-    are made of; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. The analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A),
-    with plots beside `output`.
+    are made of; results of mteb's tasks are kept in OUTPUT.mteb/, as they come. The
+    analyses are BeLLM's: degradation (Figure 4), dependency (Figures 2 and 5) and words (Appendix A), with plots beside
+    `output`.
 
     Returns:
         {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main

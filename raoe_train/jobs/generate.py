@@ -169,7 +169,8 @@ def _endpoint(model: LanguageModel, generation: Generation) -> Any:
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
     """Write chains as they finish, `waiting` of `ours`; how many, and how fast."""
     tokens, began = 0, time.perf_counter()
-    with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=rank_and_world()[0] or None) as bar:
+    place = rank_and_world()[0] or None
+    with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=place) as bar:
         for chain in grown:
             written: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
             if chain.reason is not None:

@@ -20,8 +20,8 @@ from raoe_train.data.mined_examples import COLUMNS, Neighbours, as_rows, pairs, 
 from raoe_train.data.settings import Input
 from raoe_train.encoders.embed import unit_rows
 from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.encoders.neighbours import nearest_by_class
+from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, needed
 
 Mined = Literal["triplet", "contrastive", "online_contrastive", "multiple_negatives", "mse"]

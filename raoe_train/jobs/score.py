@@ -125,8 +125,8 @@ def score(config: ScoreConfig) -> dict[str, Any]:
 
 
 def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
-    """Two teachers with their settings, the paper's by default; ValueError for unknown teachers or settings, the paper's
-    without trust_remote_code, or a folder that has the name of one of them."""
+    """Two teachers with their settings, the paper's by default; ValueError for unknown teachers or settings, the
+    paper's without trust_remote_code, or a folder that has the name of one of them."""
     names, options, trust = config.teachers, config.teacher, config.trust_remote_code
     if not names and not trust and not any(of.get("trust_remote_code") for of in options.values()):
         raise ValueError(
@@ -143,10 +143,8 @@ def resolve_teachers(config: ScoreConfig) -> list[FrozenEncoder]:
         if name not in names:
             raise ValueError(f"teacher has options for {name!r}, which is not among the teachers: {', '.join(names)}")
     runs = {"batch_size": config.batch_size, "device": config.device, "trust_remote_code": trust}
-    return [
-        make(FrozenEncoder, f"teacher {name}", **{**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name})
-        for name in names
-    ]
+    settings = ({**runs, **TEACHERS.get(name, {}), **options.get(name, {}), "name": name} for name in names)
+    return [make(FrozenEncoder, "teacher", **its) for its in settings]
 
 
 def _scorer(teacher: FrozenEncoder) -> Callable[[Any], np.ndarray]:

@@ -77,9 +77,10 @@ def _texts(values: Any, where: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, text) of all texts in nested values."""
     if isinstance(values, str):
         yield where, values
-    for name, value in values.items() if isinstance(values, dict) else enumerate(values if isinstance(values, list) else ()):
-        key = where if isinstance(values, list) else f"{where}.{name}" if where else str(name)
-        yield from _texts(value, key)
+    for value in values if isinstance(values, list) else ():
+        yield from _texts(value, where)
+    for name, value in values.items() if isinstance(values, dict) else ():
+        yield from _texts(value, f"{where}.{name}" if where else str(name))
 
 
 def needed(value: str | None, key: str, what: str) -> str:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import raoe_kernels
 import torch
 import yaml
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
+import raoe_kernels
 from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.artifacts.provenance import PICTURES, commit, versions

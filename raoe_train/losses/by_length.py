@@ -32,8 +32,8 @@ def innermost(loss: Any) -> Any:
 
 
 def fits(loss: Any) -> bool:
-    """Whether a loss needs of its model nothing but each text's embedding: its forward embeds the columns and hands them
-    to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
+    """Whether a loss needs of its model nothing but each text's embedding: its forward embeds the columns and hands
+    them to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
     classes = [vars(cls) for cls in type(loss).__mro__]

@@ -1,9 +1,9 @@
 """The scale that fits an encoder to scores.
 
-The ranking losses see scale x cosine only. Where the scale is above the value that minimises the loss of the *starting*
-encoder on its training batches, the cheapest way down for the gradient is to bring all cosines together: it unlearns the
-spread that made the encoder useful. docs/study.md has the measurements. The paper's 20 fits scores that another encoder
-gave; scores that people gave are noisier and want a smaller scale.
+The ranking losses see scale x cosine only. Where the scale is above the value that minimises the loss of the
+*starting* encoder on its training batches, the cheapest way down for the gradient is to bring all cosines together: it
+unlearns the spread that made the encoder useful. docs/study.md has the measurements. The paper's 20 fits scores that
+another encoder gave; scores that people gave are noisier and want a smaller scale.
 """
 
 from __future__ import annotations

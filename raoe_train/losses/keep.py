@@ -14,8 +14,8 @@ from raoe_train.losses.base import from_zero
 
 
 def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
-    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets by
-    name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
+    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets
+    by name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
     if keep != "auto":
         return cast(float, keep)
     every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]

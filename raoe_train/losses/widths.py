@@ -25,7 +25,14 @@ class OneSweep(CachedLoss):
         ValueError: a width that is there twice, is below 1 or beyond the model's dimensions.
     """
 
-    def __init__(self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        scale: PositiveFloat = 20.0,
+        *,
+        matryoshka_dims: Sequence[PositiveInt] = (),
+        **cached: Any,
+    ) -> None:
         super().__init__(model, scale, **cached)
         widths = sorted(matryoshka_dims)
         size = getattr(model, "get_embedding_dimension", lambda: None)()

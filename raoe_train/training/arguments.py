@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +14,7 @@ from raoe_train.encoders.load import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
 OWN = ("patience", "min_steps", "by_length", "keep")
-NOT_TAKEN = {
-    "output_dir": "it is OUTPUT/checkpoints; set output",
-    "local_rank": "torchrun or accelerate sets it",
-}
+NOT_TAKEN = ("output_dir", "local_rank")  # the first is OUTPUT/checkpoints, the second torchrun's to say
 BY_PREMISE = "by_premise"  # a batch_sampler of ours, PremiseBatchSampler
 DEV_METRIC = "eval_dev_spearman_cosine"
 When = Literal["no", "steps", "epoch"]
@@ -104,10 +100,10 @@ def declare_training(parser: Any, key: str = "training") -> None:
     from sentence_transformers import SentenceTransformerTrainingArguments
 
     parser.add_class_arguments(Training, key, skip={"others"})
-    known = {each.name for each in fields(Training)}
-    for name, hint in typing.get_type_hints(SentenceTransformerTrainingArguments).items():
-        if name not in known and name not in NOT_TAKEN and not name.startswith("_"):
-            parser.add_argument(f"--{key}.{name}", type=hint, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    known = {each.name for each in fields(Training)} | {*NOT_TAKEN}
+    for each in fields(SentenceTransformerTrainingArguments):
+        if each.init and each.name not in known:
+            parser.add_argument(f"--{key}.{each.name}", type=Any, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def check_training(training: Training, has_dev: bool) -> None:
@@ -124,8 +120,8 @@ def check_training(training: Training, has_dev: bool) -> None:
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
-    """Keywords of SentenceTransformerTrainingArguments: the recipe's, and ours where it leaves them open; ValueError for
-    what they refuse."""
+    """Keywords of SentenceTransformerTrainingArguments: the recipe's, and ours where it leaves them open; ValueError
+    for what they refuse."""
     import torch
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
@@ -133,6 +129,10 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     from raoe_train.training.premises import PremiseBatchSampler
 
     given = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
+    if (ratio := given.pop("warmup_ratio", None)) is not None:
+        given["warmup_steps"] = ratio  # below 1 a share, in transformers 5
+    if not given["gradient_checkpointing"]:
+        del given["gradient_checkpointing"]  # deprecated as a name in newer releases, which its mention would report
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
     check_device(device)

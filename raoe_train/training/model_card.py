@@ -22,8 +22,8 @@ BEFORE = "\n## Training Details\n"  # of their card; where it has none our secti
 def save_with_card(
     encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]
 ) -> None:
-    """Save an encoder into its run's folder; its card has the recipe, the data, the scores in `metrics` (metrics.json's)
-    and `plots`, lines of Markdown."""
+    """Save an encoder into its run's folder; its card has the recipe, the data, the scores in `metrics`
+    (metrics.json's) and `plots`, lines of Markdown."""
     drop_head(encoder)
     card = encoder.model_card_data
     for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
@@ -53,13 +53,14 @@ def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Seq
     if config.data.dev:
         sums = [_sum(its) for its in made["data.dev"]]
         data.append([f"{cell(' and '.join(config.data.dev))} (dev)", "", " ".join(sums)])
+    recipe = yaml.safe_dump(_said(to_dict(config)), sort_keys=False, allow_unicode=True)
     made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
     return [
         "## What it was trained on, and what came of it",
         "",
         f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
         "",
-        *(f"    {line}" for line in yaml.safe_dump(_said(to_dict(config)), sort_keys=False, allow_unicode=True).splitlines()),
+        *(f"    {line}" for line in recipe.splitlines()),
         *table(["data", "rows", "SHA-256"], data),
         "",
         f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
@@ -76,7 +77,8 @@ def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe sets: nothing that is null, false or empty, and no section that has no part in the run."""
     found = {key: _said(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
     tasks = (settings.get("evaluation") or {}).get("tasks") or []
-    apart = {"output", "overwrite", "dry_run"} | ({"polarity"} if not any("polarity" in task for task in tasks) else set())
+    apart = {"output", "overwrite", "dry_run"}
+    apart |= {"polarity"} if not any("polarity" in task for task in tasks) else set()
     apart |= {"teacher"} if "name" not in found.get("teacher", {}) else set()
     empty: tuple[Any, ...] = (None, [], {}, "")
     return {

@@ -11,7 +11,7 @@ from typing import Any
 
 from raoe_train.artifacts.processes import on_rank_zero
 from raoe_train.artifacts.provenance import PICTURES, digest, fingerprint
-from raoe_train.artifacts.resume import Output, remove
+from raoe_train.artifacts.resume import remove
 from raoe_train.artifacts.writing import replacing_folder
 from raoe_train.config import to_dict
 from raoe_train.data.sources import contents, pool

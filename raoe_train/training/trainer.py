@@ -168,8 +168,8 @@ class Trainer(SentenceTransformerTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _loss_state(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers of the losses that are not their encoders'. Not state_dict, which would ask those, too:
-        where they are sharded, for all of their weights."""
+        """Parameters and buffers of the losses that are not their encoders'. Not state_dict, which would ask those,
+        too: where they are sharded, for all of their weights."""
         losses = self.loss if isinstance(self.loss, Mapping) else {"": self.loss}
         return {
             f"{name}.{where}{key}": value.detach()

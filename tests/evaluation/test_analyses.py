@@ -13,7 +13,7 @@ from raoe_train.data.files import write_rows
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.named import Model, Scratch
+from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.evaluation.analyses import (
     degradation,
     first_layers,

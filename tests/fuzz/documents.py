@@ -17,7 +17,7 @@ from raoe_train import recipe as recipes
 from raoe_train.artifacts.ledger import Ledger
 from raoe_train.cli import job_of
 from raoe_train.data.settings import Data
-from raoe_train.encoders.named import Model
+from raoe_train.encoders.settings import Model
 from raoe_train.training import run_directory
 from raoe_train.training.list_targets import Teacher
 from tests.fuzz import folders
