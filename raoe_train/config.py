@@ -21,8 +21,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-    PositiveInt = NonNegativeInt = AtLeast2 = Seed = int
-    PositiveFloat = NonNegativeFloat = Share = Cosine = ZeroToOne = AboveZeroToOne = float
+    PositiveInt = int
+    NonNegativeInt = int
+    AtLeast2 = int
+    Seed = int
+    PositiveFloat = float
+    NonNegativeFloat = float
+    Share = float
+    Cosine = float
+    ZeroToOne = float
+    AboveZeroToOne = float
 else:
     from jsonargparse.typing import ClosedUnitInterval as ZeroToOne
     from jsonargparse.typing import (
