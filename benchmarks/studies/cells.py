@@ -55,7 +55,9 @@ def read_study(study: str | Path, changes: Mapping[str, Any] | None = None, scal
     found = merge(found, nest(_numbers(changes or {}), deep=False))
     if unknown := found.keys() - DEFAULTS.keys():
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}; a study has {', '.join(DEFAULTS)}")
-    found = {**DEFAULTS, **found}
+    # one word for a list, as the command line has it
+    found = {key: [value] if isinstance(DEFAULTS[key], list) and not isinstance(value, list) else value
+             for key, value in {**DEFAULTS, **found}.items()}  # fmt: skip
     for pair in found["compare"]:
         if not (isinstance(pair, list) and len(pair) == 2 and all(name in found["variants"] for name in pair)):
             raise ValueError(f"compare takes pairs of variants, got {pair!r}")

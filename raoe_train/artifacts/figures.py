@@ -1,4 +1,4 @@
-"""What all plots share: figures that need no display, colours and marks, files written whole or not at all."""
+"""What all plots share: figures that need no display, colours, files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ logger = logging.getLogger(__name__)
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 COLOURS = ("#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKS = "osD^vP"
 
 
 def figure(rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 4.2)) -> tuple[Any, Any]:

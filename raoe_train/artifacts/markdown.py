@@ -19,11 +19,6 @@ def cell(text: str) -> str:
     return " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A dash for what is undefined, None or NaN."""
-    return "-" if value is None or value != value else f"{value:.{digits}f}"
-
-
 def made_with(versions: Mapping[str, Any]) -> str:
     """ "torch 2.13.0, numpy 2.4": names and versions."""
     return ", ".join(cell(f"{name} {version}") for name, version in versions.items())

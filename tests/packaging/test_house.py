@@ -159,7 +159,8 @@ def test_benchmarks_and_pages_use_public_names():
 
 @pytest.mark.parametrize("job", JOBS)
 def test_an_option_is_used_by_a_recipe_or_a_page(job):
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.yaml"), *(ROOT / "benchmarks").rglob("*.yaml")]
+    recipes = [path for room in (PACKAGE, ROOT / "benchmarks") for path in room.rglob("*.yaml")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *recipes]
     words = set(re.findall(r"\w+", " ".join(page.read_text(encoding="utf-8") for page in pages)))
     assert not [key for key, *_ in keys(job_of(job)) if key.rpartition(".")[2] not in words]
 

@@ -37,6 +37,8 @@ def test_expand(tmp_path):
     })  # fmt: skip
     by_name = {cell.name: cell for cell in cells}
     assert list(by_name)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"] and len(by_name) == 9
+    (cell,) = cells_of(tmp_path, tasks="sick", seeds=3, variants={"a": {}})
+    assert (cell.overrides["evaluation"]["tasks"], cell.seed) == (["sick"], 3), "one value for a list"
     assert by_name["cosent-seed7"].recipe == "cosent" and by_name["raoe-seed1"].recipe == "raoe-s1"
     assert by_name["cosent-seed7"].overrides["training"] == {"seed": 7}
     assert by_name["later-seed2"].after is by_name["raoe-seed2"]

@@ -97,8 +97,8 @@ def test_missing_data_is_reported_before_anything_is_prepared(tmp_path, monkeypa
     ("study", "only", "model"),
     [
         ("bellm-study", ["last-seed42", "add-seed42"], None),
-        ("ranking-study", ["minilm-seed42", "weak-name-qiyuw_pcl-bert-base-uncased*"], BERTS[2]),
-        ("margins", ["sst2-minilm-triplet-margin-0.1-name-intfloat_e5-small-v2*"], None),
+        ("ranking-study", ["minilm-seed42", "weak-name-qiyuw_pcl-bert-base-uncased-seed42"], BERTS[2]),
+        ("margins", ["sst2-minilm-triplet-margin-0.1-name-intfloat_e5-small-v2-seed42"], None),
     ],
 )
 def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, model):
@@ -110,7 +110,8 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
     task = "polarity:sst2-phrases" if study == "margins" else "stsb"
     changes = {"scales": {"paper": {"settings": few, "tasks": [task]}}}
     found = sweep(study, "out", data_dir="data", scale="paper", model=model, only=only, changes=changes)
-    assert found["failed"] == [] and len(found["results"]) == len(only)
+    # other cells may have the same settings, and then the same run
+    assert found["failed"] == [] and {row["variant"] for row in found["results"]} >= {name[:-7] for name in only}
     for row in found["results"]:
         assert row["steps"] == 3 and list(row["after"]["tasks"]) == [task]
 
