@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_tau      () float, to be used instead of tau, or None
+    learnt_scale      () float, to be used instead of scale, or None
     targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     positives: Tensor
     negatives: Tensor | None = None
     all_anchors: Tensor | None = None
-    learnt_tau: Tensor | None = None
+    learnt_scale: Tensor | None = None
     targets: Tensor | None = None
     ignored: Tensor | None = None
     anchor_ids: Tensor | None = None
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     guide_anchors: Tensor | None = None
     guide_positives: Tensor | None = None
     guide_negatives: Tensor | None = None
-    tau: float = 20.0
+    scale: float = 20.0
     directions: Sequence[str] = ("query_to_doc",)
     joint: bool = True
     hardness: str = ""
@@ -70,7 +70,7 @@ class Problem(NamedTuple):
         wanted = {
             "directions but query_to_doc alone and the symmetric loss": len(self.directions) > 1 and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
-            "a tensor for tau": self.learnt_tau is not None,
+            "a tensor for scale": self.learnt_scale is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
         }
@@ -116,12 +116,12 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
-def scale(problem: Problem, poison: Tensor) -> Tensor:
+def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row, a target or
-    tau is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
+    scale is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
-    if problem.learnt_tau is not None:
-        factor = factor.masked_fill(~(problem.learnt_tau > 0), torch.nan)
+    if problem.learnt_scale is not None:
+        factor = factor.masked_fill(~(problem.learnt_scale > 0), torch.nan)
     if problem.targets is None:
         return factor
     outside = ((problem.targets < 0) | (problem.targets >= problem.target_count)).any()

@@ -1,7 +1,7 @@
 """list_mle_loss as a differentiable function and refine_similarity beside it, eager and under torch.compile.
 
 A backend is two functions. wide is float64 for float64 inputs and float32 otherwise, n is at least 1:
-`list_mle(student, teacher, mask, order, tau, need_grad) -> (loss, gradient (R, n) or None)`, both wide; the mean is
+`list_mle(student, teacher, mask, order, scale, need_grad) -> (loss, gradient (R, n) or None)`, both wide; the mean is
 made here. Of teacher's equals the one with the smaller order comes first, if there is an order.
 `refine(phi (C, n, n), mask (C, n), omega) -> (C, n, n)`, wide.
 """
@@ -28,9 +28,9 @@ OP = Op(
 
 
 def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, backend: str
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, scale: float, backend: str
 ) -> Tensor:
-    inputs = student, teacher, mask, order, tau, student.requires_grad and torch.is_grad_enabled()
+    inputs = student, teacher, mask, order, scale, student.requires_grad and torch.is_grad_enabled()
     module = eager(OP, backend, student)
     if module is None:
         return _list_mle_operator(*inputs, backend)[0]
@@ -47,7 +47,7 @@ def _mean(
     teacher: Tensor,
     mask: Tensor | None,
     order: Tensor | None,
-    tau: float,
+    scale: float,
     need_grad: bool,
     module: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -55,7 +55,7 @@ def _mean(
     if student.numel() == 0:
         loss = student.new_zeros((), dtype=wide(student.dtype))
         return loss, student.new_zeros(student.shape, dtype=wide(student.dtype)) if need_grad else None
-    loss, grad = module.list_mle(student, teacher, mask, order, tau, need_grad)
+    loss, grad = module.list_mle(student, teacher, mask, order, scale, need_grad)
     loss = loss / student.shape[0]
     if teacher.is_floating_point():
         broken = teacher.isnan()
@@ -98,7 +98,7 @@ def _shapes(student, *others):
 _list_mle_operator = with_gradients(
     OP,
     "list_mle",
-    "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float tau, bool need_grad",
+    "Tensor student, Tensor teacher, Tensor? mask, Tensor? order, float scale, bool need_grad",
     1, _mean, _shapes,
 )  # fmt: skip
 _refine_operator = operator(

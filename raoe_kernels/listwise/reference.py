@@ -9,10 +9,10 @@ from .._dtypes import wide
 
 
 def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, scale: float, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
-    scores = tau * student.to(wide(student.dtype))
+    scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
     grad = torch.zeros_like(scores)
     for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
@@ -24,7 +24,7 @@ def list_mle(
             loss = loss + s[left].logsumexp(0) - s[chosen]
             grad[row, left] += s[left].softmax(0)
             grad[row, chosen] -= 1
-    return loss, tau * grad if need_grad else None
+    return loss, scale * grad if need_grad else None
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:

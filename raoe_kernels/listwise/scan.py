@@ -15,7 +15,7 @@ LINEAR = 85.0
 
 
 def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
+    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, scale: float, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
     """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
 
@@ -32,7 +32,7 @@ def list_mle(
     # their places with weight exp(-inf).
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
-    s = tau * (known - largest.masked_fill(largest == -INF, 0))
+    s = scale * (known - largest.masked_fill(largest == -INF, 0))
     linear = False
     if s.device.type == "cpu":
         there = s if inside is None else s.masked_fill(~inside, 0)
@@ -53,7 +53,7 @@ def list_mle(
     else:
         chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
         grad = (s + chosen.logcumsumexp(1)).exp() - 1
-    return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
+    return loss, torch.empty_like(grad).scatter_(1, items, scale * grad)
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:

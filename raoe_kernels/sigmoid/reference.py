@@ -9,7 +9,7 @@ from torch import Tensor
 from .._dtypes import wide
 from .._problems import Gradients
 from ..infonce.problem import inverse_norms, scaled, through_normalisation
-from .problem import Problem, is_grouped, is_ignored, own_columns, scale
+from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
@@ -19,7 +19,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         k = torch.cat((k, problem.negatives))
     (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(a), inverse_norms(k)
     a, k = (x.to(wide(x.dtype)) * inverse[:, None] for x, inverse in ((a, inverse_a), (k, inverse_k)))
-    factor = scale(problem, poison_a + poison_k)
+    factor = mean_factor(problem, poison_a + poison_k)
     cosines = a @ k.T
 
     own, there = own_columns(problem)
@@ -31,11 +31,11 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         positive |= grouped
     sign = torch.where(positive, 1, -1)
     counts = torch.ones_like(positive) if ignored is None else positive | ~ignored
-    x = sign * (problem.tau * cosines + problem.bias)
+    x = sign * (problem.scale * cosines + problem.bias)
     loss = -F.logsigmoid(x)[counts].sum() * factor
 
     by_logits = (-sign * torch.sigmoid(-x)).masked_fill(~counts, 0) * factor
-    by_cosines = by_logits * problem.tau
+    by_cosines = by_logits * problem.scale
     by_a = through_normalisation(by_cosines @ k, a, inverse_a)
     by_k = through_normalisation(by_cosines.T @ a, k, inverse_k)
     columns = by_k.split((len(problem.positives), len(k) - len(problem.positives)))

@@ -29,7 +29,7 @@ class AcceleratedCoSENTLoss(losses.CoSENTLoss):
         return cosent_loss(
             of_pairs(embeddings[0], embeddings[1]),
             labels.int() if labels.dtype == torch.bool else labels,
-            tau=self.scale,
+            scale=self.scale,
         )
 
 

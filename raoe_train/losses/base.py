@@ -37,7 +37,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     Args:
         model: the encoder.
-        scale: tau, above 0; cosines (or angles) are multiplied by it. "auto" fits it to encoder and scores, by source,
+        scale: what cosines (or angles) are multiplied by, above 0. "auto" fits it to encoder and scores, by source,
             where the loss reads scored pairs and raoe_train.Trainer trains it.
         mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch.
         mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size.
@@ -106,7 +106,7 @@ class CachedLoss(CachedLossMixin, nn.Module):
 
     @property
     def current_scale(self) -> Any:
-        """tau now, a number (or "auto"): another than `scale` where it is learned."""
+        """The scale now, a number (or "auto"): another than `scale` where it is learned."""
         return self.scale
 
     @property

@@ -141,7 +141,7 @@ def test_teacher_and_student_of_chains(place):
     teacher = refine_similarity(phi, 0.5, mask=mask, backend=backend)
     lists_of = mask[:, None] & mask[:, :, None]
     loss = list_mle_loss(
-        student.reshape(8, 4), teacher.reshape(8, 4), mask=lists_of.reshape(8, 4), tau=2, backend=backend
+        student.reshape(8, 4), teacher.reshape(8, 4), mask=lists_of.reshape(8, 4), scale=2, backend=backend
     )
     total = 0.0
     for s, t, length in zip(student.tolist(), phi, (4, 3), strict=True):

@@ -22,11 +22,11 @@ from tests.forked import together
 from tests.tiny import SENTENCES, gradients, tiny_encoder, total
 
 LOSSES: list[Any] = [
-    (RAOELoss, lambda c, s, l: raoe_loss(c, s, l, margin=2, tau=3.0)),
-    (RankMarginLoss, lambda c, s, l: rank_margin_loss(c, s, margin=2, tau=3.0)),
-    (GatedAngularLoss, lambda c, s, l: gated_angular_loss(c, s, l, tau=3.0)),
-    (CoSENTLoss, lambda c, s, l: cosent_loss(c, s, tau=3.0)),
-    (AnglELoss, lambda c, s, l: cosent_loss(c, s, tau=3.0)),
+    (RAOELoss, lambda c, s, l: raoe_loss(c, s, l, margin=2, scale=3.0)),
+    (RankMarginLoss, lambda c, s, l: rank_margin_loss(c, s, margin=2, scale=3.0)),
+    (GatedAngularLoss, lambda c, s, l: gated_angular_loss(c, s, l, scale=3.0)),
+    (CoSENTLoss, lambda c, s, l: cosent_loss(c, s, scale=3.0)),
+    (AnglELoss, lambda c, s, l: cosent_loss(c, s, scale=3.0)),
 ]
 
 
@@ -145,7 +145,7 @@ def test_evaluation_neither_reads_nor_writes(by_length):
     assert not torch.isclose(total(loss(features, labels)), total(plain(features, labels)))
 
 
-def test_another_tau_remembers_nothing():
+def test_another_scale_remembers_nothing():
     """What calibration tries, and what a trainer makes of a loss for each of its datasets."""
     loss = RAOELoss(None, memory_size=9, memory_age=4)
     loss.compute_loss_from_embeddings(*columns(5, 0))

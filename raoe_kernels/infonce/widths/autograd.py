@@ -43,9 +43,9 @@ def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Te
     needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in given[:3])
     module = eager(WIDTHS, backend, *given)
     if module is None:
-        return _operator(*given, dims, problem.tau, problem.symmetric, backend)
+        return _operator(*given, dims, problem.scale, problem.symmetric, backend)
     if any(needs):
-        return _Widths.apply(module, dims, problem.tau, problem.symmetric, *given)
+        return _Widths.apply(module, dims, problem.scale, problem.symmetric, *given)
     return _run(problem, dims, None, _NONE, module)[0]
 
 
@@ -53,12 +53,12 @@ def _others(problem: Problem) -> tuple[Tensor | None, ...]:
     return problem.targets, problem.ignored, problem.anchor_ids, problem.column_ids
 
 
-def _problem(tau: float, symmetric: bool, anchors: Tensor, positives: Tensor, negatives: Tensor | None, *others: Any):
+def _problem(scale: float, symmetric: bool, anchors: Tensor, positives: Tensor, negatives: Tensor | None, *others: Any):
     targets, ignored, anchor_ids, column_ids = others
     directions = ("query_to_doc", "doc_to_query") if symmetric else ("query_to_doc",)
     return Problem(
         anchors, positives, negatives, targets=targets, ignored=ignored, anchor_ids=anchor_ids, column_ids=column_ids,
-        tau=tau, directions=directions, joint=not symmetric,
+        scale=scale, directions=directions, joint=not symmetric,
     )  # fmt: skip
 
 
@@ -79,32 +79,32 @@ def _run(
 
 class _Widths(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, module: ModuleType, dims: Any, tau: float, symmetric: bool, *given: Any) -> Tensor:
+    def forward(ctx: Any, module: ModuleType, dims: Any, scale: float, symmetric: bool, *given: Any) -> Tensor:
         ctx.needs = ctx.needs_input_grad[4:7]
         ctx.made = not given[0].is_cuda
-        problem = _problem(tau, symmetric, *given)
+        problem = _problem(scale, symmetric, *given)
         losses, grads = _run(problem, dims, None, ctx.needs if ctx.made else _NONE, module)
         ctx.save_for_backward(*given, *grads)
-        ctx.options, ctx.module = (tau, symmetric, dims), module
+        ctx.options, ctx.module = (scale, symmetric, dims), module
         return losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
         refuse_second_derivative("info_nce_loss")
         *given, first, second, third = ctx.saved_tensors
-        tau, symmetric, dims = ctx.options
+        scale, symmetric, dims = ctx.options
         grads: tuple[Tensor | None, ...] = (first, second, third)
         if ctx.made and bool((upstream == upstream[0]).all()):
             grads = tuple(None if g is None else g * upstream[0] for g in grads)
         else:
-            grads = _run(_problem(tau, symmetric, *given), dims, upstream, ctx.needs, ctx.module)[1]
+            grads = _run(_problem(scale, symmetric, *given), dims, upstream, ctx.needs, ctx.module)[1]
         grads = tuple(None if g is None else g.to(given[0].dtype) for g in grads)
         return None, None, None, None, *grads, None, None, None, None
 
 
 def _operator_forward(*inputs: Any) -> Tensor:
-    *given, dims, tau, symmetric, module = inputs
-    return _run(_problem(tau, symmetric, *given), tuple(dims), None, _NONE, module)[0]
+    *given, dims, scale, symmetric, module = inputs
+    return _run(_problem(scale, symmetric, *given), tuple(dims), None, _NONE, module)[0]
 
 
 def _shapes(*inputs: Any) -> Tensor:
@@ -112,8 +112,8 @@ def _shapes(*inputs: Any) -> Tensor:
 
 
 def _operator_backward(upstream: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
-    *given, dims, tau, symmetric, needs, module = inputs
-    grads = _run(_problem(tau, symmetric, *given), tuple(dims), upstream, tuple(needs), module)[1]
+    *given, dims, scale, symmetric, needs, module = inputs
+    grads = _run(_problem(scale, symmetric, *given), tuple(dims), upstream, tuple(needs), module)[1]
     return tuple(None if g is None else g.to(given[0].dtype) for g in grads)
 
 
@@ -121,6 +121,6 @@ _operator = with_backward(
     WIDTHS,
     "infonce_widths",
     "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? targets, Tensor? ignored, Tensor? anchor_ids, "
-    "Tensor? column_ids, int[] dims, float tau, bool symmetric",
+    "Tensor? column_ids, int[] dims, float scale, bool symmetric",
     1, _operator_forward, _shapes, _operator_backward, gradients=3, unsaved=1,
 )  # fmt: skip
