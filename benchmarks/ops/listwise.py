@@ -13,6 +13,7 @@ import torch
 from benchmarks.case import COPIES, Call, Case
 from raoe_kernels import list_mle_loss, refine_similarity
 from raoe_kernels.listwise import scan
+from raoe_kernels.listwise.problem import Problem
 
 SIZES = {"cpu": [33, 1056], "cuda": [33, 1056, 65536]}
 ITEMS = 33
@@ -48,7 +49,7 @@ def case(lists: int, device: str) -> Case:
 
         return call
 
-    compiled = torch.compile(lambda s, t: scan.list_mle(s, t, None, None, SCALE, True), dynamic=False)
+    compiled = torch.compile(lambda s, t: scan.forward(Problem(s, t, None, None, SCALE), (True,)), dynamic=False)
     result: dict[str, Call] = {
         "list_mle_loss scan": step(lambda s, t: list_mle_loss(s, t, scale=SCALE, backend="scan")),
         "eager": step(eager),

@@ -121,7 +121,7 @@ def info_nce_loss(
     harder = hardness_mode is not None and strength > 0
     problem = Problem(
         anchors, positives, negatives, all_anchors, scale if isinstance(scale, Tensor) else None, None, mask,
-        anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, names, joint,
+        anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, " ".join(names), joint,
         hardness=str(hardness_mode) if harder else "", strength=strength if harder else 0.0,
         margin=_validate.number("guide_margin", guide_margin),
         relative=_validate.one_of("margin_strategy", margin_strategy, ("absolute", "relative")) == "relative",

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import Gradients
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
+SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
 
@@ -27,7 +26,7 @@ class Problem(NamedTuple):
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS; joint: one softmax for all of them, otherwise one for each, and their mean
+    directions      names of DIRECTIONS, spaces between them; joint: one softmax for all of them, otherwise one for each, and their mean
     hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
     margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
     """
@@ -45,7 +44,7 @@ class Problem(NamedTuple):
     guide_positives: Tensor | None = None
     guide_negatives: Tensor | None = None
     scale: float = 20.0
-    directions: Sequence[str] = ("query_to_doc",)
+    directions: str = "query_to_doc"
     joint: bool = True
     hardness: str = ""
     strength: float = 0.0
@@ -63,12 +62,12 @@ class Problem(NamedTuple):
     @property
     def symmetric(self) -> bool:
         """Both ways between anchors and columns, a softmax each."""
-        return not self.joint and len(self.directions) == 2
+        return not self.joint and self.directions == SYMMETRIC
 
     def beyond_triton(self) -> str:
         """What this call asks for that the Triton kernels cannot do, "" if there is nothing."""
         wanted = {
-            "directions but query_to_doc alone and the symmetric loss": len(self.directions) > 1 and not self.symmetric,
+            "directions but query_to_doc alone and the symmetric loss": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
             "a tensor for scale": self.learnt_scale is not None,
             "hardness_mode": self.hardness,
@@ -79,7 +78,7 @@ class Problem(NamedTuple):
     @property
     def target_count(self) -> int:
         """The columns that targets may be: positives alone where a row is looked for among what belongs to them."""
-        between = set(self.directions) <= {"query_to_doc", "doc_to_query"}
+        between = self.directions in ("query_to_doc", SYMMETRIC)
         alone = self.all_anchors is not None or self.hardness or not between
         return len(self.positives) if alone else self.column_count
 
@@ -155,17 +154,11 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 
 
 def split(
-    by_anchors: Tensor | None, by_columns: Tensor | None, problem: Problem, needs: tuple[bool, ...]
+    by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the columns as those of positives and of negatives."""
-    positives = len(problem.positives)
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
         by_columns[positives:] if by_columns is not None and needs[2] else None,
     )
-
-
-def scaled(grads: Gradients, upstream: Tensor, dtype: torch.dtype) -> Gradients:
-    """Gradients made in forward, times what comes from above the loss, in the rows' dtype."""
-    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in grads)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Problem,
     mean_factor,
     own_anchors,
     own_columns,
-    scaled,
     split,
     through_normalisation,
     units_of,
 )
+
+__all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
@@ -56,7 +57,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     sums = ((by_anchors, a, inverse_a), (by_documents, k, inverse_k), (by_columns[0], q, inverse_q))
     by_a, by_k, by_q = (through_normalisation(g * (scale * factor), units, inverse) for g, units, inverse in sums)
     rest = by_q if needs[3] else None, by_scale * factor if needs[4] else None
-    return loss * factor, (*split(by_a if needs[0] else None, by_k, problem, needs), *rest)
+    return loss * factor, (*split(by_a if needs[0] else None, by_k, len(problem.positives), needs), *rest)
 
 
 def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,9 +118,3 @@ def hardened(problem: Problem, targets: Tensor) -> Tensor:
         return others
     documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
     return others & documents if problem.hardness == "hard_negatives" else ~documents
-
-
-def backward(
-    problem: Problem, saved: Gradients, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
-) -> Gradients:
-    return scaled(saved, upstream, dtype)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from . import chunks
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
@@ -24,7 +24,6 @@ from .problem import (
     split,
     through_normalisation,
 )
-from .reference import backward
 from .unit_rows import Halves, UnitRows, cosines, halves, multiply, unit_rows
 
 __all__ = ["backward", "forward"]
@@ -97,7 +96,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         by_q = None
     elif by_q is not None:
         through_normalisation(by_q, q.units, inverse_q)
-    return loss * factor, (*split(by_a, by_k, problem, needs), by_q, by_scale)
+    return loss * factor, (*split(by_a, by_k, len(problem.positives), needs), by_q, by_scale)
 
 
 def _pool(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _validate
 from .autograd import list_mle, refine
+from .problem import Problem
 
 TIES = ("ordinal", "random")
 
@@ -66,7 +67,7 @@ def list_mle_loss(
             order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
         raise ValueError(f"generator is for ties='random' only, got {_validate.describe(generator)}")
-    return list_mle(student, teacher, mask, order, scale, backend)
+    return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:

@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import backward
+from .problem import Problem, mean_of_lists
+
+__all__ = ["backward", "forward", "refine"]
 
 
-def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, scale: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+@mean_of_lists
+def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
+    student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
     grad = torch.zeros_like(scores)

@@ -8,21 +8,25 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import backward
+from .problem import Problem, mean_of_lists
+
+__all__ = ["backward", "forward", "refine"]
 
 INF = float("inf")
 LINEAR = 85.0
 """As far below a row's largest score, less ln n, exponentials and sums of their reciprocals are float32 numbers."""
 
 
-def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, scale: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+@mean_of_lists
+def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
     On a CPU the sums are of exponentials as they are wherever these fit, which needs no logarithm a term.
     """
+    student, teacher, mask, order, scale = problem
     if mask is not None:
         teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
     items = _descending(teacher, order)

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from ..infonce.chunks import sweep
 from ..infonce.problem import through_normalisation, units_of
 from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
-from .reference import backward
 
 __all__ = ["backward", "forward"]
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce.widths import WIDTHS, native, scan, triton_kernels
+from raoe_kernels.infonce import triton_kernels
+from raoe_kernels.infonce.problem import Problem
+from raoe_kernels.infonce.widths import WIDTHS, native, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICE, PLACES
 
@@ -70,8 +72,8 @@ def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypat
 @pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("targets-symmetric-ids", torch.bfloat16)])
 def test_triton_against_the_reference(form, dtype, poisoned, monkeypatch):
     """A loss of one width for each, by its kernels."""
-    real, found = triton_kernels._one_width, []
-    monkeypatch.setattr(triton_kernels, "_one_width", lambda *of: (found.append(of[0].anchors.shape[1]), real(*of))[1])
+    real, found = triton_kernels.forward, []
+    monkeypatch.setattr(triton_kernels, "forward", lambda *of: (found.append(of[0].anchors.shape[1]), real(*of))[1])
     by_the_rule(form, dtype, UPSTREAM, DEVICE, "triton")
     assert found[:4] == list(DIMS)
 
@@ -262,7 +264,7 @@ def test_opcheck(ignored, swept):
     given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, torch.float32, device)]
     mask = torch.eye(4, 6, dtype=torch.bool, device=device) if ignored else None
     operator = torch.ops.raoe_kernels.infonce_widths.default
-    torch.library.opcheck(operator, (*given, None, mask, None, None, [2, 6], 20.0, False, backend))
+    torch.library.opcheck(operator, (*Problem(*given, ignored=mask), [2, 6], backend))
 
 
 def test_fullgraph_gives_the_same(swept):

@@ -188,8 +188,8 @@ def test_opcheck(ragged, place):
     student, teacher, mask = lists((3, 5), torch.float32, device, ragged=ragged)
     order = torch.rand(3, 5, device=device) if ragged else None
     torch.library.opcheck(
-        torch.ops.raoe_kernels.list_mle.default,
-        (student.requires_grad_(), teacher, mask, order, 20.0, True, backend),
+        torch.ops.raoe_kernels.listwise.default,
+        (student.requires_grad_(), teacher, mask, order, 20.0, [True], backend),
     )
     phi = torch.rand(3, 5, 5, device=device)
     torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, backend))

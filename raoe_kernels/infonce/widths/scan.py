@@ -76,8 +76,8 @@ def sweep(
         for sums, more in zip(k.by, by, strict=True):
             add_rows(sums, targets, more)
         add_rows(k.along.t(), targets, found.along.t())
-    grads = split(_finished(a, dims, problem.anchors), _finished(k, dims, problem.positives), problem, needs)
-    return total * factor, grads
+    of_anchors, of_columns = _finished(a, dims, problem.anchors), _finished(k, dims, problem.positives)
+    return total * factor, split(of_anchors, of_columns, positives, needs)
 
 
 def _direction(
