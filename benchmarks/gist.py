@@ -18,7 +18,7 @@ from raoe_kernels import info_nce_loss
 SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 TESTS = ["tests/kernels/test_infonce_forms.py", "tests/kernels/test_infonce_options.py"]
-TAU, MARGIN, MINI_BATCH = 20.0, 0.05, 32
+SCALE, MARGIN, MINI_BATCH = 20.0, 0.05, 32
 ONCE_FROM = 4096  # a call of theirs takes minutes on a CPU
 THEIRS_UP_TO = {"cpu": 4096, "cuda": 4096}
 
@@ -39,7 +39,7 @@ def case(rows: int, device: str) -> Case:
         for x in leaves:
             x.grad = None
         directions = ("query_to_doc", "query_to_query", "positive_to_positive")
-        info_nce_loss(*leaves, tau=TAU, directions=directions, guide=guide, guide_margin=MARGIN).backward()
+        info_nce_loss(*leaves, scale=SCALE, directions=directions, guide=guide, guide_margin=MARGIN).backward()
 
     contenders, missing = {"info_nce_loss": ours}, {}
     if rows > THEIRS_UP_TO[device]:
@@ -64,7 +64,7 @@ def _theirs(leaves: list[Tensor], guide: list[Tensor]) -> Call:
     from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 
     loss: Any = CachedGISTEmbedLoss(
-        _stub(), _stub(), 1 / TAU, mini_batch_size=MINI_BATCH, margin=MARGIN, margin_strategy="absolute"
+        _stub(), _stub(), 1 / SCALE, mini_batch_size=MINI_BATCH, margin=MARGIN, margin_strategy="absolute"
     )
 
     def call(i: int) -> None:

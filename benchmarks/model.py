@@ -158,7 +158,7 @@ def listwise(lists: int, arch: int) -> Call:
     student, teacher = (torch.empty(lists, op.ITEMS, device="meta") for _ in range(2))
 
     def step() -> None:
-        list_mle_loss(student.requires_grad_(), teacher, tau=op.TAU, backend="scan").backward()
+        list_mle_loss(student.requires_grad_(), teacher, scale=op.SCALE, backend="scan").backward()
 
     operations = dry_run.operations(step, arch)
     return Call("list_mle_loss scan", operations, {}, len(operations))
@@ -201,7 +201,7 @@ def infonce(rows: int, arch: int) -> Call:
 
     op = declared("infonce")
     a, p, n = (torch.empty(rows, op.COLUMNS["cuda"], dtype=op.DTYPES["cuda"], device="meta") for _ in range(3))
-    problem, needs = Problem(a, p, n, tau=op.TAU), (True, True, True, False, False)
+    problem, needs = Problem(a, p, n, scale=op.SCALE), (True, True, True, False, False)
 
     def step() -> None:
         loss, saved = kernels.forward(problem, needs)

@@ -128,13 +128,13 @@ def _apart(results: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def with_gradients(
-    op: Op, name: str, arguments: str, gradients: int, run: Callable, shapes: Callable, scale: Callable | None = None
+    op: Op, name: str, arguments: str, gradients: int, run: Callable, shapes: Callable, multiply: Callable | None = None
 ) -> Callable[..., Any]:
     """An operator that gives a loss and the gradients of its first arguments: backward only scales those.
 
-    scale(gradient, upstream, dtype) is their product, unless it is something else.
+    multiply(gradient, upstream, dtype) is their product, unless it is something else.
     """
-    scale = scale or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
+    multiply = multiply or (lambda gradient, upstream, dtype: (gradient * upstream).to(dtype))
 
     def save(ctx, inputs, output):
         ctx.save_for_backward(*output[1:])
@@ -143,7 +143,7 @@ def with_gradients(
     def differentiate(ctx, upstream, *_):
         needs = ctx.needs_input_grad[:gradients]
         of = zip(ctx.saved_tensors, ctx.dtypes, needs, strict=True)
-        found = (scale(gradient, upstream, dtype) if need else None for gradient, dtype, need in of)
+        found = (multiply(gradient, upstream, dtype) if need else None for gradient, dtype, need in of)
         return *found, *[None] * (ctx.count - gradients)
 
     return operator(op, name, arguments, 1 + gradients, run, shapes, save, differentiate)

@@ -33,7 +33,7 @@ def differentiable(
     gradients       how many fields, from the first on, are differentiated
     is_empty        whether the loss of a problem is 0 and no backend is asked
     """
-    (function,) = op.functions
+    function = op.functions[0]
     count, tensors = arguments.count(",") + 1, arguments.count("Tensor")
 
     def loss(problem: Any, backend: str) -> Tensor:
@@ -99,6 +99,13 @@ def differentiable(
 
     operator = with_gradients(op, op.key, f"{arguments}, bool[{gradients}] needs", gradients, operator_forward, shapes)
     return loss
+
+
+def backward(
+    problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype
+) -> Gradients:
+    """A backend's, where forward has made the gradients."""
+    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 
 
 def _loss_like(rows: Tensor) -> Tensor:

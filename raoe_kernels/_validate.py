@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -78,6 +80,34 @@ def number_or_tensor(
     if device.type == "cpu" and not torch.compiler.is_compiling():
         number(name, value.item(), low=low, strict=strict)
     return value
+
+
+def scale(value: object) -> float:
+    """What similarities are multiplied by, a number above 0. One below 1 warns, once per call site."""
+    result = number("scale", value, low=0, strict=True)
+    if result < 1:
+        warn_of_temperature(result)
+    return result
+
+
+def learnable_scale(value: object, device: torch.device) -> float | Tensor:
+    """`scale`, or a () float tensor on `device`, which does not warn: what is learnt goes where it goes."""
+    if isinstance(value, Tensor):
+        return number_or_tensor("scale", value, device, low=0, strict=True)
+    return scale(value)
+
+
+def warn_of_temperature(scale: float) -> None:
+    """Point at the line outside this package that passed a scale below 1."""
+    if torch.compiler.is_compiling():
+        return
+    level, frame = 1, sys._getframe()
+    while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(f"{__package__}."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"scale={scale:g} looks like a temperature; scale multiplies similarities: pass 1/{scale:g} = {1 / scale:g}",
+        stacklevel=level,
+    )
 
 
 def one_of(name: str, value: object, allowed: Sequence[str]) -> str:

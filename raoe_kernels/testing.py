@@ -50,8 +50,9 @@ def assert_accurate(name: str, actual: Tensor, plain: Tensor, truth: Tensor, *, 
 def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """A loss: twice plain's error plus a few roundings of the result.
 
-    exponent_range is tau x (max - min) of what stands in the exponents of L = log(1 + sum of exp), 0 for other losses:
-    an exponent that is split into x_i + y_j is rounded at that size, and L moves by 1 - exp(-L) of what they move.
+    exponent_range is scale x (max - min) of what stands in the exponents of L = log(1 + sum of exp), 0 for other
+    losses: an exponent that is split into x_i + y_j is rounded at that size, and L moves by 1 - exp(-L) of what they
+    move.
     """
     largest = _largest(truth)
     floor = ULPS * torch.finfo(actual.dtype).eps * (largest + exponent_range * min(1.0, largest))
@@ -61,7 +62,7 @@ def assert_loss_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_
 def assert_gradient_accurate(actual: Tensor, plain: Tensor, truth: Tensor, exponent_range: float = 0.0) -> None:
     """A gradient: three times plain's error plus a few roundings of the largest exponent it went through.
 
-    exponent_range is tau x (max - min) of what stands in the exponents, 0 for ops without them.
+    exponent_range is scale x (max - min) of what stands in the exponents, 0 for ops without them.
     """
     largest = _largest(truth)
     eps = max(torch.finfo(actual.dtype).eps if exponent_range == 0 else 0.0, torch.finfo(wide(actual.dtype)).eps)

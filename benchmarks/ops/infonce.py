@@ -2,7 +2,7 @@
 
 "eager" is cross entropy of normalised rows, what everybody writes who has no kernel; sentence-transformers' own classes
 are handed ready embeddings, and the cached one takes as many rows at a time as our scan. "compiled scan" is
-torch.compile of our chunked form. On unit rows InfoNCE is a language model's cross entropy with tau times the columns
+torch.compile of our chunked form. On unit rows InfoNCE is a language model's cross entropy with scale times the columns
 for its head, so fused linear cross entropies are contenders: they get rows normalised and rounded by torch.
 
 Beside that case, FORMS against sentence-transformers' classes: all four directions in one softmax, which is three times
@@ -26,7 +26,7 @@ SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TESTS = [f"tests/kernels/test_{name}.py" for name in ("infonce", "contrast", "infonce_forms", "infonce_options")]
-TAU = 20.0
+SCALE = 20.0
 LOGITS_UP_TO = 16384  # eager holds three matrices of them, 6.4 GB in float32
 ALL_UP_TO = {"cpu": 8192, "cuda": 65536}  # beyond, a call takes most of a minute on two cores: ours and eager only
 CHUNK = 512  # rows of logits that the cached peer holds
@@ -41,7 +41,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 def eager(anchors: torch.Tensor, positives: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
     columns = F.normalize(torch.cat((positives, negatives)), dim=1)
-    logits = TAU * F.normalize(anchors, dim=1) @ columns.T
+    logits = SCALE * F.normalize(anchors, dim=1) @ columns.T
     return F.cross_entropy(logits.float(), torch.arange(len(anchors), device=anchors.device))
 
 
@@ -81,7 +81,7 @@ def cases(rows: int, device: str) -> Iterator[Case]:
 def form(name: str, rows: int, device: str) -> Case:
     given, step, missing = FORMS[name], steps(rows, device), {}
     logits = rows * rows * (6 if "directions" in given else 2)
-    result = {"info_nce_loss": step(lambda a, p, n: info_nce_loss(a, p, n, tau=TAU, **given))}
+    result = {"info_nce_loss": step(lambda a, p, n: info_nce_loss(a, p, n, scale=SCALE, **given))}
     peers = {"MultipleNegativesRankingLoss": _stock, "CachedMultipleNegativesRankingLoss": _cached}
     for peer, make in peers.items():
         if make is _stock and logits > LOGITS_UP_TO**2:
@@ -100,7 +100,9 @@ def case(rows: int, device: str) -> Case:
     step, columns = steps(rows, device), COLUMNS[device]
     result: dict[str, Call] = {}
     for name in ours("info_nce_loss", device):
-        result[f"info_nce_loss {name}"] = step(lambda a, p, n, name=name: info_nce_loss(a, p, n, tau=TAU, backend=name))
+        result[f"info_nce_loss {name}"] = step(
+            lambda a, p, n, name=name: info_nce_loss(a, p, n, scale=SCALE, backend=name)
+        )
     if rows <= LOGITS_UP_TO:
         result["eager"] = step(eager)
     missing = dict.fromkeys(GPU_PEERS, "needs a GPU") if device == "cpu" else {}
@@ -129,7 +131,7 @@ def case(rows: int, device: str) -> Case:
 def _compiled_scan() -> Loss:
     @torch.compile(fullgraph=True, dynamic=False)
     def chunked(a, p, n, targets) -> tuple[torch.Tensor, tuple]:
-        return scan.forward(Problem(a, p, n, targets=targets, tau=TAU), (True, True, True, False, False))
+        return scan.forward(Problem(a, p, n, targets=targets, scale=SCALE), (True, True, True, False, False))
 
     class Scan(torch.autograd.Function):
         @staticmethod
@@ -150,7 +152,7 @@ def _compiled_scan() -> Loss:
 def _stock(**given: Any) -> Loss:
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=TAU, **given)
+    loss = MultipleNegativesRankingLoss(torch.nn.Identity(), scale=SCALE, **given)
     return lambda a, p, n: loss.compute_loss_from_embeddings([a, p, n], torch.empty(0))
 
 
@@ -159,7 +161,7 @@ def _cached(**given: Any) -> Loss:
     from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
-    loss = CachedMultipleNegativesRankingLoss(model, scale=TAU, mini_batch_size=CHUNK, **given)
+    loss = CachedMultipleNegativesRankingLoss(model, scale=SCALE, mini_batch_size=CHUNK, **given)
 
     class Cached(torch.autograd.Function):
         @staticmethod
@@ -183,7 +185,7 @@ def _flash() -> Loss:
 
     def flash(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         keys = F.normalize(torch.cat((p, n)), dim=1)
-        return cal_flash_loss(F.normalize(a, dim=1), keys, torch.arange(len(a), device=a.device), TAU).mean()
+        return cal_flash_loss(F.normalize(a, dim=1), keys, torch.arange(len(a), device=a.device), SCALE).mean()
 
     return flash
 
@@ -192,7 +194,7 @@ def _linear(cross_entropy: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], 
     """InfoNCE by a cross entropy of (rows, weight of the head, targets)."""
 
     def loss(a: torch.Tensor, p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        head = TAU * F.normalize(torch.cat((p, n)), dim=1)
+        head = SCALE * F.normalize(torch.cat((p, n)), dim=1)
         return cross_entropy(F.normalize(a, dim=1), head, torch.arange(len(a), device=a.device))
 
     return loss

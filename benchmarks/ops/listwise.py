@@ -13,16 +13,17 @@ import torch
 from benchmarks.case import COPIES, Call, Case
 from raoe_kernels import list_mle_loss, refine_similarity
 from raoe_kernels.listwise import scan
+from raoe_kernels.listwise.problem import Problem
 
 SIZES = {"cpu": [33, 1056], "cuda": [33, 1056, 65536]}
 ITEMS = 33
-TAU = 20.0
+SCALE = 20.0
 TESTS = ["tests/kernels/test_listwise.py", "tests/kernels/test_refine_similarity.py"]
 
 
 def eager(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     order = teacher.sort(dim=1, descending=True, stable=True).indices
-    s = TAU * student.gather(1, order)
+    s = SCALE * student.gather(1, order)
     return (s.flip(1).logcumsumexp(1).flip(1) - s).sum(1).mean()
 
 
@@ -48,9 +49,9 @@ def case(lists: int, device: str) -> Case:
 
         return call
 
-    compiled = torch.compile(lambda s, t: scan.list_mle(s, t, None, None, TAU, True), dynamic=False)
+    compiled = torch.compile(lambda s, t: scan.forward(Problem(s, t, None, None, SCALE), (True,)), dynamic=False)
     result: dict[str, Call] = {
-        "list_mle_loss scan": step(lambda s, t: list_mle_loss(s, t, tau=TAU, backend="scan")),
+        "list_mle_loss scan": step(lambda s, t: list_mle_loss(s, t, scale=SCALE, backend="scan")),
         "eager": step(eager),
         "compiled eager": step(torch.compile(eager, dynamic=False)),
         "compiled scan": lambda i: compiled(copies[i % COPIES][0].detach(), copies[i % COPIES][1]),

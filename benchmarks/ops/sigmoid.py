@@ -1,4 +1,4 @@
-"""sigmoid_loss of pairs, gradients of both matrices, of tau and of the bias, against the whole matrix of logits.
+"""sigmoid_loss of pairs, gradients of both matrices, of scale and of the bias, against the whole matrix of logits.
 
 "eager" is what everybody writes who has no kernel (open_clip's SigLipLoss is): normalised rows, their product, the log
 sigmoid of it times a matrix of signs, and autograd.
@@ -18,14 +18,14 @@ SIZES = {"cpu": [512, 4096], "cuda": [512, 4096, 16384, 65536]}
 COLUMNS = {"cpu": 384, "cuda": 768}
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TESTS = ["tests/kernels/test_sigmoid.py"]  # test_contrast.py is in InfoNCE's
-TAU, BIAS = 10.0, -10.0
+SCALE, BIAS = 10.0, -10.0
 LOGITS_UP_TO = 16384  # eager holds several matrices of them, 1 GB each in float32
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def eager(anchors: torch.Tensor, positives: torch.Tensor, tau: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    logits = (F.normalize(anchors, dim=1) @ F.normalize(positives, dim=1).T).float() * tau + bias
+def eager(anchors: torch.Tensor, positives: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    logits = (F.normalize(anchors, dim=1) @ F.normalize(positives, dim=1).T).float() * scale + bias
     signs = 2 * torch.eye(len(anchors), device=anchors.device) - 1
     return -F.logsigmoid(signs * logits).sum() / len(anchors)
 
@@ -41,7 +41,7 @@ def case(rows: int, device: str) -> Case:
     columns, dtype = COLUMNS[device], DTYPES[device]
     base = torch.randn(rows, columns, generator=seeded)
     given = [(base + noise * torch.randn(rows, columns, generator=seeded)).to(device, dtype) for noise in (0, 0.5)]
-    given += [torch.tensor(x, device=device) for x in (TAU, BIAS)]
+    given += [torch.tensor(x, device=device) for x in (SCALE, BIAS)]
     for x in given:
         x.requires_grad_()
 
@@ -56,7 +56,7 @@ def case(rows: int, device: str) -> Case:
     result: dict[str, Call] = {}
     for name in ours("sigmoid_loss", device):
         result[f"sigmoid_loss {name}"] = step(
-            lambda a, p, tau, bias, name=name: sigmoid_loss(a, p, tau=tau, bias=bias, backend=name)
+            lambda a, p, scale, bias, name=name: sigmoid_loss(a, p, scale=scale, bias=bias, backend=name)
         )
     missing = {}
     if rows <= LOGITS_UP_TO:

@@ -18,7 +18,7 @@ def info_nce_loss(
     positives: Tensor,
     negatives: Tensor | None = None,
     *,
-    tau: float | Tensor = 20.0,
+    scale: float | Tensor = 20.0,
     targets: Tensor | None = None,
     ignore: Tensor | tuple[Tensor, Tensor] | None = None,
     symmetric: bool = False,
@@ -33,7 +33,8 @@ def info_nce_loss(
     dims: Sequence[int] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mean over the anchors of -log softmax(tau cos(anchor, column))[its positive]; columns are positives + negatives.
+    """Mean over the anchors of -log softmax(scale cos(anchor, column))[its positive]; columns are positives and
+    negatives.
 
     BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers'
     MultipleNegativesRankingLoss with cos_sim, in all its forms, and GISTEmbedLoss. Logits come and go by chunks: memory
@@ -44,7 +45,7 @@ def info_nce_loss(
             it. A row of norm <= 1e-8 has similarity 0 to everything and gradient 0.
         positives: (P, D), of anchors' dtype and device.
         negatives: (M, D), or None. M need not be a multiple of N.
-        tau: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
+        scale: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
             float dtype, which is given its gradient; one that is not > 0 is a NaN loss on a GPU.
         targets: (N,) integers: which of the P + M columns (positives, then negatives) is the anchor's positive, for a
             gathered batch for example; several anchors may share one. Default 0 … N-1, which needs P >= N. Out of
@@ -104,7 +105,7 @@ def info_nce_loss(
                 f"all_anchors must have a row for each of the {len(positives)} positives, "
                 f"got {_validate.describe(all_anchors)}"
             )
-    scale = _validate.number_or_tensor("tau", tau, anchors.device, low=0, strict=True)
+    scale = _validate.learnable_scale(scale, anchors.device)
     names, joint = directed(directions, partition_mode, symmetric)
     if hardness_mode is not None:
         _validate.one_of("hardness_mode", hardness_mode, HARDNESS)
@@ -120,7 +121,7 @@ def info_nce_loss(
     harder = hardness_mode is not None and strength > 0
     problem = Problem(
         anchors, positives, negatives, all_anchors, scale if isinstance(scale, Tensor) else None, None, mask,
-        anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, names, joint,
+        anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, " ".join(names), joint,
         hardness=str(hardness_mode) if harder else "", strength=strength if harder else 0.0,
         margin=_validate.number("guide_margin", guide_margin),
         relative=_validate.one_of("margin_strategy", margin_strategy, ("absolute", "relative")) == "relative",

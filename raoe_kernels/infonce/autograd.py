@@ -17,13 +17,10 @@ OP = Op(
     {"cuda": f"{__package__}.by_case"},
 )
 
-info_nce = differentiable(
-    OP,
-    Problem,
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learnt_tau, Tensor? targets, "
+ARGUMENTS = (
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? all_anchors, Tensor? learnt_scale, Tensor? targets, "
     "Tensor? ignored, Tensor? anchor_ids, Tensor? column_ids, Tensor? guide_anchors, Tensor? guide_positives, "
-    "Tensor? guide_negatives, float tau, str[] directions, bool joint, str hardness, float strength, float margin, "
-    "bool relative",
-    5,
-    lambda problem: len(problem.anchors) == 0,
+    "Tensor? guide_negatives, float scale, str directions, bool joint, str hardness, float strength, float margin, "
+    "bool relative"
 )
+info_nce = differentiable(OP, Problem, ARGUMENTS, 5, lambda problem: len(problem.anchors) == 0)

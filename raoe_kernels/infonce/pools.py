@@ -39,7 +39,7 @@ def pools(problem: Problem) -> list[list[Block]]:
         Block(False, True, problem.column_count), Block(True, False, anchors), Block(False, False, anchors),
         Block(True, True, problem.column_count), Block(True, True, len(problem.positives)),
     ), strict=True))  # fmt: skip
-    blocks = [table[name] for name in DIRECTIONS if name in problem.directions]
+    blocks = [table[name] for name in DIRECTIONS if name in problem.directions.split()]
     return [blocks] if problem.joint else [[block] for block in blocks]
 
 

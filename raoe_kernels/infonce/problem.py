@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import Gradients
 
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
+SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
 
@@ -22,12 +21,12 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_tau      () float, to be used instead of tau, or None
+    learnt_scale      () float, to be used instead of scale, or None
     targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS; joint: one softmax for all of them, otherwise one for each, and their mean
+    directions      names of DIRECTIONS, spaces between them; joint: one softmax for all of them, otherwise one for each, and their mean
     hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
     margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
     """
@@ -36,7 +35,7 @@ class Problem(NamedTuple):
     positives: Tensor
     negatives: Tensor | None = None
     all_anchors: Tensor | None = None
-    learnt_tau: Tensor | None = None
+    learnt_scale: Tensor | None = None
     targets: Tensor | None = None
     ignored: Tensor | None = None
     anchor_ids: Tensor | None = None
@@ -44,8 +43,8 @@ class Problem(NamedTuple):
     guide_anchors: Tensor | None = None
     guide_positives: Tensor | None = None
     guide_negatives: Tensor | None = None
-    tau: float = 20.0
-    directions: Sequence[str] = ("query_to_doc",)
+    scale: float = 20.0
+    directions: str = "query_to_doc"
     joint: bool = True
     hardness: str = ""
     strength: float = 0.0
@@ -63,14 +62,14 @@ class Problem(NamedTuple):
     @property
     def symmetric(self) -> bool:
         """Both ways between anchors and columns, a softmax each."""
-        return not self.joint and len(self.directions) == 2
+        return not self.joint and self.directions == SYMMETRIC
 
     def beyond_triton(self) -> str:
         """What this call asks for that the Triton kernels cannot do, "" if there is nothing."""
         wanted = {
-            "directions but query_to_doc alone and the symmetric loss": len(self.directions) > 1 and not self.symmetric,
+            "directions but query_to_doc alone and the symmetric loss": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
-            "a tensor for tau": self.learnt_tau is not None,
+            "a tensor for scale": self.learnt_scale is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
         }
@@ -79,7 +78,7 @@ class Problem(NamedTuple):
     @property
     def target_count(self) -> int:
         """The columns that targets may be: positives alone where a row is looked for among what belongs to them."""
-        between = set(self.directions) <= {"query_to_doc", "doc_to_query"}
+        between = self.directions in ("query_to_doc", SYMMETRIC)
         alone = self.all_anchors is not None or self.hardness or not between
         return len(self.positives) if alone else self.column_count
 
@@ -116,12 +115,12 @@ def inverse_norms(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (1 / norms).masked_fill(norms <= EPS, 0), (norms * 0).sum()
 
 
-def scale(problem: Problem, poison: Tensor) -> Tensor:
+def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """() what multiplies the sum of the rows' losses: 1 / N, or 1 / 2N where symmetric; NaN where a row, a target or
-    tau is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
+    scale is no good. On a GPU none can be looked at without waiting for it, and NaN is better than a wrong number."""
     factor = poison + 1 / (len(problem.anchors) * (2 if problem.symmetric else 1))
-    if problem.learnt_tau is not None:
-        factor = factor.masked_fill(~(problem.learnt_tau > 0), torch.nan)
+    if problem.learnt_scale is not None:
+        factor = factor.masked_fill(~(problem.learnt_scale > 0), torch.nan)
     if problem.targets is None:
         return factor
     outside = ((problem.targets < 0) | (problem.targets >= problem.target_count)).any()
@@ -155,17 +154,11 @@ def add_rows(sums: Tensor, places: Tensor, rows: Tensor) -> None:
 
 
 def split(
-    by_anchors: Tensor | None, by_columns: Tensor | None, problem: Problem, needs: tuple[bool, ...]
+    by_anchors: Tensor | None, by_columns: Tensor | None, positives: int, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the columns as those of positives and of negatives."""
-    positives = len(problem.positives)
     return (
         by_anchors,
         by_columns[:positives] if by_columns is not None and needs[1] else None,
         by_columns[positives:] if by_columns is not None and needs[2] else None,
     )
-
-
-def scaled(grads: Gradients, upstream: Tensor, dtype: torch.dtype) -> Gradients:
-    """Gradients made in forward, times what comes from above the loss, in the rows' dtype."""
-    return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in grads)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Problem,
+    mean_factor,
     own_anchors,
     own_columns,
-    scale,
-    scaled,
     split,
     through_normalisation,
     units_of,
 )
+
+__all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
@@ -31,32 +32,32 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         guide_q, _, first = units_of(problem.guide_anchors)
         guide_k, _, second = units_of(problem.guide_positives, problem.guide_negatives)
         guided, poison = (guide_q, guide_k), poison + (first + second)
-    factor = scale(problem, poison.to(a.dtype))
-    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(a.dtype)
+    factor = mean_factor(problem, poison.to(a.dtype))
+    scale = problem.scale if problem.learnt_scale is None else problem.learnt_scale.to(a.dtype)
     places = own_anchors(problem), own_columns(problem)
     rows, columns = (a, k[places[1]]), (q, k)
 
-    loss = by_tau = a.new_zeros(())
+    loss = by_scale = a.new_zeros(())
     by_rows, by_columns = [torch.zeros_like(x) for x in rows], [torch.zeros_like(x) for x in columns]
     for pool in pools(problem):
         cosines = [rows[b.from_documents] @ columns[b.to_documents][: b.width].T for b in pool]
         left_out = torch.cat(left_out_of(problem, pool, places, guided), 1)
-        logits = tau * torch.cat(cosines, 1)
+        logits = scale * torch.cat(cosines, 1)
         if problem.hardness and not pool[0].from_documents:
             logits[:, : pool[0].width] += problem.strength * cosines[0] * hardened(problem, places[1])
         losses, weights = softmax_loss(logits, places[pool[0].to_documents][:, None], left_out)
         loss = loss + losses.sum()
         for block, w, cosine in zip(pool, weights.split([b.width for b in pool], 1), cosines, strict=True):
-            by_tau = by_tau + (w * cosine).sum()
+            by_scale = by_scale + (w * cosine).sum()
             by_rows[block.from_documents] += w @ columns[block.to_documents][: block.width]
             by_columns[block.to_documents][: block.width] += w.T @ rows[block.from_documents]
 
     by_anchors = by_rows[0] if problem.all_anchors is not None else by_rows[0] + by_columns[0]
     by_documents = by_columns[1].index_add(0, places[1], by_rows[1])
     sums = ((by_anchors, a, inverse_a), (by_documents, k, inverse_k), (by_columns[0], q, inverse_q))
-    by_a, by_k, by_q = (through_normalisation(g * (tau * factor), units, inverse) for g, units, inverse in sums)
-    rest = by_q if needs[3] else None, by_tau * factor if needs[4] else None
-    return loss * factor, (*split(by_a if needs[0] else None, by_k, problem, needs), *rest)
+    by_a, by_k, by_q = (through_normalisation(g * (scale * factor), units, inverse) for g, units, inverse in sums)
+    rest = by_q if needs[3] else None, by_scale * factor if needs[4] else None
+    return loss * factor, (*split(by_a if needs[0] else None, by_k, len(problem.positives), needs), *rest)
 
 
 def softmax_loss(logits: Tensor, own: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,9 +118,3 @@ def hardened(problem: Problem, targets: Tensor) -> Tensor:
         return others
     documents = own(of_one_query(problem, targets, problem.column_count), problem.column_count)
     return others & documents if problem.hardness == "hard_negatives" else ~documents
-
-
-def backward(
-    problem: Problem, saved: Gradients, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
-) -> Gradients:
-    return scaled(saved, upstream, dtype)

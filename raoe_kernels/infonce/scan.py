@@ -12,27 +12,26 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from . import chunks
 from .pools import Block, lowered, of_one_query, pools
 from .problem import (
     Problem,
     add_rows,
     losses,
+    mean_factor,
     own_columns,
-    scale,
     split,
     through_normalisation,
 )
-from .reference import backward
 from .unit_rows import Halves, UnitRows, cosines, halves, multiply, unit_rows
 
 __all__ = ["backward", "forward"]
 
 # Bytes of the buffer: enough rows for a matrix product to run at full speed (512 of 32,768 columns in float32).
 BUFFER = 64 << 20
-# Up to this tau, exp(+-tau) and sums of it are far from float32's ends: nothing need be subtracted before exp.
-UNSHIFTED_TAU = 40.0
+# Up to this scale, exp(+-scale) and sums of it are far from float32's ends: nothing need be subtracted before exp.
+UNSHIFTED_SCALE = 40.0
 
 
 class _Side(NamedTuple):
@@ -73,8 +72,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         guide_q, _, first = unit_rows(problem.guide_anchors)
         guide_k, _, second = unit_rows(problem.guide_positives, problem.guide_negatives)
         poison = poison + (first + second).to(like.dtype)
-    tau = problem.tau if problem.learnt_tau is None else problem.learnt_tau.to(like.dtype)
-    factor = scale(problem, poison)
+    scale = problem.scale if problem.learnt_scale is None else problem.learnt_scale.to(like.dtype)
+    factor = mean_factor(problem, poison)
     by_q = by_a
     if problem.all_anchors is not None:  # NaN where the loss is, if no direction looks for them too
         by_q = (factor * 0).expand_as(q.units).clone() if needs[3] else None
@@ -86,9 +85,9 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         _Side(a, by_a, None, q, q.factor(), by_q, slice(0, len(q.units)), own_anchors, guide_q, problem.anchor_ids),
         _Side(k, by_k, targets, k, k.factor(), by_k, wanted, targets, guide_k, problem.column_ids),
     )
-    loss, by_tau = like.new_zeros(()), like.new_zeros(()) if needs[4] else None
+    loss, by_scale = like.new_zeros(()), like.new_zeros(()) if needs[4] else None
     for pool in pools(problem):
-        loss += _pool(problem, pool, sides, tau, factor, by_tau)
+        loss += _pool(problem, pool, sides, scale, factor, by_scale)
     if by_a is not None:
         through_normalisation(by_a, a.units, inverse_a)
     if by_k is not None:
@@ -97,13 +96,13 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         by_q = None
     elif by_q is not None:
         through_normalisation(by_q, q.units, inverse_q)
-    return loss * factor, (*split(by_a, by_k, problem, needs), by_q, by_tau)
+    return loss * factor, (*split(by_a, by_k, len(problem.positives), needs), by_q, by_scale)
 
 
 def _pool(
-    problem: Problem, pool: list[Block], sides: _Sides, tau: float | Tensor, factor: Tensor, by_tau: Tensor | None
+    problem: Problem, pool: list[Block], sides: _Sides, scale: float | Tensor, factor: Tensor, by_scale: Tensor | None
 ) -> Tensor:
-    """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_tau."""
+    """Sum of the rows' losses; factor times its gradients is added to the sides' sums and to by_scale."""
     widths, like = [block.width for block in pool], sides[0].rows.units
     cell = like.element_size()
     cell += 0 if problem.guide_anchors is None else wide(problem.guide_anchors.dtype).itemsize
@@ -111,14 +110,14 @@ def _pool(
     fewest, size = (chunks.ROWS, chunks.BUFFER) if like.is_cuda else (1, BUFFER)
     step = min(len(like), max(fewest, size // (sum(widths) * cell)))
     buffer, total = like.new_empty(step, sum(widths)), like.new_zeros(())
-    shifted = isinstance(tau, Tensor) or tau + problem.strength > UNSHIFTED_TAU
-    gradient = by_tau is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
+    shifted = isinstance(scale, Tensor) or scale + problem.strength > UNSHIFTED_SCALE
+    gradient = by_scale is not None or any(x is not None for side in sides for x in (side.by_rows, side.by_columns))
     for start in range(0, len(like), step):
         chunk = slice(start, min(start + step, len(like)))
         x = buffer[: chunk.stop - start]
         parts = x.split(widths, 1)
         rows = {side: _of(sides[side].rows, sides[side].places, chunk) for side in {b.from_documents for b in pool}}
-        own = _logits(problem, pool, sides, chunk, rows, tau, parts)
+        own = _logits(problem, pool, sides, chunk, rows, scale, parts)
 
         at_own = parts[0].gather(1, own)
         shift = torch.zeros_like(at_own)
@@ -133,7 +132,7 @@ def _pool(
         if not gradient:
             continue
         parts[0].scatter_(1, own, -others)
-        _products(pool, sides, chunk, rows, parts, tau, factor / (others + of_own), by_tau)
+        _products(pool, sides, chunk, rows, parts, scale, factor / (others + of_own), by_scale)
     return total
 
 
@@ -143,26 +142,26 @@ def _products(
     chunk: slice,
     rows: dict[bool, UnitRows],
     parts: tuple[Tensor, ...],
-    tau: float | Tensor,
+    scale: float | Tensor,
     weight: Tensor,
-    by_tau: Tensor | None,
+    by_scale: Tensor | None,
 ) -> None:
-    """Adds the gradients by a chunk's unit rows, by columns and by tau, weight x parts being those by the logits."""
+    """Adds the gradients by a chunk's unit rows, by columns and by scale, weight x parts being those by the logits."""
     for block, x in zip(pool, parts, strict=True):
         side, found, here = sides[block.from_documents], sides[block.to_documents], rows[block.from_documents].units
         weights = halves(x) if isinstance(found.factor, Halves) else x
-        if side.by_rows is not None or by_tau is not None:
+        if side.by_rows is not None or by_scale is not None:
             made = multiply(weights, found.factor[: block.width])
-            if by_tau is not None:
-                by_tau += torch.linalg.vecdot(made, here).dot(weight[:, 0])
+            if by_scale is not None:
+                by_scale += torch.linalg.vecdot(made, here).dot(weight[:, 0])
             if side.by_rows is not None:
                 if side.places is None:
-                    side.by_rows[chunk].addcmul_(made, tau * weight)
+                    side.by_rows[chunk].addcmul_(made, scale * weight)
                 else:
-                    add_rows(side.by_rows, side.places[chunk], made.mul_(tau * weight))
+                    add_rows(side.by_rows, side.places[chunk], made.mul_(scale * weight))
         wanted = slice(found.wanted.start, min(found.wanted.stop, block.width))
         if found.by_columns is not None and wanted.start < wanted.stop:
-            multiply(weights[:, wanted].T, here * (tau * weight), found.by_columns[wanted])
+            multiply(weights[:, wanted].T, here * (scale * weight), found.by_columns[wanted])
 
 
 def _logits(
@@ -171,7 +170,7 @@ def _logits(
     sides: _Sides,
     chunk: slice,
     rows: dict[bool, UnitRows],
-    tau: float | Tensor,
+    scale: float | Tensor,
     parts: tuple[Tensor, ...],
 ) -> Tensor:
     """The logits to `parts`, -inf where they are left out, and (n, 1) the own pair's column in the first part."""
@@ -180,9 +179,9 @@ def _logits(
         side, found = sides[block.from_documents], sides[block.to_documents]
         own, columns = _places(found.own, chunk, x.device)[:, None], found.columns[: block.width]
         if problem.hardness and not block.from_documents and block.to_documents:
-            _hardened(problem, rows[False], columns, own, tau, x)
+            _hardened(problem, rows[False], columns, own, scale, x)
         else:
-            cosines(rows[block.from_documents], columns, tau, x)
+            cosines(rows[block.from_documents], columns, scale, x)
         at_own = x.gather(1, own) if block.pairs else None
 
         left_out = _ignored(problem, block, sides, chunk)
@@ -202,16 +201,16 @@ def _logits(
 
 
 def _hardened(
-    problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, tau: float | Tensor, x: Tensor
+    problem: Problem, rows: UnitRows, columns: UnitRows, own: Tensor, scale: float | Tensor, x: Tensor
 ) -> None:
     """Logits of anchors with documents to `x`, the hard ones raised: whichever are more, raised ones or others, are
     products, and the rest is put right."""
-    raised = tau + problem.strength
+    raised = scale + problem.strength
     documents = own if problem.hardness == "all_negatives" else of_one_query(problem, own[:, 0], x.shape[1])
     if problem.hardness == "hard_negatives":
-        documents, most, others = documents[:, 1:], tau, raised
+        documents, most, others = documents[:, 1:], scale, raised
     else:
-        most, others = raised, tau
+        most, others = raised, scale
     cosines(rows, columns, most, x)
     x.scatter_(1, documents, x.gather(1, documents) * (others / most))
 

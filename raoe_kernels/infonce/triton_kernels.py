@@ -30,11 +30,11 @@ from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, half, 
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
 SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
-# Up to this tau, exp(logit - tau) and sums of it are far from float32's ends: no maximum is looked for.
-UNSHIFTED_TAU = 40.0
+# Up to this scale, exp(logit - scale) and sums of it are far from float32's ends: no maximum is looked for.
+UNSHIFTED_SCALE = 40.0
 
 
-def _scale(problem: Problem) -> float:
+def _stretch(problem: Problem) -> float:
     """What weights are multiplied by, so that float16's use its range. They are below 4 a direction, the norms' part
     included; those of the way back of all anchors that share a target may come together."""
     if problem.anchors.dtype != torch.float16:
@@ -70,7 +70,7 @@ def _pass(
     short = problem.ignored is not None or problem.anchors.dtype == torch.float64
     constants = (SHORT if short else WEIGHTS) | {
         "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
-        "SHIFTED": problem.tau > UNSHIFTED_TAU, "GRADIENT": gradient,
+        "SHIFTED": problem.scale > UNSHIFTED_SCALE, "GRADIENT": gradient,
         "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
@@ -82,8 +82,8 @@ def _pass(
             logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
             column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
             logits.shape[1] // UNIT.value, *places, c, 0 if by_column is None else len(by_column),
-            int(problem.targets is not None), int(back), *strides, problem.tau / half(units.rows.dtype) ** 2,
-            problem.tau, _scale(problem), **constants,
+            int(problem.targets is not None), int(back), *strides, problem.scale / half(units.rows.dtype) ** 2,
+            problem.scale, _stretch(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
 
@@ -136,7 +136,7 @@ def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
     count = len(problem.anchors) * (2 if problem.symmetric else 1)
-    factor = problem.tau / (count * _scale(problem) * half(problem.anchors.dtype))
+    factor = problem.scale / (count * _stretch(problem) * half(problem.anchors.dtype))
     rows = through_norms(problem.rows, problem.targets, saved, upstream, needs[:3], dtype, factor)
     return *rows, None, None
 

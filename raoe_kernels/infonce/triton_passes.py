@@ -19,7 +19,7 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 
 SCALARS = ["row_count", "column_count", "positive_count", "width", "units", "first", "row_place", "column_place"]
 SCALARS += ["anchor_row", "anchor_column", "positive_row", "positive_column", "negative_row", "negative_column"]
-SCALARS += ["mask_row", "mask_column", "target_count", "has_targets", "back", "scattered", "tau", "scale"]
+SCALARS += ["mask_row", "mask_column", "target_count", "has_targets", "back", "scattered", "scale", "stretch"]
 SCALARS += ["first_column", "anchor_grads", "limit"]
 POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
 POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
@@ -78,7 +78,7 @@ def _part(row, start, step, BLOCK: tl.constexpr, UNIT: tl.constexpr):
 def info_nce_rows(
     anchors, positives, negatives, rows, columns, inverse, row_count, positive_count, column_count, width, units,
     row_place, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
-    negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, BLOCK: tl.constexpr, GIVEN: tl.constexpr,
+    negative_row: tl.int64, negative_column: tl.int64, stretch: tl.float64, BLOCK: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Anchors to `rows`, positives and negatives to `columns`, scaled and with zeros around them; 1 / norm of each:
     columns' first, anchors' from row_place on. Programs are row_place of columns, then anchors. GIVEN is what
@@ -103,7 +103,7 @@ def info_nce_rows(
     over = _over_norm(tl.sum(square, 0))
     power = _power_of_two(over)
     tl.store(inverse + place, tl.where(power == 0, 0.0, over / tl.where(power == 0, 1.0, power)))
-    power *= tl.full((), scale, dtype)
+    power *= tl.full((), stretch, dtype)
     length = units * UNIT
     out += index * length
     for start in range(0, length, BLOCK):
@@ -142,13 +142,14 @@ def _negatives(
 def info_nce_weights(
     logits, weights, own_weights, inverse, targets, mask, row_ids, column_ids, by_column, stats,
     first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back,
-    mask_row: tl.int64, mask_column: tl.int64, tau: tl.float64, limit: tl.float64, scale: tl.float64,
+    mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64, stretch: tl.float64,
     BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, GRADIENT: tl.constexpr,
     SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `scale` times the derivative by each product
-    of scaled rows, tau apart, to `weights`; at the row's own column, where it is largest, to `own_weights` instead, so
-    that it is not rounded. What is subtracted before exp is the row's largest logit where SHIFTED, `limit` otherwise.
+    """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `stretch` times the derivative by each
+    product of scaled rows, without the factor `scale`, to `weights`; at the row's own column, where it is largest, to
+    `own_weights` instead, so that it is not rounded. What is subtracted before exp is the row's largest logit where
+    SHIFTED, `limit` otherwise.
 
     back: the rows are the anchors' targets and look for them, and (2 and 3 times row_count on) the logarithm of their
     sum and the weight at their own are kept for the SYMMETRIC pass that follows. That adds the weights of both
@@ -166,7 +167,7 @@ def info_nce_weights(
     weights += line * length
     over_row = tl.load(inverse + row_place + place)
     inverse += column_place * UNIT
-    scaled = over_row * tl.full((), tau, dtype)
+    scaled = over_row * tl.full((), scale, dtype)
     row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
     mask += place * mask_row
 
@@ -208,7 +209,7 @@ def info_nce_weights(
                 shared = tl.where(leaves_out(mask, row_id, column_ids, own, True, mask_column, IGNORE), 0.0, shared)
             own_weight += shared
         share = 1 / whole
-        factor = over_row * tl.full((), scale, dtype)
+        factor = over_row * tl.full((), stretch, dtype)
         tl.store(own_weights + i, own_weight * (factor * over_own))
         for start in range(0, length, BLOCK):
             column, over, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own,
@@ -225,7 +226,7 @@ def info_nce_gradients(
     anchors, positives, negatives, by_rows, by_columns, own_weights, targets, grad_anchors, grad_positives,
     grad_negatives, loss, upstream, anchor_grads, first_column, row_count, positive_count, target_count, has_targets,
     width, units, anchor_row: tl.int64, anchor_column: tl.int64, positive_row: tl.int64, positive_column: tl.int64,
-    negative_row: tl.int64, negative_column: tl.int64, tau: tl.float64, scale: tl.float64, BLOCK: tl.constexpr,
+    negative_row: tl.int64, negative_column: tl.int64, scale: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr,
     GIVEN: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """From the products with the weights, g, the gradient by a row as it was given. What its own partner adds, an
@@ -253,7 +254,7 @@ def info_nce_gradients(
     if is_anchor:
         row, step, partner, partner_step = anchor, anchor_column, other, other_step
         g, out = by_rows + index * length, grad_anchors + index * width
-    pull = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), scale, dtype)
+    pull = tl.load(own_weights + i, i >= 0, 0.0) * tl.full((), stretch, dtype)
 
     square = tl.full((BLOCK,), 0.0, dtype)
     partner_square = tl.full((BLOCK,), 0.0, dtype)
@@ -271,7 +272,7 @@ def info_nce_gradients(
     pull *= _power_of_two(_over_norm(tl.sum(partner_square, 0)))
     along = (tl.sum(dot, 0) + pull * tl.sum(cross, 0)) * over
     value = tl.load(loss)
-    factor = tl.full((), tau, dtype) * tl.load(upstream) * _power_of_two(over)
+    factor = tl.full((), scale, dtype) * tl.load(upstream) * _power_of_two(over)
     factor = tl.where(value == value, factor, value)  # NaN where the loss is
     for start in range(0, width, BLOCK):
         part = start + tl.arange(0, BLOCK)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import _validate
 from .autograd import list_mle, refine
+from .problem import Problem
 
 TIES = ("ordinal", "random")
 
@@ -15,7 +16,7 @@ def list_mle_loss(
     student: Tensor,
     teacher: Tensor,
     *,
-    tau: float = 20.0,
+    scale: float = 20.0,
     mask: Tensor | None = None,
     ties: str = "ordinal",
     generator: torch.Generator | None = None,
@@ -23,14 +24,14 @@ def list_mle_loss(
 ) -> Tensor:
     """ListMLE: how unlikely the student finds the teacher's order of each list, if it draws items one after another.
 
-    The mean over lists of - sum_k log(exp(tau s_k) / sum_{m >= k} exp(tau s_m)), items in descending order of teacher
-    (Xia et al. 2008; ranking-sentences paper, Eq. 8-9). The last item of a list costs nothing, so a list of none or of
-    one costs 0; it still counts in the mean, and no list at all gives 0.
+    The mean over lists of - sum_k log(exp(scale s_k) / sum_{m >= k} exp(scale s_m)), items in descending order of
+    teacher (Xia et al. 2008; ranking-sentences paper, Eq. 8-9). The last item of a list costs nothing, so a list of
+    none or of one costs 0; it still counts in the mean, and no list at all gives 0.
 
     Args:
         student: (R, n) finite scores, one list a row; float16, bfloat16, float32 or float64.
         teacher: (R, n) numbers of any real dtype, on student's device, not requiring grad; +-inf sort as expected.
-        tau: scale of the student's scores, > 0: the inverse of the paper's temperature (0.05 there).
+        scale: what the student's scores are multiplied by, > 0: the inverse of the paper's temperature (0.05 there).
         mask: (R, n) bool, True where there is an item; None for all. What is masked has no influence, NaN and all, and
             a gradient of exactly 0.
         ties: what the teacher's equals do: "ordinal" keeps their order of appearance, "random" shuffles them anew at
@@ -57,7 +58,7 @@ def list_mle_loss(
     if mask is not None:
         _check_like_student("mask", mask, student)
         _check_bool("mask", mask)
-    tau = _validate.number("tau", tau, low=0, strict=True)
+    scale = _validate.scale(scale)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
         if generator is None:  # apart, as dynamo traces torch.rand with a symbolic shape only where none is named
@@ -66,7 +67,7 @@ def list_mle_loss(
             order = torch.rand(student.shape, generator=generator, device=student.device)
     elif generator is not None:
         raise ValueError(f"generator is for ties='random' only, got {_validate.describe(generator)}")
-    return list_mle(student, teacher, mask, order, tau, backend)
+    return list_mle(Problem(student, teacher, mask, order, scale), backend)
 
 
 def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, backend: str = "auto") -> Tensor:

@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import backward
+from .problem import Problem, mean_of_lists
+
+__all__ = ["backward", "forward", "refine"]
 
 
-def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+@mean_of_lists
+def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
-    scores = tau * student.to(wide(student.dtype))
+    student, teacher, mask, order, scale = problem
+    scores = scale * student.to(wide(student.dtype))
     loss = scores.new_zeros(())
     grad = torch.zeros_like(scores)
     for row, (s, targets) in enumerate(zip(scores, teacher.tolist(), strict=True)):
@@ -24,7 +28,7 @@ def list_mle(
             loss = loss + s[left].logsumexp(0) - s[chosen]
             grad[row, left] += s[left].softmax(0)
             grad[row, chosen] -= 1
-    return loss, tau * grad if need_grad else None
+    return loss, scale * grad if need_grad else None
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:

@@ -8,21 +8,25 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
+from .._problems import backward
+from .problem import Problem, mean_of_lists
+
+__all__ = ["backward", "forward", "refine"]
 
 INF = float("inf")
 LINEAR = 85.0
 """As far below a row's largest score, less ln n, exponentials and sums of their reciprocals are float32 numbers."""
 
 
-def list_mle(
-    student: Tensor, teacher: Tensor, mask: Tensor | None, order: Tensor | None, tau: float, need_grad: bool
-) -> tuple[Tensor, Tensor | None]:
+@mean_of_lists
+def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
     """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
 
     On a CPU the sums are of exponentials as they are wherever these fit, which needs no logarithm a term.
     """
+    student, teacher, mask, order, scale = problem
     if mask is not None:
         teacher = teacher.masked_fill(~mask, 0)  # nothing, not even a rounding, is to depend on what is masked
     items = _descending(teacher, order)
@@ -32,7 +36,7 @@ def list_mle(
     # their places with weight exp(-inf).
     known = raw if inside is None else raw.masked_fill(~inside, -INF)
     largest = known.amax(1, keepdim=True)
-    s = tau * (known - largest.masked_fill(largest == -INF, 0))
+    s = scale * (known - largest.masked_fill(largest == -INF, 0))
     linear = False
     if s.device.type == "cpu":
         there = s if inside is None else s.masked_fill(~inside, 0)
@@ -53,7 +57,7 @@ def list_mle(
     else:
         chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
         grad = (s + chosen.logcumsumexp(1)).exp() - 1
-    return loss, torch.empty_like(grad).scatter_(1, items, tau * grad)
+    return loss, torch.empty_like(grad).scatter_(1, items, scale * grad)
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:

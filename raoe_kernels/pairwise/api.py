@@ -22,19 +22,21 @@ def rank_margin_loss(
     scores: Tensor,
     *,
     margin: float = 2,
-    tau: float = 20.0,
+    scale: float = 20.0,
     ties: str = "average",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(tau (c_i - c_j))).
+    """RAOE's rank-margin objective (Eq. 2): log(1 + sum over r_j - r_i > margin of exp(scale (c_i - c_j))).
 
     Args:
-        similarity: (B,) float16, bfloat16, float32 or float64; c, usually the cosine of each sentence pair. Any
-            finite values are legal. Or (K, B): K losses of the same scores.
+        similarity: (B,) float16, bfloat16, float32 or float64; c, usually the cosine of each sentence pair, which
+            `pairwise_cosine` makes of (B, D) embeddings. Any finite values are legal. Or (K, B): K losses of the same
+            scores.
         scores: (B,) real numbers, any float or integer dtype (not uint64), compared exactly in that dtype; +-inf sort
             as expected. They are targets and must not require grad.
         margin: rank distance I >= 0 that two pairs must exceed to be compared; ranks are within the batch.
-        tau: scale of the exponents, > 0 (the inverse of a temperature).
+        scale: what similarities are multiplied by, > 0: the papers' tau, the inverse of a temperature. A value below
+            1 looks like a temperature and warns.
         ties: how equal scores are ranked, in scipy.stats.rankdata's words: "average", "min", "max", "dense" or
             "ordinal". Equal scores are compared only under "ordinal" (order of appearance).
         backend: "auto", "reference", "scan", "triton" or "native".
@@ -49,17 +51,17 @@ def rank_margin_loss(
         RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
             is none of.
     """
-    params = _params.make(True, False, tau, margin, ties)
+    params = _params.make(True, False, scale, margin, ties)
     _check_similarity(similarity)
     return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
 
 
-def cosent_loss(similarity: Tensor, scores: Tensor, *, tau: float = 20.0, backend: str = "auto") -> Tensor:
-    """CoSENT (Su, 2022): log(1 + sum over s_i < s_j of exp(tau (c_i - c_j))), the rank-margin loss without a margin.
+def cosent_loss(similarity: Tensor, scores: Tensor, *, scale: float = 20.0, backend: str = "auto") -> Tensor:
+    """CoSENT (Su, 2022): log(1 + sum over s_i < s_j of exp(scale (c_i - c_j))), the rank-margin loss without a margin.
 
     Arguments, result and errors as in `rank_margin_loss`.
     """
-    params = _params.make(True, False, tau)
+    params = _params.make(True, False, scale)
     _check_similarity(similarity)
     return pairwise_loss(similarity, _scores(scores, similarity), None, params, backend)[0]
 
@@ -69,11 +71,11 @@ def gated_angular_loss(
     scores: Tensor | None,
     labels: Tensor | None,
     *,
-    tau: float = 20.0,
+    scale: float = 20.0,
     gate: str = "label+score",
     backend: str = "auto",
 ) -> Tensor:
-    """RAOE's gated angular objective (Eq. 3): log(1 + sum over the gate of exp(tau (theta_j - theta_i))).
+    """RAOE's gated angular objective (Eq. 3): log(1 + sum over the gate of exp(scale (theta_j - theta_i))).
 
     theta = arccos(clip(c, -1 + 1e-6, 1 - 1e-6)), with gradient 0 where the clip is active.
 
@@ -82,12 +84,12 @@ def gated_angular_loss(
         scores: (B,) real numbers as in `rank_margin_loss`.
         labels: (B,) integers (not uint64), larger = less related (Hugging Face's NLI order: 0 entailment, 1 neutral,
             2 contradiction). Any values, any number of them.
-        tau: scale of the exponents, > 0.
+        scale: what angles are multiplied by, > 0, as in `rank_margin_loss`.
         gate: which pairs (i, j) count: "label+score" (l_i > l_j and s_i < s_j, the paper's), "score" (s_i < s_j) or
             "label" (l_i > l_j). What a gate does not use is ignored and may be None.
         backend: as in `rank_margin_loss`, and so are the result and the errors.
     """
-    params = _params.make(False, True, tau)
+    params = _params.make(False, True, scale)
     _check_similarity(similarity)
     scores, labels = _gated(similarity, scores, labels, gate)
     return pairwise_loss(similarity, scores, labels, params, backend)[0]
@@ -99,7 +101,7 @@ def raoe_loss(
     labels: Tensor | None,
     *,
     margin: float = 2,
-    tau: float = 20.0,
+    scale: float = 20.0,
     rank_weight: float = 1.0,
     angle_weight: float = 1.0,
     ties: str = "average",
@@ -112,7 +114,7 @@ def raoe_loss(
     Args as in those two. return_parts=True gives (rank part, angle part), weighted and both differentiable, instead
     of their sum.
     """
-    params = _params.make(True, True, tau, margin, ties, rank_weight, angle_weight, bool(return_parts))
+    params = _params.make(True, True, scale, margin, ties, rank_weight, angle_weight, bool(return_parts))
     _check_similarity(similarity)
     ranked = _scores(scores, similarity)
     gated, labels = _gated(similarity, scores, labels, gate)

@@ -82,7 +82,7 @@ class _PairwiseLoss(torch.autograd.Function):
     def forward(ctx: Any, similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, module):
         losses, grads = _run(similarity, scores, labels, params, True, module)
         ctx.save_for_backward(grads)
-        ctx.scale, ctx.dtype = module.backward, similarity.dtype
+        ctx.multiply, ctx.dtype = module.backward, similarity.dtype
         return losses.unbind() if params.parts else losses
 
     @staticmethod
@@ -93,7 +93,7 @@ class _PairwiseLoss(torch.autograd.Function):
                 '(backend="reference" in your own autograd graph has one)'
             )
         (grads,) = ctx.saved_tensors
-        return ctx.scale(grads, upstream, ctx.dtype), None, None, None, None
+        return ctx.multiply(grads, upstream, ctx.dtype), None, None, None, None
 
 
 def _operator_forward(similarity, scores, labels, *rest):
@@ -123,7 +123,7 @@ def _scale(grads, upstream, dtype):
 _operator = with_gradients(
     OP,
     "pairwise",
-    "Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float tau, int threshold, str ties, "
+    "Tensor similarity, Tensor scores, Tensor? labels, bool rank, bool angle, float scale, int threshold, str ties, "
     "float rank_weight, float angle_weight, bool parts, bool need_grad",
     1, _operator_forward, _shapes, _scale,
 )  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._native import FLOATS, address, module
-from .gradient import backward as scale
+from .gradient import backward as multiply
 from .gradient import by_row
 from .params import TIES, PairwiseParams
 
@@ -28,7 +28,7 @@ def forward(
 def _forward(
     similarity: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams, need_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    rank, angle, tau, threshold, ties, rank_weight, angle_weight, parts = params
+    rank, angle, scale, threshold, ties, rank_weight, angle_weight, parts = params
     device, dtype = similarity.device, similarity.dtype
     kind = device.type
     if dtype not in _WIDE and kind == "cpu":  # CUDA reads half precision itself
@@ -49,7 +49,7 @@ def _forward(
         rank,
         angle,
         parts,
-        tau,
+        scale,
         threshold,
         rank_weight,
         angle_weight,
@@ -78,7 +78,7 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
     spin on the cores that the next forward wants.
     """
     if grads.dtype != dtype or grads.device.type != "cpu":
-        return scale(grads, upstream, dtype)
+        return multiply(grads, upstream, dtype)
     *rows, size = shape = grads.shape[len(upstream) - 1 :]
     grad = torch.empty(shape, dtype=dtype)
     first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # a sum's are one number, expanded

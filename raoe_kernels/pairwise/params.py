@@ -17,7 +17,7 @@ class PairwiseParams(NamedTuple):
     """The constants of one call. Tuples of these are hashable and cheap to build.
 
     rank, angle      which objectives are wanted
-    tau              scale of the exponents, > 0
+    scale            what similarities or angles are multiplied by, > 0
     threshold        (i, j) is a rank pair when 2 r_j - 2 r_i >= threshold: twice the ranks are integers under every
                      tie rule, so r_j - r_i > margin is exactly this with threshold = floor(2 margin) + 1
     ties             one of TIES
@@ -27,7 +27,7 @@ class PairwiseParams(NamedTuple):
 
     rank: bool
     angle: bool
-    tau: float
+    scale: float
     threshold: int
     ties: str
     rank_weight: float
@@ -43,7 +43,7 @@ class PairwiseParams(NamedTuple):
 def make(
     rank: bool,
     angle: bool,
-    tau: object,
+    scale: object,
     margin: object = 0,
     ties: object = "average",
     rank_weight: object = 1.0,
@@ -51,19 +51,22 @@ def make(
     parts: bool = False,
 ) -> PairwiseParams:
     """Check the constants and bring them into the form the backends use."""
-    constants = (rank, angle, tau, margin, ties, rank_weight, angle_weight, parts)
-    if not torch.compiler.is_compiling():
-        try:
-            return _remembered(*constants)
-        except TypeError:  # something that cannot be remembered: what is wrong with it is said below
-            pass
-    return _make(*constants)
+    constants = (rank, angle, scale, margin, ties, rank_weight, angle_weight, parts)
+    if torch.compiler.is_compiling():
+        return _make(*constants)
+    try:
+        params = _remembered(*constants)
+    except TypeError:  # something that cannot be remembered: what is wrong with it is said below
+        params = _make(*constants)
+    if params.scale < 1:
+        _validate.warn_of_temperature(params.scale)
+    return params
 
 
 def _make(
     rank: bool,
     angle: bool,
-    tau: object,
+    scale: object,
     margin: object,
     ties: object,
     rank_weight: object,
@@ -74,7 +77,7 @@ def _make(
     return PairwiseParams(
         rank,
         angle,
-        _validate.number("tau", tau, low=0, strict=True),
+        _validate.number("scale", scale, low=0, strict=True),
         # Ranks end below 2^62, so a larger threshold means the same: no pair.
         min(math.floor(doubled) + 1, 1 << 62),
         _validate.one_of("ties", ties, TIES),

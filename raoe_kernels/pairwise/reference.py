@@ -62,20 +62,20 @@ def log_one_plus_sum_exp(exponents: Tensor, active: Tensor) -> tuple[Tensor, Ten
 
 
 def rank_margin(c: Tensor, scores: Tensor, params: PairwiseParams) -> tuple[Tensor, Tensor]:
-    """Eq. 2: log(1 + sum of exp(tau (c_i - c_j))), and its gradient by c."""
-    exponents = params.tau * (c[:, None] - c)
+    """Eq. 2: log(1 + sum of exp(scale (c_i - c_j))), and its gradient by c."""
+    exponents = params.scale * (c[:, None] - c)
     loss, weights = log_one_plus_sum_exp(exponents, rank_pairs(scores, params.threshold, params.ties))
-    return loss, params.tau * (weights.sum(1) - weights.sum(0))
+    return loss, params.scale * (weights.sum(1) - weights.sum(0))
 
 
 def gated_angular(
     c: Tensor, scores: Tensor, labels: Tensor | None, params: PairwiseParams
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 3: log(1 + sum of exp(tau (theta_j - theta_i))), and its gradient by c."""
+    """Eq. 3: log(1 + sum of exp(scale (theta_j - theta_i))), and its gradient by c."""
     theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
-    exponents = params.tau * (theta - theta[:, None])
+    exponents = params.scale * (theta - theta[:, None])
     loss, weights = log_one_plus_sum_exp(exponents, gated_pairs(scores, labels))
-    by_theta = params.tau * (weights.sum(0) - weights.sum(1))
+    by_theta = params.scale * (weights.sum(0) - weights.sum(1))
     clipped = (c <= -1 + CLIP) | (c >= 1 - CLIP)
     return loss, (-by_theta / ((1 - c) * (1 + c)).sqrt()).masked_fill(clipped, 0)
 

@@ -44,7 +44,7 @@ def forward(
     first, last = _runs(changes)
     parts: list[tuple[float, Tensor, Tensor | None]] = []
     if params.rank:
-        x = params.tau * (c - c.max())
+        x = params.scale * (c - c.max())
         ranks = _doubled_ranks(changes, first, last, params.ties)
         end = torch.searchsorted(ranks, ranks - params.threshold, right=True)
         start = torch.searchsorted(ranks, ranks + params.threshold)
@@ -52,7 +52,7 @@ def forward(
         parts.append((params.rank_weight, loss, slope))
     if params.angle:
         theta = c.clamp(-1 + CLIP, 1 - CLIP).acos()
-        y = params.tau * (theta - theta.min())
+        y = params.scale * (theta - theta.min())
         if labels is None:
             partners = _before(-y, first), _from(y, last + 1)
         else:
@@ -129,7 +129,7 @@ def _assemble(
         losses = losses.sum(0)
     if not need_grad:
         return losses, None
-    slopes = torch.stack([params.tau * weight * slope + poison for weight, _, slope in parts if slope is not None])
+    slopes = torch.stack([params.scale * weight * slope + poison for weight, _, slope in parts if slope is not None])
     if not params.parts:
         slopes = slopes.sum(0)
     return losses, torch.empty_like(slopes).index_copy_(-1, order, slopes)

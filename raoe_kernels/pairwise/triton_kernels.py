@@ -52,7 +52,7 @@ WARPS = {128: 1, 512: 4, 1024: 8, 2048: 16}
 
 @kernel
 def one_block(
-    similarity, scores, labels, losses, grads, n, threshold, ties, room: tl.float64, tau: tl.float64,
+    similarity, scores, labels, losses, grads, n, threshold, ties, room: tl.float64, scale: tl.float64,
     rank_weight: tl.float64, angle_weight: tl.float64, rank, angular, labelled, parts, need_grad, floating,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -75,12 +75,12 @@ def one_block(
     poison = tl.where(poisoned > 0, float("nan"), 0.0).to(dtype)
     low = tl.min(tl.where(inside, c, float("inf")), 0)
     high = tl.max(tl.where(inside, c, float("-inf")), 0)
-    scale = scalar(tau, dtype)
+    factor = scalar(scale, dtype)
 
     rank_loss = scalar(0.0, dtype)
     rank_slope = tl.zeros_like(c)
-    if rank:  # Eq. 2: x = tau c over r_j - r_i > margin
-        x, reach = exponents(c, low, high, scale, False)
+    if rank:  # Eq. 2: x = scale c over r_j - r_i > margin
+        x, reach = exponents(c, low, high, factor, False)
         linear = reach < scalar(room, dtype)
         number = tl.cumsum(changes.to(tl.int32), 0)
         one = tl.where(ties == ORDINAL, p, first)
@@ -94,13 +94,13 @@ def one_block(
         z = total(product(down, before, linear), linear)
         rank_loss = log_one_plus(z, linear)
         weight = scalar(rank_weight, dtype)
-        rank_slope = weight * scale * slope(up, down, before, behind, z, rank_loss, linear) + poison
+        rank_slope = weight * factor * slope(up, down, before, behind, z, rank_loss, linear) + poison
         rank_loss = weight * rank_loss + poison
 
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
-    if angular:  # Eq. 3: x = -tau theta over s_i < s_j and l_i > l_j
-        x, reach = exponents(c, low, high, scale, True)
+    if angular:  # Eq. 3: x = -scale theta over s_i < s_j and l_i > l_j
+        x, reach = exponents(c, low, high, factor, True)
         linear = reach < scalar(room, dtype)
         up = terms(x, inside, linear)
         if labelled:
@@ -116,7 +116,7 @@ def one_block(
         z = total(product(down, before, linear), linear)
         angle_loss = log_one_plus(z, linear)
         weight = scalar(angle_weight, dtype)
-        by_angle = weight * scale * slope(up, down, before, behind, z, angle_loss, linear)
+        by_angle = weight * factor * slope(up, down, before, behind, z, angle_loss, linear)
         angle_slope = through_angle(c, by_angle) + poison
         angle_loss = weight * angle_loss + poison
 
@@ -158,9 +158,9 @@ def arguments(n: int, labels: Tensor | None, params: PairwiseParams, need_grad: 
         n=n,
         threshold=min(params.threshold, 2 * n + 1),  # beyond all ranks is beyond all ranks
         ties=TIES.index(params.ties),
-        # Z is a sum of fewer than n^2 terms, each below exp(tau x range).
+        # Z is a sum of fewer than n^2 terms, each below exp(scale x range).
         room=(85 if narrow else 680) - 2 * math.log(n),
-        tau=params.tau,
+        scale=params.scale,
         rank_weight=params.rank_weight,
         angle_weight=params.angle_weight,
         rank=int(params.rank),

@@ -1,9 +1,9 @@
 """What the pairwise Triton kernels share: sums of exponentials, the angle, the place of a rank in the order.
 
-Where tau x range + 2 ln n leaves room in the dtype's exponents (`linear`), a sum of exponentials is the number itself;
-elsewhere it is carried as its logarithm. Every function that adds or multiplies asks at run time, and all of a launch
-gets the same answer. Prefix sums always run forward, on a reversed copy where a suffix is needed: Triton's own reverse
-scans have been wrong before (triton#4362).
+Where scale x range + 2 ln n leaves room in the dtype's exponents (`linear`), a sum of exponentials is the number
+itself; elsewhere it is carried as its logarithm. Every function that adds or multiplies asks at run time, and all of a
+launch gets the same answer. Prefix sums always run forward, on a reversed copy where a suffix is needed: Triton's own
+reverse scans have been wrong before (triton#4362).
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def scalar(value, dtype: tl.constexpr):
 
 
 @triton.jit
-def exponents(c, low, high, tau, angular: tl.constexpr):
+def exponents(c, low, high, scale, angular: tl.constexpr):
     """x of each pair relative to the middle of all, and the distance between the largest and the smallest.
 
     Kept within half of the dtype's range, so that the sum of two such is finite.
     """
-    if angular:  # x = -tau theta
+    if angular:  # x = -scale theta
         c, low, high = -angle(c), -angle(low), -angle(high)
     bound: tl.constexpr = 8e307 if c.dtype == tl.float64 else 1.6e38
-    x = tau * (c - (0.5 * low + 0.5 * high))
-    return tl.minimum(tl.maximum(x, -bound), bound), tau * (high - low)
+    x = scale * (c - (0.5 * low + 0.5 * high))
+    return tl.minimum(tl.maximum(x, -bound), bound), scale * (high - low)
 
 
 @triton.jit

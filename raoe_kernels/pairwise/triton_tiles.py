@@ -64,10 +64,10 @@ def _over_tiles(sums, start, stop, linear):
 
 
 @triton.jit
-def _exponents(c, low, high, tau, room, angular: tl.constexpr):
+def _exponents(c, low, high, scale, room, angular: tl.constexpr):
     """Exponents of these pairs, and whether sums over all pairs are kept as numbers."""
     low, high = tl.load(low).to(c.dtype), tl.load(high).to(c.dtype)
-    x, reach = exponents(c, low, high, scalar(tau, c.dtype), angular)
+    x, reach = exponents(c, low, high, scalar(scale, c.dtype), angular)
     return x, reach < scalar(room, c.dtype)
 
 
@@ -80,7 +80,7 @@ def _keep_totals(totals, up, down, tile, tiles, linear):
 @kernel
 def tile_sums(
     similarity, values, order, labels, low, high, totals, sums, sorted_labels, places, partner_sums, n: tl.int64,
-    tiles, room: tl.float64, tau: tl.float64, rank, angular, labelled, TILE: tl.constexpr,
+    tiles, room: tl.float64, scale: tl.float64, rank, angular, labelled, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     o = tl.arange(0, TILE)
@@ -89,11 +89,11 @@ def tile_sums(
     index = tl.load(order + p, inside, 0)
     c = tl.load(similarity + index, inside, 0.0).to(totals.dtype.element_ty)
     if rank:
-        x, linear = _exponents(c, low, high, tau, room, False)
+        x, linear = _exponents(c, low, high, scale, room, False)
         up = terms(x, inside, linear)
         _keep_totals(totals, up, inverses(up, inside, linear), tile, tiles, linear)
     if angular:
-        x, linear = _exponents(c, low, high, tau, room, True)
+        x, linear = _exponents(c, low, high, scale, room, True)
         up = terms(x, inside, linear)
         if labelled:
             value = tl.load(values + p, inside, 0)
@@ -138,7 +138,7 @@ def _search(sorted_labels, start, count, label, mask, equal, size):
 @kernel
 def merge_tiles(
     values, low, high, sums, sorted_labels, places, to_sums, to_labels, to_places, partner_sums, n: tl.int64,
-    size: tl.int64, room: tl.float64, tau: tl.float64, TILE: tl.constexpr, WAYS: tl.constexpr,
+    size: tl.int64, room: tl.float64, scale: tl.float64, TILE: tl.constexpr, WAYS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
@@ -152,7 +152,7 @@ def merge_tiles(
     lowest, highest = tl.load(values + origin), tl.load(values + stop - 1)
     before = tl.load(partner_sums + place, inside, 0.0)
     behind = tl.load(partner_sums + n + place, inside, 0.0)
-    _, linear = _exponents(before, low, high, tau, room, True)
+    _, linear = _exponents(before, low, high, scale, room, True)
     empty = none(before.dtype, linear)
     up = tl.zeros_like(before) + empty
     early, down, late = up, up, up
@@ -205,18 +205,18 @@ def _keep_prefixes(rows, totals, x, p, n, tile, tiles, linear, TILE: tl.constexp
 
 @kernel
 def prefixes(
-    similarity, order, low, high, totals, rows, n: tl.int64, tiles, room: tl.float64, tau: tl.float64,
+    similarity, order, low, high, totals, rows, n: tl.int64, tiles, room: tl.float64, scale: tl.float64,
     rank, angular, labelled, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     p = tile * TILE + tl.arange(0, TILE)
     c = tl.load(similarity + tl.load(order + p, p < n, 0), p < n, 0.0).to(totals.dtype.element_ty)
     if rank:
-        x, linear = _exponents(c, low, high, tau, room, False)
+        x, linear = _exponents(c, low, high, scale, room, False)
         _keep_prefixes(rows, totals, x, p, n, tile, tiles, linear, TILE)
     if angular:
         if labelled == 0:
-            x, linear = _exponents(c, low, high, tau, room, True)
+            x, linear = _exponents(c, low, high, scale, room, True)
             _keep_prefixes(rows + 2 * n, totals + 2 * tiles, x, p, n, tile, tiles, linear, TILE)
 
 
@@ -284,7 +284,7 @@ def _objective(x, inside, before, behind, shares, tile, tiles, linear, final):
 @kernel
 def partners(
     similarity, values, order, low, high, rows, ends, partner_sums, shares, losses, grads, n: tl.int64, tiles,
-    threshold: tl.int64, ties, room: tl.float64, tau: tl.float64, rank_weight: tl.float64, angle_weight: tl.float64,
+    threshold: tl.int64, ties, room: tl.float64, scale: tl.float64, rank_weight: tl.float64, angle_weight: tl.float64,
     rank, angular, labelled, parts, need_grad, final, TILE: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
@@ -297,7 +297,7 @@ def partners(
     # NaN scores are sorted to the end; the extent of c is NaN if one of them is.
     worst, widest = tl.load(values + n - 1), tl.load(high)
     poison = tl.where((worst != worst) | (widest != widest), float("nan"), 0.0).to(dtype)
-    scale = scalar(tau, dtype)
+    factor = scalar(scale, dtype)
 
     rank_loss = scalar(0.0, dtype)
     rank_slope = tl.zeros_like(c)
@@ -308,15 +308,15 @@ def partners(
             first, last = _run(values, p, n, ties)
             ranks = doubled_rank(first, last, ties)
             end, start = _count(values, ranks - threshold, n, ties), _count(values, ranks + (threshold - 1), n, ties)
-        x, linear = _exponents(c, low, high, tau, room, False)
+        x, linear = _exponents(c, low, high, scale, room, False)
         before, behind = _looked_up(rows, end, start, inside, n, linear)
         rank_loss, rank_slope = _objective(x, inside, before, behind, shares, tile, tiles, linear, final)
         weight = scalar(rank_weight, dtype)
-        rank_loss, rank_slope = weight * rank_loss + poison, weight * scale * rank_slope + poison
+        rank_loss, rank_slope = weight * rank_loss + poison, weight * factor * rank_slope + poison
     angle_loss = scalar(0.0, dtype)
     angle_slope = tl.zeros_like(c)
     if angular:
-        x, linear = _exponents(c, low, high, tau, room, True)
+        x, linear = _exponents(c, low, high, scale, room, True)
         if labelled:
             before, behind = tl.load(partner_sums + p), tl.load(partner_sums + n + p)
         else:
@@ -326,7 +326,7 @@ def partners(
             x, inside, before, behind, shares + tiles, tile, tiles, linear, final
         )  # fmt: skip
         weight = scalar(angle_weight, dtype)
-        angle_slope = through_angle(c, weight * scale * angle_slope) + poison
+        angle_slope = through_angle(c, weight * factor * angle_slope) + poison
         angle_loss = weight * angle_loss + poison
     if final:
         store(

@@ -16,14 +16,14 @@ def sigmoid_loss(
     positives: Tensor,
     negatives: Tensor | None = None,
     *,
-    tau: float | Tensor = 10.0,
+    scale: float | Tensor = 10.0,
     bias: float | Tensor = -10.0,
     targets: Tensor | None = None,
     ignore: Tensor | tuple[Tensor, Tensor] | None = None,
     positive_ids: tuple[Tensor, Tensor] | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """Mean over the anchors of the sum over all columns of -log sigmoid(z (tau cos(anchor, column) + bias)); z is 1
+    """Mean over the anchors of the sum over all columns of -log sigmoid(z (scale cos(anchor, column) + bias)); z is 1
     where the column is a positive of the anchor and -1 elsewhere. Columns are positives + negatives.
 
     SigLIP (Zhai et al. 2023) Algorithm 1. Every pair of anchor and column is a question of its own, so any number of
@@ -35,9 +35,9 @@ def sigmoid_loss(
             it. A row of norm <= 1e-8 has similarity 0 to everything and gradient 0.
         positives: (P, D), of anchors' dtype and device.
         negatives: (M, D), or None. M need not be a multiple of N.
-        tau: what similarities are multiplied by, a number above 0 or a () float tensor, which may be learnt: its
-            gradient is given too. A tensor's value is looked at on the CPU only.
-        bias: what is added to that, a number or a () float tensor, as tau.
+        scale: what similarities are multiplied by, > 0 (the inverse of a temperature). A number, or a () tensor of any
+            float dtype, which is given its gradient and whose value is looked at on the CPU only.
+        bias: what is added to that, a number or a () float tensor, as scale.
         targets: (N,) integers: which of the P + M columns (positives, then negatives) is the anchor's positive, -1
             where none is; several anchors may share one. Default 0 … N-1, which needs P >= N. Out of range is a
             ValueError on the CPU and a NaN loss on a GPU (and under torch.compile), which is not waited for.
@@ -76,7 +76,7 @@ def sigmoid_loss(
         anchors,
         positives,
         negatives,
-        _scalar(_validate.number_or_tensor("tau", tau, anchors.device, low=0, strict=True), anchors),
+        _scalar(_validate.learnable_scale(scale, anchors.device), anchors),
         _scalar(_validate.number_or_tensor("bias", bias, anchors.device), anchors),
         targets,
         *ignored(ignore, rows, columns, anchors),

@@ -19,7 +19,7 @@ OP = Op(
 sigmoid = differentiable(
     OP,
     Problem,
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor tau, Tensor bias, Tensor? targets, Tensor? ignored, "
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor scale, Tensor bias, Tensor? targets, Tensor? ignored, "
     "Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_groups, Tensor? column_groups",
     5,
     lambda problem: len(problem.anchors) == 0 or problem.column_count == 0,

@@ -12,7 +12,7 @@ class Problem(NamedTuple):
     """One call. C = P + M columns: the positives, then the negatives.
 
     anchors     (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
-    tau, bias   (), in the dtype of the arithmetic
+    scale, bias   (), in the dtype of the arithmetic
     targets     (N,) int64: the column that is each anchor's positive, -1 where none is; None: anchor i's is column i
     ignored     (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids  (N,) int64 and column_ids (C,) int64, or None: the same, where two ids are equal
@@ -22,7 +22,7 @@ class Problem(NamedTuple):
     anchors: Tensor
     positives: Tensor
     negatives: Tensor | None
-    tau: Tensor
+    scale: Tensor
     bias: Tensor
     targets: Tensor | None
     ignored: Tensor | None
@@ -48,7 +48,7 @@ def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
     return problem.targets.clamp(0, problem.column_count - 1), problem.targets >= 0
 
 
-def scale(problem: Problem, poison: Tensor) -> Tensor:
+def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
     """() what multiplies the sum of the rows' losses: 1 / N; NaN where a row or a target is no good. On a GPU a target
     cannot be looked at without waiting for it, and NaN is better than a wrong number."""
     factor = poison + 1 / len(problem.anchors)

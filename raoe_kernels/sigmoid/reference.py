@@ -6,20 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._dtypes import wide
-from .._problems import Gradients
-from ..infonce.problem import inverse_norms, scaled, through_normalisation
-from .problem import Problem, is_grouped, is_ignored, own_columns, scale
+from .._problems import Gradients, backward
+from ..infonce.problem import split, through_normalisation, units_of
+from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
+
+__all__ = ["backward", "forward"]
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
-    a, k = problem.anchors, problem.positives
-    if problem.negatives is not None:
-        k = torch.cat((k, problem.negatives))
-    (inverse_a, poison_a), (inverse_k, poison_k) = inverse_norms(a), inverse_norms(k)
-    a, k = (x.to(wide(x.dtype)) * inverse[:, None] for x, inverse in ((a, inverse_a), (k, inverse_k)))
-    factor = scale(problem, poison_a + poison_k)
+    a, inverse_a, poison_a = units_of(problem.anchors)
+    k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
+    factor = mean_factor(problem, poison_a + poison_k)
     cosines = a @ k.T
 
     own, there = own_columns(problem)
@@ -31,19 +29,12 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         positive |= grouped
     sign = torch.where(positive, 1, -1)
     counts = torch.ones_like(positive) if ignored is None else positive | ~ignored
-    x = sign * (problem.tau * cosines + problem.bias)
+    x = sign * (problem.scale * cosines + problem.bias)
     loss = -F.logsigmoid(x)[counts].sum() * factor
 
     by_logits = (-sign * torch.sigmoid(-x)).masked_fill(~counts, 0) * factor
-    by_cosines = by_logits * problem.tau
+    by_cosines = by_logits * problem.scale
     by_a = through_normalisation(by_cosines @ k, a, inverse_a)
     by_k = through_normalisation(by_cosines.T @ a, k, inverse_k)
-    columns = by_k.split((len(problem.positives), len(k) - len(problem.positives)))
-    grads = by_a, *columns, (by_logits * cosines).sum(), by_logits.sum()
+    grads = *split(by_a, by_k, len(problem.positives), needs), (by_logits * cosines).sum(), by_logits.sum()
     return loss, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
-
-
-def backward(
-    problem: Problem, saved: Gradients, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
-) -> Gradients:
-    return scaled(saved, upstream, dtype)

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._problems import Gradients
+from .._problems import Gradients, backward
 from ..infonce.chunks import sweep
 from ..infonce.problem import through_normalisation, units_of
-from .problem import Problem, is_grouped, is_ignored, own_columns, scale
-from .reference import backward
+from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
 
 __all__ = ["backward", "forward"]
 
@@ -30,7 +29,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
     """The loss, and the gradients that are needed, in float64 for float64 rows and in float32 otherwise."""
     a, inverse_a, poison_a = units_of(problem.anchors)
     k, inverse_k, poison_k = units_of(problem.positives, problem.negatives)
-    factor = scale(problem, poison_a + poison_k)
+    factor = mean_factor(problem, poison_a + poison_k)
     own, there = own_columns(problem)
     start, end = 0 if needs[1] else len(problem.positives), len(k) if needs[2] else len(problem.positives)
     wanted = slice(start, end) if needs[1] or needs[2] else None
@@ -55,17 +54,17 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradient
         return logits if any(needs[:4]) else None
 
     most = max(1, BUFFER // (len(k) * k.element_size()))
-    by_a, by_k = sweep(a * problem.tau, k, weigh, needs[0] or needs[3], wanted, most)
-    by_tau = by_bias = by_positives = by_negatives = None
+    by_a, by_k = sweep(a * problem.scale, k, weigh, needs[0] or needs[3], wanted, most)
+    by_scale = by_bias = by_positives = by_negatives = None
     if by_a is not None:
-        by_tau = torch.linalg.vecdot(by_a, a).sum() * factor
-        through_normalisation(by_a, a, inverse_a * (problem.tau * factor))
+        by_scale = torch.linalg.vecdot(by_a, a).sum() * factor
+        through_normalisation(by_a, a, inverse_a * (problem.scale * factor))
     if needs[4]:
         by_bias = weights.sum() * factor
     if by_k is not None:
         through_normalisation(by_k, k[wanted], inverse_k[wanted] * factor)
         by_positives, by_negatives = by_k.split((len(problem.positives) - start, end - len(problem.positives)))
-    grads = by_a, by_positives, by_negatives, by_tau, by_bias
+    grads = by_a, by_positives, by_negatives, by_scale, by_bias
     return losses.sum() * factor, tuple(g if need else None for g, need in zip(grads, needs, strict=True))
 
 

@@ -21,7 +21,7 @@ from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
 WEIGHTS = {"BLOCK": 2048, "num_warps": 8}
 
 
-def _scale(problem: Problem) -> float:
+def _stretch(problem: Problem) -> float:
     """What weights are multiplied by, so that float16's use its range: they are at most 4, the norms' part included."""
     return HALF / 4 if problem.anchors.dtype == torch.float16 else 1.0
 
@@ -46,11 +46,11 @@ def _pass(
         if gradient and logits.dtype != units.rows.dtype:
             weights = torch.empty_like(logits, dtype=units.rows.dtype)
         sigmoid_weights[(len(logits),)](
-            logits, weights, stats if own_weights is None else own_weights, units.inverse, problem.tau, problem.bias,
+            logits, weights, stats if own_weights is None else own_weights, units.inverse, problem.scale, problem.bias,
             targets, triton.reinterpret(stats if mask is None else mask, torch.uint8), *ids, stats, first,
             len(problem.anchors), problem.column_count, logits.shape[1] // UNIT.value, len(units.columns),
             int(problem.targets is not None), *((0, 0) if mask is None else mask.stride()),
-            1 / half(units.rows.dtype) ** 2, _scale(problem), **constants,
+            1 / half(units.rows.dtype) ** 2, _stretch(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
 
@@ -59,7 +59,7 @@ def _pass(
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, the
-    loss again, and the means of the derivatives by tau and by bias."""
+    loss again, and the means of the derivatives by scale and by bias."""
     n = len(problem.anchors)
     own_weights = wanted = None
     with torch.cuda.device_of(problem.anchors):
@@ -83,9 +83,9 @@ def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
     by_rows, by_columns, own_weights, loss, *by_numbers = saved
-    factor = 1 / (len(problem.anchors) * _scale(problem) * half(problem.anchors.dtype))
+    factor = 1 / (len(problem.anchors) * _stretch(problem) * half(problem.anchors.dtype))
     products = by_rows, by_columns, own_weights, loss
-    rows = through_norms(problem.rows, problem.targets, products, upstream * problem.tau, needs[:3], dtype, factor)
+    rows = through_norms(problem.rows, problem.targets, products, upstream * problem.scale, needs[:3], dtype, factor)
     return *rows, *(by * upstream if need else None for by, need in zip(by_numbers, needs[3:], strict=True))
 
 

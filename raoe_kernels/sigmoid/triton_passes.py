@@ -11,8 +11,8 @@ from ..infonce.triton_passes import IDS, MASK, NONE, UNIT, leaves_out, log_one_p
 __all__ = ["IDS", "MASK", "NONE", "UNIT", "sigmoid_weights"]
 
 SCALARS = ["first", "row_count", "column_count", "units", "row_place", "has_targets", "mask_row", "mask_column"]
-SCALARS += ["shrink", "scale"]
-POINTERS = ["logits", "weights", "own_weights", "inverse", "tau", "bias", "targets", "mask", "row_ids", "column_ids"]
+SCALARS += ["shrink", "stretch"]
+POINTERS = ["logits", "weights", "own_weights", "inverse", "scale", "bias", "targets", "mask", "row_ids", "column_ids"]
 POINTERS += ["row_groups", "column_groups", "stats"]
 
 # One compilation for all numbers and alignments.
@@ -28,15 +28,15 @@ def _question(x):
 
 @kernel
 def sigmoid_weights(
-    logits, weights, own_weights, inverse, tau, bias, targets, mask, row_ids, column_ids, row_groups, column_groups,
+    logits, weights, own_weights, inverse, scale, bias, targets, mask, row_ids, column_ids, row_groups, column_groups,
     stats, first, row_count, column_count, units, row_place, has_targets, mask_row: tl.int64, mask_column: tl.int64,
-    shrink: tl.float64, scale: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
+    shrink: tl.float64, stretch: tl.float64, BLOCK: tl.constexpr, IGNORE: tl.constexpr, GROUPED: tl.constexpr,
     GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Of rows first, first + 1, … : the loss to `stats` and with GRADIENT, row_count and 2 row_count on, the
-    derivatives by tau and by bias; and `scale` times the derivative by each product of scaled rows, tau apart, to
-    `weights`; at the row's own column, if it has one, to `own_weights` instead, so that it is not rounded. A product
-    times `shrink` and the two rows' `inverse` is the cosine."""
+    derivatives by scale and by bias; and `stretch` times the derivative by each product of scaled rows, without the
+    factor `scale`, to `weights`; at the row's own column, if it has one, to `own_weights` instead, so that it is not
+    rounded. A product times `shrink` and the two rows' `inverse` is the cosine."""
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
     i = first + line
@@ -47,14 +47,14 @@ def sigmoid_weights(
     weights += line * length
     over_row = tl.load(inverse + row_place + i)
     shrunk = over_row * tl.full((), shrink, dtype)
-    factor = over_row * tl.full((), scale, dtype)
-    steep, shift = tl.load(tau), tl.load(bias)
+    factor = over_row * tl.full((), stretch, dtype)
+    steep, shift = tl.load(scale), tl.load(bias)
     row_id = tl.load(row_ids + i) if IGNORE == 2 else 0
     row_group = tl.load(row_groups + i) if GROUPED else 0
     mask += i * mask_row
 
     total = tl.full((BLOCK,), 0.0, dtype)
-    by_tau = tl.full((BLOCK,), 0.0, dtype)
+    by_scale = tl.full((BLOCK,), 0.0, dtype)
     by_bias = tl.full((BLOCK,), 0.0, dtype)
     at_own = tl.full((BLOCK,), 0.0, dtype)
     for start in range(0, length, BLOCK):
@@ -75,7 +75,7 @@ def sigmoid_weights(
         total += tl.where(counts, loss, 0.0)
         if GRADIENT:
             w = tl.where(counts, tl.where(positive, -w, w), 0.0)
-            by_tau += w * cosine
+            by_scale += w * cosine
             by_bias += w
             w *= over
             at_own += tl.where(own, w, 0.0)
@@ -85,6 +85,6 @@ def sigmoid_weights(
     ruined = tl.where(legal, over_row * 0, float("nan"))  # where all columns of a row that is NaN are left out, too
     tl.store(stats + i, tl.sum(total, 0) + ruined)
     if GRADIENT:
-        tl.store(stats + row_count + i, tl.sum(by_tau, 0) + ruined)
+        tl.store(stats + row_count + i, tl.sum(by_scale, 0) + ruined)
         tl.store(stats + 2 * row_count + i, tl.sum(by_bias, 0) + ruined)
         tl.store(own_weights + i, tl.sum(at_own, 0) * factor)

@@ -25,12 +25,12 @@ class AnglEContrastiveLoss(InfoNCELoss):
     Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
     angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
     Angle(neutral) < Angle(negative) of whichever anchors. The appendix speaks of these two parts. AnglE itself has a
-    third, CoSENT over cosines of the same pairs, and a tau of 1 for angles (recipe angle).
+    third, CoSENT over cosines of the same pairs, and a scale of 1 for angles (recipe angle).
 
     Args:
-        model, scale, contrastive: see InfoNCELoss; scale is tau of all parts, and learned by the contrastive one.
+        model, scale, contrastive: see InfoNCELoss; scale is that of all parts, and learned by the contrastive one.
         angle_weight: weight of the angular part, from 0.
-        angle_scale: tau of the angular part, above 0, where it has another.
+        angle_scale: the angular part's scale, above 0, where it differs.
         cosine_weight: weight of CoSENT over cosines, from 0.
     """
 
@@ -68,7 +68,7 @@ class AnglEContrastiveLoss(InfoNCELoss):
             return loss
         return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
 
-    def _order(self, similarity_of: Any, embeddings: list[Tensor], tau: float | None) -> Tensor:
+    def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
         """CoSENT of the classes over a similarity of two (n, D), summed over widths."""
         anchor, *others = embeddings
         first, second = anchor.repeat(len(others), 1), torch.cat(others)
@@ -77,4 +77,4 @@ class AnglEContrastiveLoss(InfoNCELoss):
         score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
         if self.gather_across_devices:
             similarity, score, _ = gather_pairs(similarity, score, None, uneven=self.uneven)
-        return cosent_loss(similarity.T, score, tau=tau or self.current_scale).sum()
+        return cosent_loss(similarity.T, score, scale=scale or self.current_scale).sum()

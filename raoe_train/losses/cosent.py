@@ -43,7 +43,7 @@ class CoSENTLoss(OneSweep, PairLoss):
         return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
-        return cosent_loss(similarity, score, tau=self.scale)
+        return cosent_loss(similarity, score, scale=self.scale)
 
 
 class AnglELoss(PairLoss):
@@ -60,7 +60,7 @@ class AnglELoss(PairLoss):
         return util.pairwise_angle_sim(a, b)
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
-        return cosent_loss(similarity, score, tau=self.scale)
+        return cosent_loss(similarity, score, scale=self.scale)
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
         if len(embeddings) > 2:

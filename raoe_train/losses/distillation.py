@@ -89,7 +89,7 @@ class RankDistillationLoss(DistillationLoss):
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
-        return list_mle_loss(a @ b.T, teacher_a @ teacher_b.T, tau=self.scale)
+        return list_mle_loss(a @ b.T, teacher_a @ teacher_b.T, scale=self.scale)
 
 
 class RankCSELoss(DistillationLoss):
@@ -131,5 +131,5 @@ class RankCSELoss(DistillationLoss):
         p, q = (self.scale * cosines).log_softmax(1), (self.scale * cosines.T).log_softmax(1)
         middle = torch.logaddexp(p, q) - math.log(2)
         divergence = (p.exp() * (p - middle) + q.exp() * (q - middle)).sum(1).mean() / 2
-        ranking = list_mle_loss(cosines, teacher, tau=self.scale) / len(a)
+        ranking = list_mle_loss(cosines, teacher, scale=self.scale) / len(a)
         return self.consistency_weight * divergence + self.distillation_weight * ranking - p.diagonal().mean()

@@ -1,4 +1,4 @@
-"""What losses of in-batch contrast share: columns of all processes, their texts, and a tau that may change."""
+"""What losses of in-batch contrast share: columns of all processes, their texts, and a scale that may change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raoe_train.losses.duplicates import related_as_ids, text_ids
 from raoe_train.losses.gathering import averaged, gather_rows, process_rows
 from raoe_train.losses.reads import TRIPLETS
 
-LEARNED = (1.0, 100.0)  # between which tau is learned: CLIP's
+LEARNED = (1.0, 100.0)  # bounds of a learned scale: CLIP's
 OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
 
 
@@ -32,7 +32,7 @@ class InBatchLoss(CachedLoss):
             processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
             the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
             gradient, is the whole batch's.
-        learn_scale: tau is learned, from scale on, within 1 and 100 as CLIP's. Its logarithm is the parameter
+        learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's. Its logarithm is the parameter
             `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
             gives it another.
         mask_duplicates: leave false negatives out of the softmax, see the class. Texts are the same where the
@@ -64,15 +64,15 @@ class InBatchLoss(CachedLoss):
 
     @property
     def current_scale(self) -> float:
-        """tau now, a number."""
+        """The scale now, a number."""
         return float(self._kept_within().detach().exp()) if self.learn_scale else self.scale
 
     def _kept_within(self) -> Tensor:
         self.log_scale.data.clamp_(*map(math.log, LEARNED))
         return self.log_scale
 
-    def tau(self) -> float | Tensor:
-        """tau now, with its gradient where it is learned: for one use a forward, since processes average it there."""
+    def differentiable_scale(self) -> float | Tensor:
+        """The scale now, with its gradient where it is learned; for one use a forward: processes average it there."""
         return averaged(self._kept_within()).exp() if self.learn_scale else self.current_scale
 
     def beside(self, features: list[dict[str, Tensor]], labels: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class InBatchLoss(CachedLoss):
             guide: another encoder's embeddings of the columns, (B, G).
             directions, form: the op's.
         """
-        tau = self.tau()
+        scale = self.differentiable_scale()
         own = embeddings[0]
         targets = torch.arange(start, start + len(own), device=own.device)
         whole = bool(OF_ANCHORS & {*directions}) or len(sizes) == 1
@@ -145,7 +145,7 @@ class InBatchLoss(CachedLoss):
         if guide is not None:
             first, *rest = (gather_rows(column, sizes) for column in guide)
             known["guide"] = (first[of_rows], rest[0], *([torch.cat(rest[1:])] if others else []))
-        given: dict[str, Any] = {"tau": tau, "targets": targets, "all_anchors": anchors, "directions": directions}
+        given: dict[str, Any] = {"scale": scale, "targets": targets, "all_anchors": anchors, "directions": directions}
         return info_nce_loss(own, positives, negatives, **given, **known, **form)
 
     def _check_columns(self, rows: list[int]) -> None:

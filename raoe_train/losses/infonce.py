@@ -111,15 +111,15 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         dims: tuple[int, ...] | None,
     ) -> Tensor:
         """of_columns, the sum over `dims` where there are some."""
-        hardness = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
+        hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
         both = self.both_ways
         if not (both or len(self.directions) == 1):
             return self.contrast(embeddings, sizes, start, texts=texts, directions=self.directions, **hardness)
-        tau, own = self.tau(), embeddings[0]
+        scale, own = self.differentiable_scale(), embeddings[0]
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
         same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
-        form = {"tau": tau, "dims": dims}
+        form = {"scale": scale, "dims": dims}
         loss = self._one_way(own, positives, negatives, start, same, {**form, **hardness})
         if both:
             # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.

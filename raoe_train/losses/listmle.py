@@ -89,7 +89,7 @@ class ListMLELoss(CachedLoss):
         rows = len(mask) * longest
         # A row without a sentence costs nothing but counts in the mean, which is to be over the N that have one.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
-        loss = list_mle_loss(student, teacher, tau=self.scale, mask=mask, ties=self.ties)
+        loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
         sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
 

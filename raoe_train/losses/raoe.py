@@ -45,7 +45,7 @@ class RankMarginLoss(OneSweep, PairLoss):
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         self.warn_small_batch(similarity.shape[-1], self.margin)
-        return rank_margin_loss(similarity, score, margin=self.margin, tau=self.scale, ties=self.ties)
+        return rank_margin_loss(similarity, score, margin=self.margin, scale=self.scale, ties=self.ties)
 
 
 class GatedAngularLoss(OneSweep, PairLoss):
@@ -70,7 +70,7 @@ class GatedAngularLoss(OneSweep, PairLoss):
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
-        return gated_angular_loss(similarity, score, label, tau=self.scale, gate=self.gate)
+        return gated_angular_loss(similarity, score, label, scale=self.scale, gate=self.gate)
 
 
 class RAOELoss(OneSweep, PairLoss):
@@ -117,7 +117,7 @@ class RAOELoss(OneSweep, PairLoss):
             score,
             label,
             margin=self.margin,
-            tau=self.scale,
+            scale=self.scale,
             rank_weight=self.rank_weight,
             angle_weight=self.angle_weight,
             ties=self.ties,

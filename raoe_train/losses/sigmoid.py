@@ -63,7 +63,7 @@ class SigmoidLoss(InBatchLoss):
         same = duplicates(gather_rows(texts, sizes)) if texts is not None and self.mask_duplicates else None
         rows = torch.arange(start, start + len(anchors), device=anchors.device)
 
-        tau: Any = self.tau()
+        scale: Any = self.differentiable_scale()
         bias: Any = averaged(self.logit_bias) if self.learn_scale else self.bias
 
         def part(process: int, anchors: Tensor, columns: Tensor, *learned: Tensor) -> Tensor:
@@ -74,10 +74,10 @@ class SigmoidLoss(InBatchLoss):
                 theirs = same.columns.reshape(len(columns), -1)[:, first : first + sizes[process]]
                 here = same._replace(rows=same.rows[rows], columns=theirs.flatten())
             targets = rows - first if first == start else torch.full_like(rows, -1)
-            numbers = dict(zip(("tau", "bias"), learned or (tau, bias), strict=True))
+            numbers = dict(zip(("scale", "bias"), learned or (scale, bias), strict=True))
             return _compared(anchors, columns.flatten(0, 1), targets, here, **numbers)
 
-        learned = (tau, bias) if self.learn_scale else ()
+        learned = (scale, bias) if self.learn_scale else ()
         if len(sizes) == 1:
             return part(0, anchors, columns, *learned)
         return visited(part, sizes, anchors, columns, *learned)

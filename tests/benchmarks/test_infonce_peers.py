@@ -44,7 +44,7 @@ def test_a_fused_linear_cross_entropy_is_info_nce(name, monkeypatch):
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
     setattr(sys.modules[path], thing.__name__, thing)
     a, p, n = (torch.randn(5, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    loss, expected = infonce.GPU_PEERS[name]()(a, p, n), info_nce_loss(a, p, n, tau=infonce.TAU)
+    loss, expected = infonce.GPU_PEERS[name]()(a, p, n), info_nce_loss(a, p, n, scale=infonce.SCALE)
     torch.testing.assert_close(loss, expected)
     for x, y in zip(torch.autograd.grad(loss, (a, p, n)), torch.autograd.grad(expected, (a, p, n)), strict=True):
         torch.testing.assert_close(x, y)

@@ -101,16 +101,17 @@ class Contrast:
         table = {
             "infonce": {
                 "symmetric": {"symmetric": True},
-                "targets": {"targets": targets, "tau": 5.0},
+                "targets": {"targets": targets, "scale": 5.0},
                 "mask-targets-symmetric": {"ignore": mask, **both},
-                "ids-targets-symmetric": {"ignore": tuple(ids), **both, "tau": 60.0},
+                "ids-targets-symmetric": {"ignore": tuple(ids), **both, "scale": 60.0},
             },
             "sigmoid": {
-                "soft": {"tau": 2.0, "bias": 0.5},
-                "targets": {"targets": targets, "tau": 5.0, "bias": -1.0},
+                "soft": {"scale": 2.0, "bias": 0.5},
+                "targets": {"targets": targets, "scale": 5.0, "bias": -1.0},
                 "groups": {"positive_ids": tuple(ids), "bias": -3.0},
                 "mask-targets-groups": {"ignore": mask, "targets": targets, "positive_ids": tuple(ids), "bias": 1.0},
-                "ids-targets-groups": {"ignore": tuple(ids), "targets": targets, "positive_ids": tuple(more), "tau": 60}
+                "ids-targets-groups": {"ignore": tuple(ids), "targets": targets, "positive_ids": tuple(more),
+                                       "scale": 60},
             },
         }[self.key] | {"plain": {}, "mask": {"ignore": mask}, "ids": {"ignore": tuple(ids)}}  # fmt: skip
 
@@ -125,7 +126,7 @@ class Contrast:
 INFONCE = Contrast("infonce", raoe_kernels.info_nce_loss, 0, ("mask-targets-symmetric", "ids-targets-symmetric"),
                    also={"symmetric": True})  # fmt: skip
 SIGMOID = Contrast("sigmoid", raoe_kernels.sigmoid_loss, -1, ("mask-targets-groups", "ids-targets-groups"),
-                   {"tau": 10.0, "bias": -10.0})  # fmt: skip
+                   {"scale": 10.0, "bias": -10.0})  # fmt: skip
 
 
 def small_buffers(monkeypatch):

@@ -12,7 +12,7 @@ def documents_of(query: int, positives: int, columns: int) -> set[int]:
 
 
 def formula(
-    a: Tensor, p: Tensor, n: Tensor | None = None, *, all_anchors=None, tau=20.0, targets=None, ignore=None,
+    a: Tensor, p: Tensor, n: Tensor | None = None, *, all_anchors=None, scale=20.0, targets=None, ignore=None,
     directions=("query_to_doc",), partition_mode="joint", symmetric=False, hardness_mode=None, hardness_strength=0.0,
     guide=None, guide_margin=0.0, margin_strategy="absolute",
 ) -> Tensor:  # fmt: skip
@@ -44,7 +44,7 @@ def formula(
                     cosine = (k[t] if from_document else query) @ column
                     found = j == own and from_document != to_document
                     if found and (name == "query_to_doc" or partition_mode == "per_direction"):
-                        of_own = (tau * cosine).exp()
+                        of_own = (scale * cosine).exp()
                         continue
                     if from_document == to_document and j in siblings:
                         continue
@@ -59,7 +59,7 @@ def formula(
                         margin = guide_margin * (own_guide.abs() if margin_strategy == "relative" else 1)
                         if mine > own_guide - margin:
                             continue
-                    logit = tau * cosine
+                    logit = scale * cosine
                     if name == "query_to_doc" and hardness_mode is not None:
                         theirs = documents_of(t, len(p), len(k))
                         chosen = {"in_batch_negatives": j not in theirs, "all_negatives": j != t}
@@ -86,13 +86,13 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
     gist = ("query_to_doc", "query_to_query", "positive_to_positive")
     table = {
         "joint-four": {"directions": all_four},
-        "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, many), "tau": 5.0},
-        "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "tau": 60.0},
+        "joint-four-targets-ids": {"directions": all_four, "targets": targets, "ignore": (few, many), "scale": 5.0},
+        "joint-queries": {"directions": ("query_to_doc", "query_to_query"), "scale": 60.0},
         "joint-both-mask": {"directions": both, "targets": targets, "ignore": mask},
         "joint-documents": {"directions": ("doc_to_doc", "query_to_doc"), "targets": targets},
         "each-all-anchors": {"directions": both, "partition_mode": "per_direction", "all_anchors": True,
                              "targets": targets, "ignore": (every, many)},
-        "joint-all-anchors": {"directions": all_four, "all_anchors": True, "targets": targets, "tau": 4.0},
+        "joint-all-anchors": {"directions": all_four, "all_anchors": True, "targets": targets, "scale": 4.0},
         "in-batch": {"hardness_mode": "in_batch_negatives", "hardness_strength": 9.0, "targets": targets},
         "hard": {"hardness_mode": "hard_negatives", "hardness_strength": 9.0, "ignore": mask},
         "all-hard-joint": {"hardness_mode": "all_negatives", "hardness_strength": 30.0, "directions": all_four},
@@ -102,7 +102,7 @@ def cases(seed: int = 1, device: str = "cpu") -> dict[str, dict]:
         "guided-gist": {"guide": guide, "guide_margin": 0.2, "margin_strategy": "relative", "directions": gist},
         "guided-four": {"guide": guide_all, "directions": all_four, "all_anchors": True, "targets": targets},
         "guided-each": {"guide": guide, "symmetric": True, "ignore": mask, "guide_margin": -0.2, "targets": targets},
-        "guided-hard": {"guide": guide, "tau": 5.0, "directions": gist, "hardness_mode": "all_negatives",
+        "guided-hard": {"guide": guide, "scale": 5.0, "directions": gist, "hardness_mode": "all_negatives",
                         "hardness_strength": 2.0, "ignore": (few, many)},
     }  # fmt: skip
 

@@ -48,9 +48,9 @@ class Case:
         return op(*arguments, **self.options, backend=backend)
 
     def exponent_range(self, similarity: torch.Tensor, losses: torch.Tensor) -> float:
-        """tau x range of what stands in the exponents (similarities, and angles where the op has them), plus the loss.
+        """scale x range of what stands in the exponents (similarities, or angles where the op has them), plus the loss.
 
-        Weights are exp(x + Q - L): where tau x range is small, the rounding of L = log(1 + pairs) is the larger part.
+        Weights are exp(x + Q - L): where scale x range is small, the rounding of L = log(1 + pairs) is the larger part.
         """
         if similarity.numel() == 0:
             return 0.0
@@ -59,7 +59,7 @@ class Case:
         if self.op in ("gated_angular_loss", "raoe_loss"):
             theta = c.clamp(-1, 1).acos()
             widest = max(widest, (theta.max() - theta.min()).item())
-        return self.options.get("tau", 20.0) * widest + losses.abs().max().item()
+        return self.options.get("scale", 20.0) * widest + losses.abs().max().item()
 
 
 def _ties(op: str, **options: Any) -> list[Case]:
@@ -77,10 +77,10 @@ CASES = [
     Case("rank-margin-of-all", "rank_margin_loss", 50, {"margin": 49}),
     Case("rank-margin-just-below-all", "rank_margin_loss", 50, {"margin": 48.5}),
     Case("rank-no-margin", "rank_margin_loss", 50, {"margin": 0}),
-    Case("rank-tau-1000", "rank_margin_loss", 40, {"tau": 1000.0}),
-    Case("rank-tau-tiny", "rank_margin_loss", 40, {"tau": 1e-3}),
+    Case("rank-scale-1000", "rank_margin_loss", 40, {"scale": 1000.0}),
+    Case("rank-scale-tiny", "rank_margin_loss", 40, {"scale": 1e-3}),
     Case("rank-far-outside", "rank_margin_loss", 40, spread=300.0),
-    Case("rank-just-linear", "rank_margin_loss", 40, {"tau": 20.0}, spread=2.1),
+    Case("rank-just-linear", "rank_margin_loss", 40, {"scale": 20.0}, spread=2.1),
     Case("rank-int-scores", "rank_margin_loss", 40, levels=7, score_dtype=torch.int64),
     Case("rank-short-scores", "rank_margin_loss", 40, levels=7, score_dtype=torch.int16),
     Case("rank-half-scores", "rank_margin_loss", 40, score_dtype=torch.float16),
@@ -97,7 +97,7 @@ CASES = [
     Case("gated-all-labels", "gated_angular_loss", 60, classes=0, levels=30),
     # 2^63 from the smallest label to the largest, which no int64 holds
     Case("gated-labels-far-apart", "gated_angular_loss", 60, levels=30, step=2**62),
-    Case("gated-tau-300", "gated_angular_loss", 40, {"tau": 300.0}),
+    Case("gated-scale-300", "gated_angular_loss", 40, {"scale": 300.0}),
     Case("gated-clipped", "gated_angular_loss", 40, spread=3.0),
     Case("raoe", "raoe_loss", 129),
     Case("raoe-weights", "raoe_loss", 40, {"rank_weight": 0.3, "angle_weight": -2.0}, levels=6),

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 
-from raoe_kernels import cosent_loss, gated_angular_loss, pairwise_cosine, rank_margin_loss, raoe_loss
+from raoe_kernels import (
+    cosent_loss,
+    gated_angular_loss,
+    info_nce_loss,
+    list_mle_loss,
+    pairwise_cosine,
+    rank_margin_loss,
+    raoe_loss,
+    sigmoid_loss,
+)
 
 C, S, L = torch.rand(4), torch.rand(4), torch.tensor([0, 1, 2, 0])
 
@@ -24,13 +35,13 @@ WRONG = [
     (lambda: rank_margin_loss(C, S, margin=float("nan")), ValueError, "margin"),
     (lambda: rank_margin_loss(C, S, margin="2"), TypeError, "margin must be a number.*'2'"),
     (lambda: rank_margin_loss(C, S, margin=True), TypeError, "margin must be a number"),
-    (lambda: rank_margin_loss(C, S, tau=0), ValueError, "tau must be a finite number > 0, got 0"),
-    (lambda: rank_margin_loss(C, S, tau=-20.0), ValueError, "tau"),
-    (lambda: rank_margin_loss(C, S, tau=float("inf")), ValueError, "tau"),
-    (lambda: rank_margin_loss(C, S, tau=torch.tensor(20.0)), TypeError, "tau must be a Python number.*tensor"),
+    (lambda: rank_margin_loss(C, S, scale=0), ValueError, "scale must be a finite number > 0, got 0"),
+    (lambda: rank_margin_loss(C, S, scale=-20.0), ValueError, "scale"),
+    (lambda: rank_margin_loss(C, S, scale=float("inf")), ValueError, "scale"),
+    (lambda: rank_margin_loss(C, S, scale=torch.tensor(20.0)), TypeError, "scale must be a Python number.*tensor"),
     (lambda: rank_margin_loss(C, S, ties="first"), ValueError, "ties must be one of 'average'.*'first'"),
     (lambda: rank_margin_loss(C, S, backend="cuda"), ValueError, "backend must be one of 'auto'.*'cuda'"),
-    (lambda: cosent_loss(C, S, tau=0), ValueError, "tau"),
+    (lambda: cosent_loss(C, S, scale=0), ValueError, "scale"),
     (lambda: gated_angular_loss(C, S, L.float()), TypeError, "labels must be integers.*float32"),
     (lambda: gated_angular_loss(C, S, L[:2]), ValueError, "labels must have similarity's shape"),
     (lambda: gated_angular_loss(C, S, None), TypeError, "labels must be a tensor, got None"),
@@ -55,6 +66,32 @@ def test_wrong(number):
         call()
 
 
+LOSSES = {
+    "rank_margin_loss": lambda **scale: rank_margin_loss(C, S, **scale),
+    "gated_angular_loss": lambda **scale: gated_angular_loss(C, S, L, **scale),
+    "raoe_loss": lambda **scale: raoe_loss(C, S, L, **scale),
+    "cosent_loss": lambda **scale: cosent_loss(C, S, **scale),
+    "info_nce_loss": lambda **scale: info_nce_loss(C[:, None], C[:, None], **scale),
+    "sigmoid_loss": lambda **scale: sigmoid_loss(C[:, None], C[:, None], **scale),
+    "list_mle_loss": lambda **scale: list_mle_loss(C[None], S[None], **scale),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_scale_that_looks_like_a_temperature_warns_once_per_call_site(loss):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            LOSSES[loss](scale=0.05)
+        LOSSES[loss](scale=1)
+        LOSSES[loss]()
+        if loss in ("info_nce_loss", "sigmoid_loss"):
+            LOSSES[loss](scale=torch.tensor(0.05, requires_grad=True))
+    assert [(x.category, x.filename) for x in seen] == [(UserWarning, __file__)]
+    text = "scale=0.05 looks like a temperature; scale multiplies similarities: pass 1/0.05 = 20"
+    assert str(seen[0].message) == text
+
+
 def test_true_is_no_margin_where_1_was_one_before():
     rank_margin_loss(C, S, margin=1)
     with pytest.raises(TypeError, match="margin must be a number, got True"):
@@ -62,8 +99,8 @@ def test_true_is_no_margin_where_1_was_one_before():
 
 
 def test_numbers_of_other_libraries_are_numbers():
-    plain = rank_margin_loss(C, S, margin=1, tau=20.0)
-    assert torch.equal(rank_margin_loss(C, S, margin=np.int64(1), tau=np.float32(20)), plain)
+    plain = rank_margin_loss(C, S, margin=1, scale=20.0)
+    assert torch.equal(rank_margin_loss(C, S, margin=np.int64(1), scale=np.float32(20)), plain)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32])

@@ -49,7 +49,7 @@ def test_equal_ids_are_their_mask(also, contrast, place):
 @pytest.mark.parametrize("which", [0, 1])
 def test_gradcheck(which, contrast, place):
     device, backend = place
-    given = contrast.options(contrast.mixed[which], 3, 6, device) | {"tau": 3.0}
+    given = contrast.options(contrast.mixed[which], 3, 6, device) | {"scale": 3.0}
     learnt = {name: given.pop(name) for name in contrast.learnt if name in given}
     leaves = [x.requires_grad_() for x in contrast.leaves(rows((3, 4, 2), 5, torch.float64, device), **learnt)]
     assert torch.autograd.gradcheck(lambda *x: contrast(x, backend=backend, **given), leaves, fast_mode=True)
@@ -180,7 +180,7 @@ def test_half_gradients_survive_loss_scaling(contrast, place):
     """What is kept for backward is float32 until the upstream factor is in it."""
     device, backend = place
     halves = rows((5, 5), 16, torch.float16, device)
-    small = {"tau": 1e-6, **{name: 0.0 for name in contrast.learnt if name == "bias"}}
+    small = {"scale": 1e-6, **{name: 0.0 for name in contrast.learnt if name == "bias"}}
     tiny = contrast.run(halves, backend, 2.0**18, **small)[1:3]
     for x, y in zip(tiny, contrast.run([x.float() for x in halves], backend, 2.0**18, **small)[1:3], strict=True):
         assert x.dtype == torch.float16
@@ -233,7 +233,7 @@ def test_no_gradient_work_where_none_is_needed(monkeypatch, contrast, place):
     inputs = contrast.leaves(rows((10, 10, 6), 4, torch.float32, device))
 
     def products(*needs, **given) -> int:
-        """needs: of anchors, positives, negatives, and tau and bias where they are learnt."""
+        """needs: of anchors, positives, negatives, and scale and bias where they are learnt."""
         leaves = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs, strict=False)]
         with Recorder() as seen:
             contrast(leaves, backend=backend, **given)
@@ -248,7 +248,7 @@ def test_no_gradient_work_where_none_is_needed(monkeypatch, contrast, place):
     if none:
         assert products(False, False, False, False, True) == 1
         assert products(True, False, False, True, True) == products(False, False, True, False, True) == 2
-        # tau's derivative is of the rows' product, or of the pass between the products
+        # scale's derivative is of the rows' product, or of the pass between the products
         assert products(False, False, False, True, False) == (1 if backend == "triton" else 2)
     leaves = [x.requires_grad_() for x in inputs]
     with torch.no_grad(), Recorder() as seen:

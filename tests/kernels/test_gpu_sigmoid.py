@@ -13,8 +13,8 @@ pytestmark = needs_gpu
 
 
 def sigmoid_step(inputs, backend: str, **options):
-    *columns, tau, bias = inputs
-    loss = sigmoid_loss(*columns, tau=tau, bias=bias, backend=backend, **options)
+    *columns, scale, bias = inputs
+    loss = sigmoid_loss(*columns, scale=scale, bias=bias, backend=backend, **options)
     return loss, *torch.autograd.grad(loss, inputs)
 
 

@@ -1,5 +1,5 @@
-"""info_nce_loss: every backend x dtype against the float64 reference, tiny cases by hand, any tau, each gradient alone.
-What it has in common with the sigmoid loss: test_contrast.py; its other forms: test_infonce_forms.py."""
+"""info_nce_loss: every backend x dtype against the float64 reference, tiny cases by hand, any scale, each gradient
+alone. What it has in common with the sigmoid loss: test_contrast.py; its other forms: test_infonce_forms.py."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     plain = run(inputs, "reference", **given)
     truth = run([None if x is None else x.double() for x in inputs], "reference", **given)
     assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    spread = 2 * given.get("tau", 20.0)
+    spread = 2 * given.get("scale", 20.0)
     assert_loss_accurate(ours[0], plain[0], truth[0], spread)
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
         assert x.dtype == dtype
         assert_gradient_accurate(x, p, t, spread)
 
 
-# Unit axes at an angle of 90 degrees, of other norms than 1, and tau = log 3: a softmax of two is 3/4 and 1/4.
+# Unit axes at an angle of 90 degrees, of other norms than 1, and scale = log 3: a softmax of two is 3/4 and 1/4.
 ANCHORS, POSITIVES, NEGATIVES = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [[0.0, -5.0]]
 
 
@@ -117,16 +117,16 @@ def test_by_hand(negatives, given, expected, place):
     elif "ignore" in given:
         given["ignore"] = tuple(torch.tensor(ids, device=device) for ids in given["ignore"])
     inputs = by_hand(device, ANCHORS, POSITIVES, *([NEGATIVES] if negatives else []))
-    loss = info_nce_loss(*inputs, tau=LOG3, backend=backend, **given)
+    loss = info_nce_loss(*inputs, scale=LOG3, backend=backend, **given)
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
 def test_gradient_by_hand(place):
     device, backend = place
     inputs = [x.requires_grad_() for x in by_hand(device, ANCHORS, POSITIVES)]
-    loss = info_nce_loss(*inputs, tau=LOG3, backend=backend)
+    loss = info_nce_loss(*inputs, scale=LOG3, backend=backend)
     by_anchors, by_positives = torch.autograd.grad(loss, inputs)
-    # dloss/dlogit = (softmax - own) / 2 = -+1/8; anchor 0 is pulled to column 0 and pushed from column 1, tau times;
+    # dloss/dlogit = (softmax - own) / 2 = -+1/8; anchor 0 is pulled to column 0 and pushed from column 1, scale times;
     # what points along the row itself is projected away, and the rest divided by the row's norm
     assert by_anchors.flatten().tolist() == pytest.approx([0, LOG3 / 8, LOG3 / 8 / 2, 0], abs=1e-15)
     assert by_positives.flatten().tolist() == pytest.approx([0, LOG3 / 8 / 3, LOG3 / 8, 0], abs=1e-15)
@@ -150,7 +150,7 @@ def test_is_sentence_transformers_loss(symmetric, place):
     embeddings = [x.requires_grad_() for x in rows((6, 6, 6, 6), 24, torch.float64, device)]
     expected = theirs.compute_loss_from_embeddings(embeddings, None)
     anchors, positives, *negatives = embeddings
-    loss = info_nce_loss(anchors, positives, torch.cat(negatives), tau=15.0, symmetric=symmetric, backend=backend)
+    loss = info_nce_loss(anchors, positives, torch.cat(negatives), scale=15.0, symmetric=symmetric, backend=backend)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     for x, y in zip(torch.autograd.grad(loss, embeddings), torch.autograd.grad(expected, embeddings), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12)
@@ -170,8 +170,8 @@ def test_a_row_just_above_the_bound_counts(place):
     device, backend = place
     a = torch.tensor([[1.1e-8, 0.0]], device=device)
     k = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=device)
-    assert info_nce_loss(a, k, tau=LOG3, backend=backend).item() == pytest.approx(math.log(4 / 3), rel=1e-5)
-    assert info_nce_loss(a * 0.9, k, tau=LOG3, backend=backend).item() == pytest.approx(math.log(2), rel=1e-5)
+    assert info_nce_loss(a, k, scale=LOG3, backend=backend).item() == pytest.approx(math.log(4 / 3), rel=1e-5)
+    assert info_nce_loss(a * 0.9, k, scale=LOG3, backend=backend).item() == pytest.approx(math.log(2), rel=1e-5)
 
 
 def test_a_small_loss_keeps_its_digits(place):
@@ -184,15 +184,15 @@ def test_a_small_loss_keeps_its_digits(place):
     assert by_anchors.abs().max().item() == pytest.approx(20 * math.exp(-40) * 1e-4, rel=1e-3, abs=0)
 
 
-@pytest.mark.parametrize("tau", [1e-3, 39.0, 85.0, 1000.0])  # exp(85) is a float32, a hundred times that is none
-def test_any_tau(tau, place):
+@pytest.mark.parametrize("scale", [1e-3, 39.0, 85.0, 1000.0])  # exp(85) is a float32, a hundred times that is none
+def test_any_scale(scale, place):
     device, backend = place
     a = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=device)
     many = 1 if backend == "triton" else 100  # its interpreter is slow
-    # the positive is opposite, the negatives are the anchor: 2 tau + log many, and almost nothing more
-    loss, *grads = run((a, -a, a.repeat(many, 1)), backend, tau=tau)
-    # logits: -tau the positive, tau the negatives of its own, zeros
-    expected = 2 * tau + math.log(many) + math.log1p(math.exp(-2 * tau) / many + (1 + 1 / many) * math.exp(-tau))
+    # the positive is opposite, the negatives are the anchor: 2 scale + log many, and almost nothing more
+    loss, *grads = run((a, -a, a.repeat(many, 1)), backend, scale=scale)
+    # logits: -scale the positive, scale the negatives of its own, zeros
+    expected = 2 * scale + math.log(many) + math.log1p(math.exp(-2 * scale) / many + (1 + 1 / many) * math.exp(-scale))
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     assert all(grad.isfinite().all() for grad in grads)
 
@@ -233,7 +233,7 @@ WRONG = [
     (lambda: info_nce_loss(A, P, N.half()), ValueError, "negatives must have anchors'.*float16"),
     (lambda: info_nce_loss(A, P, 3), TypeError, "negatives must be a tensor, got 3"),
     (lambda: info_nce_loss(A, P[:2]), ValueError, r"positives must have a row for each of the 3 anchors.*\(2, 4\)"),
-    (lambda: info_nce_loss(A, P, tau=0), ValueError, "tau must be a finite number > 0, got 0"),
+    (lambda: info_nce_loss(A, P, scale=0), ValueError, "scale must be a finite number > 0, got 0"),
     (lambda: info_nce_loss(A, P, symmetric=1), TypeError, "symmetric must be True or False, got 1"),
     (lambda: info_nce_loss(A, P, targets=[0, 1, 2]), TypeError, "targets must be a tensor of integers.*list"),
     (lambda: info_nce_loss(A, P, targets=T.float()), TypeError, "targets must be integers.*float32"),

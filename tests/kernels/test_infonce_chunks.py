@@ -81,9 +81,9 @@ def compared(inputs, upstream=-1.5, **given):
     ours = INFONCE.run([x.to(DEVICE) for x in inputs], "triton", upstream, **move(given))
     plain = INFONCE.run(inputs, "reference", upstream, **given)
     truth = INFONCE.run([x.double() for x in inputs], "reference", upstream, **given)
-    assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("tau", 20.0))
+    assert_loss_accurate(ours[0], plain[0], truth[0], 2 * given.get("scale", 20.0))
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
-        assert_gradient_accurate(x, p, t, 2 * given.get("tau", 20.0))
+        assert_gradient_accurate(x, p, t, 2 * given.get("scale", 20.0))
     return truth
 
 
@@ -95,7 +95,7 @@ def test_norms_leave_half_precision_its_range(dtype, powers):
     a, p = (x.float() / x.float().norm(dim=1, keepdim=True) for x in rows((9, 9), 20, torch.float32))
     a, p = a * 2.0 ** powers[0], p * 2.0 ** powers[1]
     a[3] *= 2.0 ** (powers[1] - powers[0])
-    compared([a.to(dtype), p.to(dtype)], tau=5.0)
+    compared([a.to(dtype), p.to(dtype)], scale=5.0)
 
 
 @needs_triton

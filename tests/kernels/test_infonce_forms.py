@@ -12,7 +12,7 @@ import torch
 import raoe_kernels
 from raoe_kernels import info_nce_loss
 from raoe_kernels.infonce import api, chunks, scan, unit_rows
-from raoe_kernels.infonce.problem import Problem, scale
+from raoe_kernels.infonce.problem import Problem, mean_factor
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
 from tests.kernels.contrast_cases import DTYPES, Recorder, rows
@@ -37,25 +37,25 @@ def several_chunks(monkeypatch):
 
 
 def leaves_of(dtype, given, device="cpu", learnt=True, seed=0):
-    """Anchors, positives, negatives, all_anchors where the case has them, and tau as a tensor, to be differentiated."""
+    """Anchors, positives, negatives, all_anchors where the case has them, and a learnt scale."""
     made = rows(SIZES, 5, dtype, device, seed)
     made = made if "all_anchors" in given else made[:3]
-    tau = torch.tensor(given.get("tau", 20.0), dtype=torch.float64, device=device).to(dtype)
-    return [x.requires_grad_() for x in (*made, *([tau] if learnt else []))]
+    scale = torch.tensor(given.get("scale", 20.0), dtype=torch.float64, device=device).to(dtype)
+    return [x.requires_grad_() for x in (*made, *([scale] if learnt else []))]
 
 
 def loss_of(call, leaves, given, learnt=True, **more):
     """call's loss, of leaves in leaves_of's order."""
     given = dict(given)
     if learnt:
-        *leaves, given["tau"] = leaves
+        *leaves, given["scale"] = leaves
     if "all_anchors" in given:
         given["all_anchors"] = leaves[3]
     return call(*leaves[:3], **given, **more)
 
 
 def run(dtype, which, device, backend, learnt=True):
-    """The loss and all gradients, under an upstream gradient that is not 1. Rows and tau of a lower precision are
+    """The loss and all gradients, under an upstream gradient that is not 1. Rows and scale of a lower precision are
     rounded first, whatever they are computed in."""
     given = cases(device=device)[which]
     leaves = leaves_of(dtype, given, device, learnt)
@@ -133,14 +133,14 @@ def by_the_rule(which, dtype, device, backend):
     truth = loss_of(info_nce_loss, leaves, given, backend="reference")
     truth = truth.detach(), *torch.autograd.grad(truth * -1.5, leaves)
     assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    spread = 2 * (given.get("tau", 20.0) + given.get("hardness_strength", 0.0))
+    spread = 2 * (given.get("scale", 20.0) + given.get("hardness_strength", 0.0))
     assert_loss_accurate(ours[0], plain[0], truth[0], spread)
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
         assert x.dtype == dtype
         assert_gradient_accurate(x, p, t, spread)
 
 
-# Unit axes, of other norms than 1, and tau = log 3: exp(tau cos) is 3, 1 or 1/3.
+# Unit axes, of other norms than 1, and scale = log 3: exp(scale cos) is 3, 1 or 1/3.
 LOG3 = math.log(3)
 E1, E2, DOWN = [4.0, 0.0], [0.0, 2.0], [0.0, -1.0]
 FOUR = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
@@ -200,73 +200,74 @@ def test_by_hand(negatives, given, expected, place):
         given["hardness_strength"] = LOG3
     a, p = (torch.tensor([E1, E2], dtype=torch.float64, device=device) for _ in range(2))
     n = None if negatives is None else torch.tensor(negatives, dtype=torch.float64, device=device)
-    assert info_nce_loss(a, p, n, tau=LOG3, backend=backend, **given).item() == pytest.approx(expected, abs=1e-14)
+    assert info_nce_loss(a, p, n, scale=LOG3, backend=backend, **given).item() == pytest.approx(expected, abs=1e-14)
     if set(given.get("directions", ())) == set(FOUR) and "ignore" not in given:
         # the second row alone, in a batch of both
         one = torch.tensor([1], device=device)
-        alone = info_nce_loss(a[1:], p, n, tau=LOG3, backend=backend, targets=one, all_anchors=a, **given)
+        alone = info_nce_loss(a[1:], p, n, scale=LOG3, backend=backend, targets=one, all_anchors=a, **given)
         assert alone.item() == pytest.approx(math.log(10 / 3), abs=1e-14)
 
 
-def test_tau_by_hand(place):
+def test_scale_by_hand(place):
     device, backend = place
     a = torch.tensor([E1, E2], dtype=torch.float64, device=device)
-    tau = torch.tensor(LOG3, dtype=torch.float64, device=device, requires_grad=True)
-    # log(1 + exp(-tau)), of which -1/3 / (4/3)
-    assert torch.autograd.grad(info_nce_loss(a, a, tau=tau, backend=backend), tau)[0].item() == pytest.approx(-1 / 4)
+    scale = torch.tensor(LOG3, dtype=torch.float64, device=device, requires_grad=True)
+    # log(1 + exp(-scale)), of which -1/3 / (4/3)
+    (grad,) = torch.autograd.grad(info_nce_loss(a, a, scale=scale, backend=backend), scale)
+    assert grad.item() == pytest.approx(-1 / 4)
 
 
 def test_a_guide_leaves_out_what_is_more_similar_than_the_pair_and_not_what_is_as_similar(place):
     device, backend = place
     rows_of = torch.eye(2, dtype=torch.float64, device=device)
     same = rows_of[[0, 0]]
-    loss = info_nce_loss(rows_of, rows_of, tau=1.0, guide=(same, same), backend=backend)
+    loss = info_nce_loss(rows_of, rows_of, scale=1.0, guide=(same, same), backend=backend)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-1)))
 
 
 @pytest.mark.parametrize("wrong", [
-    {"targets": torch.tensor([-1, 1])}, {"targets": torch.tensor([0, 2])}, {"learnt_tau": torch.tensor(0.0)},
-    {"learnt_tau": torch.tensor(torch.nan)},
+    {"targets": torch.tensor([-1, 1])}, {"targets": torch.tensor([0, 2])}, {"learnt_scale": torch.tensor(0.0)},
+    {"learnt_scale": torch.tensor(torch.nan)},
 ], ids=["below", "above", "zero", "nan"])  # fmt: skip
 def test_what_a_gpu_is_not_asked_about_makes_the_loss_nan(wrong):
     units = torch.eye(2)
-    assert scale(Problem(units, units), torch.zeros(())).item() == 0.5
-    assert scale(Problem(units, units, **wrong), torch.zeros(())).isnan()
+    assert mean_factor(Problem(units, units), torch.zeros(())).item() == 0.5
+    assert mean_factor(Problem(units, units, **wrong), torch.zeros(())).isnan()
 
 
-@pytest.mark.parametrize("more", [{"hardness_mode": "all_negatives", "hardness_strength": 500.0}, {"tau": 500.0}])
+@pytest.mark.parametrize("more", [{"hardness_mode": "all_negatives", "hardness_strength": 500.0}, {"scale": 500.0}])
 def test_any_exponent(more, place):
     """The negative is the anchor, the positive opposite; without what is subtracted exp would be infinite."""
     device, backend = place
     a = torch.tensor([[1.0, 0.0]], device=device)
     leaves = [x.requires_grad_() for x in (a.clone(), -a, a.clone())]
-    if "tau" in more:
-        more = {"tau": torch.tensor(more["tau"], device=device, requires_grad=True)}
-        leaves.append(more["tau"])
+    if "scale" in more:
+        more = {"scale": torch.tensor(more["scale"], device=device, requires_grad=True)}
+        leaves.append(more["scale"])
     loss = info_nce_loss(*leaves[:3], backend=backend, **more)
-    expected = 1000 if "tau" in more else 500 + 2 * 20.0
+    expected = 1000 if "scale" in more else 500 + 2 * 20.0
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     grads = torch.autograd.grad(loss, leaves)
     assert all(grad.isfinite().all() for grad in grads)
-    assert "tau" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
+    assert "scale" not in more or grads[3].item() == pytest.approx(2, rel=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("of_tau", [torch.bfloat16, torch.float32, torch.float64])
-def test_tau_has_a_dtype_of_its_own(dtype, of_tau, place):
+@pytest.mark.parametrize("of_scale", [torch.bfloat16, torch.float32, torch.float64])
+def test_scale_has_a_dtype_of_its_own(dtype, of_scale, place):
     device, backend = place
     a, p = rows((4, 5), 6, dtype, device)
-    tau = torch.tensor(5.0, dtype=of_tau, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, tau=tau, backend=backend)
-    exact = tau.detach().double().requires_grad_()
-    expected = info_nce_loss(a.double(), p.double(), tau=exact, backend=backend)
+    scale = torch.tensor(5.0, dtype=of_scale, device=device, requires_grad=True)
+    loss = info_nce_loss(a, p, scale=scale, backend=backend)
+    exact = scale.detach().double().requires_grad_()
+    expected = info_nce_loss(a.double(), p.double(), scale=exact, backend=backend)
     assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    (grad,) = torch.autograd.grad(loss, tau)
-    assert grad.dtype == of_tau
-    (by_tau,) = torch.autograd.grad(expected, exact)
-    assert grad.item() == pytest.approx(by_tau.item(), rel=1e-2 if of_tau == torch.bfloat16 else 1e-5)
-    assert info_nce_loss(a, p, tau=5.0, backend=backend).item() == pytest.approx(loss.item(), rel=1e-5)
+    (grad,) = torch.autograd.grad(loss, scale)
+    assert grad.dtype == of_scale
+    (by_scale,) = torch.autograd.grad(expected, exact)
+    assert grad.item() == pytest.approx(by_scale.item(), rel=1e-2 if of_scale == torch.bfloat16 else 1e-5)
+    assert info_nce_loss(a, p, scale=5.0, backend=backend).item() == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("which", ["joint-four-targets-ids", "guided-gist", "joint-all-anchors"])
@@ -323,7 +324,7 @@ def test_no_anchors(dtype, place):
     device, backend = place
     leaves = [x.requires_grad_() for x in (*rows((0, 2, 4, 2), 3, dtype, device), torch.tensor(3.0, device=device))]
     given = {"directions": FOUR, "guide": (leaves[3], *leaves[1:3])}
-    loss = info_nce_loss(*leaves[:3], all_anchors=leaves[3], tau=leaves[4], backend=backend, **given)
+    loss = info_nce_loss(*leaves[:3], all_anchors=leaves[3], scale=leaves[4], backend=backend, **given)
     assert loss.item() == 0
     for x, grad in zip(leaves, torch.autograd.grad(loss, leaves), strict=True):
         assert grad.shape == x.shape and grad.dtype == x.dtype and grad.eq(0).all()
@@ -333,32 +334,32 @@ def test_a_row_alone_has_no_negatives(place):
     """Every direction but the way back, where its own pair is once more, is empty."""
     device, backend = place
     a, p = rows((1, 1), 4, torch.float64, device)
-    tau = torch.tensor(3.0, dtype=torch.float64, device=device, requires_grad=True)
-    loss = info_nce_loss(a, p, tau=tau, directions=("query_to_doc", *FOUR[1:2], FOUR[3]), backend=backend)
-    assert loss.item() == 0 and torch.autograd.grad(loss, tau)[0].item() == 0
+    scale = torch.tensor(3.0, dtype=torch.float64, device=device, requires_grad=True)
+    loss = info_nce_loss(a, p, scale=scale, directions=("query_to_doc", *FOUR[1:2], FOUR[3]), backend=backend)
+    assert loss.item() == 0 and torch.autograd.grad(loss, scale)[0].item() == 0
     assert info_nce_loss(a, p, directions=FOUR, backend=backend).item() == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize(
     "which, bad",
-    [*product(("all_anchors", "unused all_anchors", "guide", "tau"), (torch.nan, torch.inf)), ("tau", -3.0)],
+    [*product(("all_anchors", "unused all_anchors", "guide", "scale"), (torch.nan, torch.inf)), ("scale", -3.0)],
 )
 def test_what_cannot_be_spoils_everything(which, bad, place):
     device, backend = place
     leaves = [*rows(SIZES, 5, torch.float32, device), torch.tensor(7.0, device=device)]
     guide = [torch.ones(len(x), 2, device=device) for x in (leaves[3], *leaves[1:3])]
-    if which == "tau":
+    if which == "scale":
         leaves[4].fill_(bad)
     else:
         (guide[2] if which == "guide" else leaves[3])[4, 1] = bad
     leaves = [x.requires_grad_() for x in leaves]
     given = {"directions": FOUR[:1] if "unused" in which else FOUR, "guide": guide, "backend": backend}
 
-    def call(a, p, n, q, tau):
-        return info_nce_loss(a, p, n, all_anchors=q, tau=tau, **given)
+    def call(a, p, n, q, scale):
+        return info_nce_loss(a, p, n, all_anchors=q, scale=scale, **given)
 
-    if which == "tau" and device == "cpu":
-        with pytest.raises(ValueError, match=r"tau must be a finite number > 0, got (nan|inf|-3.0) "):
+    if which == "scale" and device == "cpu":
+        with pytest.raises(ValueError, match=r"scale must be a finite number > 0, got (nan|inf|-3.0) "):
             call(*leaves)
         call = torch.compile(call, fullgraph=True, backend="aot_eager")
     loss = call(*leaves)
@@ -406,9 +407,9 @@ def test_products_of_four_directions(monkeypatch):
 
     assert products(True, True, True, directions=FOUR) == 12
     assert products(False, False, False, directions=FOUR) == 4
-    tau = torch.tensor(1.0, requires_grad=True)  # from the rows' gradient, which is a product already
-    assert products(True, True, True, tau=tau) == 3
-    assert products(False, False, False, tau=tau) == 2
+    scale = torch.tensor(1.0, requires_grad=True)  # from the rows' gradient, which is a product already
+    assert products(True, True, True, scale=scale) == 3
+    assert products(False, False, False, scale=scale) == 2
     assert products(False, False, False, hardness_mode="hard_negatives", hardness_strength=1) == 1
     assert products(True, True, True, guide=inputs) == 4
 

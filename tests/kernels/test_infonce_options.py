@@ -42,7 +42,7 @@ def test_is_sentence_transformers_loss(mode, directions, hardness, place):
     stock = losses.MultipleNegativesRankingLoss(None, scale=15.0, **given)
     a, p, *negatives = leaves
     theirs = stock.compute_loss_from_embeddings(leaves, None)
-    same_as(theirs, leaves, a, p, torch.cat(negatives), tau=15.0, backend=backend, **given)
+    same_as(theirs, leaves, a, p, torch.cat(negatives), scale=15.0, backend=backend, **given)
 
 
 @pytest.mark.slow
@@ -64,17 +64,17 @@ def test_is_sentence_transformers_guided_loss(anchors, positives, strategy, marg
     names = (("query_to_query", anchors), ("positive_to_positive", positives))
     given = {"directions": ("query_to_doc", *(name for name, there in names if there)), "guide_margin": margin}
     given |= {"guide": (*guide[:2], torch.cat(guide[2:])), "margin_strategy": strategy}
-    same_as(theirs, leaves, *leaves[:2], torch.cat(leaves[2:]), tau=15.0, backend=backend, **given)
+    same_as(theirs, leaves, *leaves[:2], torch.cat(leaves[2:]), scale=15.0, backend=backend, **given)
 
 
 A, P, N = torch.rand(3, 4), torch.rand(3, 4), torch.rand(2, 4)
 I3 = torch.arange(3)
 BOTH = ("query_to_doc", "doc_to_query")
 WRONG = [
-    ({"tau": torch.tensor(-1.0)}, ValueError, r"tau must be a finite number > 0, got -1.0"),
-    ({"tau": torch.ones(1)}, ValueError, r"tau must be a number or a \(\) float tensor on cpu.*\(1,\)"),
-    ({"tau": torch.tensor(3)}, ValueError, "tau must be a number or a .* float tensor .*int64"),
-    ({"tau": torch.tensor(3.0, device="meta")}, ValueError, "tau must be a number or .* on cpu.*meta"),
+    ({"scale": torch.tensor(-1.0)}, ValueError, r"scale must be a finite number > 0, got -1.0"),
+    ({"scale": torch.ones(1)}, ValueError, r"scale must be a number or a \(\) float tensor on cpu.*\(1,\)"),
+    ({"scale": torch.tensor(3)}, ValueError, "scale must be a number or a .* float tensor .*int64"),
+    ({"scale": torch.tensor(3.0, device="meta")}, ValueError, "scale must be a number or .* on cpu.*meta"),
     ({"directions": "query_to_doc"}, TypeError, "directions must be a tuple of names, got 'query_to_doc'"),
     ({"directions": ("query_to_doc", "up")}, ValueError, "directions must be one of 'query_to_doc'.*got 'up'"),
     ({"directions": ("doc_to_doc",)}, ValueError, r"directions must be query_to_doc and .*got \('doc_to_doc',\)"),

@@ -58,7 +58,7 @@ def test_list_mle_by_hand(place):
     # weights exp(s): 1, 3, 2 in the teacher's order 3, 2, 1: 3/6 x 2/3 x 1 = 1/3, and 2/6 x 3/4 x 1 = 1/4
     student = tensor([[1.0, 3.0, 2.0], [3.0, 1.0, 2.0]], device).log()
     teacher = tensor([[0.1, 0.9, 0.5], [0.2, 0.1, 0.7]], device)
-    loss, grad = run(student, teacher, backend=backend, tau=1)
+    loss, grad = run(student, teacher, backend=backend, scale=1)
     assert loss.item() == pytest.approx((math.log(3) + math.log(4)) / 2, rel=1e-14)
     # first row: 3 of 6, 2 of 3, 1 of 1, so the gradients are 1/6 + 1/3 + 1 - 1, 3/6 - 1, 2/6 + 2/3 - 1
     assert grad[0].tolist() == pytest.approx([0.5 / 2, -0.5 / 2, 0.0], abs=1e-15)
@@ -70,7 +70,7 @@ def test_allranks_vector(place):
     device, backend = place
     mask = torch.tensor([[True, True, False]], device=device)
     student, teacher = tensor([[0.5, 0.3, 0.5]], device), tensor([[1.0, 0.0, -1.0]], device)
-    loss = list_mle_loss(student, teacher, tau=1, mask=mask, backend=backend)
+    loss = list_mle_loss(student, teacher, scale=1, mask=mask, backend=backend)
     assert loss.item() == pytest.approx(0.5981389284133911, rel=1e-6)
     assert loss.item() == pytest.approx(math.log(1 + math.exp(-0.2)), rel=1e-13)
 
@@ -82,7 +82,7 @@ def test_padding_is_not_drawn(width, place):
     student = torch.zeros(1, width, device=device)
     student[0, :2] = torch.tensor([1.5, 0.3])
     teacher, mask = torch.arange(width, 0, -1, device=device)[None], torch.arange(width, device=device)[None] < 2
-    loss = list_mle_loss(student, teacher, tau=1, mask=mask, backend=backend)
+    loss = list_mle_loss(student, teacher, scale=1, mask=mask, backend=backend)
     assert loss.item() == pytest.approx(0.2633, abs=5e-5)
 
 
@@ -90,7 +90,7 @@ def test_probabilities_of_all_orders_sum_to_one(place):
     device, backend = place
     student = tensor([[0.3, -0.4, 0.9, 0.1]], device)
     orders = tensor(list(itertools.permutations(range(4))), device)
-    losses = [list_mle_loss(student, order[None], tau=2, backend=backend).item() for order in orders]
+    losses = [list_mle_loss(student, order[None], scale=2, backend=backend).item() for order in orders]
     assert sum(math.exp(-x) for x in losses) == pytest.approx(1, rel=1e-13)
 
 
@@ -101,24 +101,24 @@ def test_list_mle_is_plackett_luce(place):
     for s, t, m in zip(student.tolist(), teacher.tolist(), mask.tolist(), strict=True):
         items = [(-b, k, 3 * a) for k, (a, b, c) in enumerate(zip(s, t, m, strict=True)) if c]
         expected.append(plackett_luce([x for _, _, x in sorted(items)]))
-    loss = list_mle_loss(student, teacher, tau=3, mask=mask, backend=backend)
+    loss = list_mle_loss(student, teacher, scale=3, mask=mask, backend=backend)
     assert loss.item() == pytest.approx(sum(expected) / 5, rel=1e-13)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=named)
-@pytest.mark.parametrize("tau", [1.0, 20.0, 1000.0])
+@pytest.mark.parametrize("scale", [1.0, 20.0, 1000.0])
 @pytest.mark.parametrize(("shape", "ragged"), [((1, 1), False), ((3, 33), False), ((4, 20), True), ((2, 150), True)])
-def test_against_the_reference(shape, ragged, tau, dtype, place, poisoned):
+def test_against_the_reference(shape, ragged, scale, dtype, place, poisoned):
     device, backend = place
     student, teacher, mask = lists(shape, dtype, seed=shape[1], ragged=ragged)
     on_device = [x if x is None else x.to(device) for x in (student, teacher, mask)]
-    ours = run(*on_device, backend, upstream=-2.5, tau=tau)
-    plain = run(student, teacher, mask, "reference", upstream=-2.5, tau=tau)
-    truth = run(student.double(), teacher, mask, "reference", upstream=-2.5, tau=tau)
+    ours = run(*on_device, backend, upstream=-2.5, scale=scale)
+    plain = run(student, teacher, mask, "reference", upstream=-2.5, scale=scale)
+    truth = run(student.double(), teacher, mask, "reference", upstream=-2.5, scale=scale)
     assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert ours[1].dtype == dtype
     # a list's loss has as many terms as items, and each carries the rounding of its exponent
-    exponents = tau * (student.max() - student.min()).item() * shape[1] ** 0.5
+    exponents = scale * (student.max() - student.min()).item() * shape[1] ** 0.5
     assert_loss_accurate(ours[0], plain[0], truth[0], exponents)
     assert_gradient_accurate(ours[1], plain[1], truth[1], exponents)
 
@@ -145,14 +145,14 @@ def test_on_both_sides_of_where_exponentials_fit(beyond, ascending, place):
     student = torch.linspace(0, spread, 40, device=device).repeat(2, 1)
     student[1, 3:30] = student[1, 3]  # few at the ends
     teacher = torch.arange(40, device=device).expand(2, 40) * (1 if ascending else -1)
-    ours = run(student, teacher, backend=backend, tau=1.0)
-    truth = run(student.double(), teacher, backend="reference", tau=1.0)
+    ours = run(student, teacher, backend=backend, scale=1.0)
+    truth = run(student.double(), teacher, backend="reference", scale=1.0)
     torch.testing.assert_close(ours[0].double(), truth[0], rtol=2e-6, atol=0)
     torch.testing.assert_close(ours[1].double(), truth[1], rtol=2e-5, atol=2e-5)
 
 
 def test_scan_is_the_softmax_of_what_is_left(place):
-    """At a spread where the authors' log(sum + 1e-7) flips gradient signs: tau 20, cosines 1.5 apart."""
+    """At a spread where the authors' log(sum + 1e-7) flips gradient signs: scale 20, cosines 1.5 apart."""
     device, backend = place
     student = torch.linspace(0.9, -0.6, 12, device=device, dtype=torch.float32)[None]
     teacher = torch.arange(12, device=device)[None].neg()
@@ -195,7 +195,7 @@ def test_random_ties_shuffle_equals_only(place):
         plackett_luce([2 * student[0, k].item() for k in (1, *rest)]) for rest in itertools.permutations((0, 2, 3))
     )
     generator = torch.Generator(device).manual_seed(5)
-    options = {"tau": 2, "ties": "random", "backend": backend}
+    options = {"scale": 2, "ties": "random", "backend": backend}
     seen = {round(list_mle_loss(student, teacher, generator=generator, **options).item(), 9) for _ in range(80)}
     assert sorted(seen) == pytest.approx(possible, abs=1e-8)
 
@@ -306,8 +306,8 @@ def test_strides_and_unchanged_inputs(place):
 def test_half_precision_gradients_survive_loss_scaling(place):
     device, backend = place
     student, teacher, _ = lists((2000, 2), torch.float16, device)
-    _, small = run(student.double(), teacher, backend=backend, tau=1e-3)
-    _, scaled = run(student, teacher, backend=backend, tau=1e-3, upstream=2.0**20)
+    _, small = run(student.double(), teacher, backend=backend, scale=1e-3)
+    _, scaled = run(student, teacher, backend=backend, scale=1e-3, upstream=2.0**20)
     torch.testing.assert_close(scaled.double() / 2**20, small, rtol=2e-3, atol=0)
 
 
@@ -316,7 +316,7 @@ def test_gradcheck(ragged, place):
     device, backend = place
     student, teacher, mask = lists((3, 5), device=device, ragged=ragged)
     assert torch.autograd.gradcheck(
-        lambda s: list_mle_loss(s, teacher, tau=3, mask=mask, backend=backend), student.requires_grad_()
+        lambda s: list_mle_loss(s, teacher, scale=3, mask=mask, backend=backend), student.requires_grad_()
     )
 
 
@@ -366,9 +366,9 @@ S, M = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.bool)
         (TypeError, "mask must be a bool tensor, got float32", S, S, {"mask": S}),
         (TypeError, "mask must be a tensor", S, S, {"mask": [True]}),
         (ValueError, r"mask must have student's shape .* \(3,\)", S, S, {"mask": M[0]}),
-        (ValueError, "tau must be a finite number > 0, got 0", S, S, {"tau": 0}),
-        (ValueError, "tau must be a finite number > 0, got inf", S, S, {"tau": INF}),
-        (TypeError, "tau must be a Python number", S, S, {"tau": torch.tensor(1.0)}),
+        (ValueError, "scale must be a finite number > 0, got 0", S, S, {"scale": 0}),
+        (ValueError, "scale must be a finite number > 0, got inf", S, S, {"scale": INF}),
+        (TypeError, "scale must be a Python number", S, S, {"scale": torch.tensor(1.0)}),
         (ValueError, "ties must be one of 'ordinal', 'random', got 'average'", S, S, {"ties": "average"}),
         (ValueError, "generator is for ties='random' only", S, S, {"generator": torch.Generator()}),
         (ValueError, "backend must be one of", S, S, {"backend": "cuda"}),

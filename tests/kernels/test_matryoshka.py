@@ -27,7 +27,7 @@ SHAPES = [
     ((4, 385), (7, 40, 300)),  # the rest is in no width
     ((33, 64), (8, 9, 41, 64)),
 ]
-NAMES = ("parts-weights", "parts-label", "cosent-c", "gated-17", "gated-clipped", "rank-tau-1000", "raoe-gate-score")
+NAMES = ("parts-weights", "parts-label", "cosent-c", "gated-17", "gated-clipped", "rank-scale-1000", "raoe-gate-score")
 MIXED = [case for case in PARTS + CASES if case.name.startswith(NAMES)]
 
 
@@ -309,13 +309,13 @@ def test_losses_gradcheck_strides_and_no_gradient(place):
     scores, labels = torch.tensor([3, 1, 2, 5, 4, 1], device=device), torch.tensor([0, 2, 1, 0, 1, 2], device=device)
 
     def both(c):
-        rank, angle = raoe_loss(c, scores, labels, margin=1, tau=3, return_parts=True, backend=backend)
+        rank, angle = raoe_loss(c, scores, labels, margin=1, scale=3, return_parts=True, backend=backend)
         return rank * torch.tensor([1.0, -2, 3], device=device) + angle
 
     fast = device == "cpu" and backend == "triton"  # its interpreter takes half a minute for the whole Jacobian
     assert torch.autograd.gradcheck(both, c, fast_mode=fast)
     for op in (rank_margin_loss, cosent_loss):
-        assert torch.autograd.gradcheck(lambda c, op=op: op(c, scores, tau=3, backend=backend), c, fast_mode=fast)
+        assert torch.autograd.gradcheck(lambda c, op=op: op(c, scores, scale=3, backend=backend), c, fast_mode=fast)
     label = gated_angular_loss(c, None, labels, gate="label", backend=backend)
     with torch.no_grad():
         assert torch.equal(label, gated_angular_loss(c.contiguous(), None, labels, gate="label", backend=backend))

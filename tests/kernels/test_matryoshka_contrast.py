@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce.widths import WIDTHS, native, scan, triton_kernels
+from raoe_kernels.infonce import triton_kernels
+from raoe_kernels.infonce.problem import Problem
+from raoe_kernels.infonce.widths import WIDTHS, native, scan
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICE, PLACES
 
@@ -38,7 +40,7 @@ def matrices(n=7, p=9, m=5, columns=43, dtype=torch.float64, device="cpu"):
 def options(name, n, columns, device):
     """Keywords of a form by name, the same on every device."""
     seeded = torch.Generator().manual_seed(len(name))
-    found = {"symmetric": "symmetric" in name, "tau": 60.0 if "sharp" in name else 20.0}
+    found = {"symmetric": "symmetric" in name, "scale": 60.0 if "sharp" in name else 20.0}
     if "targets" in name:
         found["targets"] = torch.randint(columns, (n,), generator=seeded).to(device)
     if "mask" in name:
@@ -70,8 +72,8 @@ def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypat
 @pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("targets-symmetric-ids", torch.bfloat16)])
 def test_triton_against_the_reference(form, dtype, poisoned, monkeypatch):
     """A loss of one width for each, by its kernels."""
-    real, found = triton_kernels._one_width, []
-    monkeypatch.setattr(triton_kernels, "_one_width", lambda *of: (found.append(of[0].anchors.shape[1]), real(*of))[1])
+    real, found = triton_kernels.forward, []
+    monkeypatch.setattr(triton_kernels, "forward", lambda *of: (found.append(of[0].anchors.shape[1]), real(*of))[1])
     by_the_rule(form, dtype, UPSTREAM, DEVICE, "triton")
     assert found[:4] == list(DIMS)
 
@@ -82,7 +84,7 @@ def by_the_rule(form, dtype, upstream, device, backend):
     losses, *grads = run(matrices(dtype=dtype, device=device), DIMS, backend, upstream, **keywords)
     plain, *plain_grads = run(matrices(dtype=dtype), DIMS, "reference", upstream, **on_cpu)
     truth, *true_grads = run([x.double() for x in matrices(dtype=dtype)], DIMS, "reference", upstream, **on_cpu)
-    reach = 2 * on_cpu["tau"]
+    reach = 2 * on_cpu["scale"]
     assert losses.shape == (4,) and losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert_loss_accurate(losses, plain, truth, reach)
     for gradient, of_plain, of_truth in zip(grads, plain_grads, true_grads, strict=True):
@@ -109,11 +111,11 @@ def test_each_width_is_a_call_of_its_own(form, swept):
 
 
 def test_by_hand(swept):
-    """Of one column cosines are signs: log(1 + e^-2 tau) and log 2; of two, unit vectors."""
+    """Of one column cosines are signs: log(1 + e^-2 scale) and log 2; of two, unit vectors."""
     device, backend = swept
     anchors = torch.tensor([[2.0, 0.0], [1.0, 1.0]], device=device, dtype=torch.float64)
     positives = torch.tensor([[3.0, 3.0], [-1.0, 1.0]], device=device, dtype=torch.float64)
-    losses = info_nce_loss(anchors, positives, tau=2.0, dims=(1, 2), backend=backend)
+    losses = info_nce_loss(anchors, positives, scale=2.0, dims=(1, 2), backend=backend)
     e = torch.tensor([4.0, 2 * 2**0.5, 2.0], dtype=torch.float64)
     first = (e[0].neg().exp().log1p() + e[0].exp().log1p()) / 2
     second = (e[1].neg().exp().log1p() + e[2].exp().log1p()) / 2  # cosines 1/sqrt 2 and -1/sqrt 2; 1 and 0
@@ -200,7 +202,7 @@ def test_no_anchors_and_gradcheck(swept):
     given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, device=device)]
     for symmetric in (False, True):
         assert torch.autograd.gradcheck(
-            lambda *x, s=symmetric: info_nce_loss(*x, dims=(2, 3, 6), tau=3, symmetric=s, backend=backend), given
+            lambda *x, s=symmetric: info_nce_loss(*x, dims=(2, 3, 6), scale=3, symmetric=s, backend=backend), given
         )
     with pytest.raises(RuntimeError, match="no second derivative"):
         losses = info_nce_loss(*given, dims=(2, 3), backend=backend)
@@ -248,7 +250,7 @@ def test_any_number_of_threads_gives_the_same_bits():
         ({"dims": ()}, "dims must be one or more integers"),
         ({"dims": (4, 9)}, "dims must increase"),
         ({"dims": (4,), "directions": ("query_to_doc", "query_to_query")}, "dims must be left out with directions"),
-        ({"dims": (4,), "tau": torch.tensor(20.0)}, "dims must be left out with a tensor for tau"),
+        ({"dims": (4,), "scale": torch.tensor(20.0)}, "dims must be left out with a tensor for scale"),
     ],
 )
 def test_wrong_dims(keywords, message):
@@ -262,7 +264,7 @@ def test_opcheck(ignored, swept):
     given = [x.requires_grad_() for x in matrices(4, 4, 2, 6, torch.float32, device)]
     mask = torch.eye(4, 6, dtype=torch.bool, device=device) if ignored else None
     operator = torch.ops.raoe_kernels.infonce_widths.default
-    torch.library.opcheck(operator, (*given, None, mask, None, None, [2, 6], 20.0, False, backend))
+    torch.library.opcheck(operator, (*Problem(*given, ignored=mask), [2, 6], backend))
 
 
 def test_fullgraph_gives_the_same(swept):

@@ -118,7 +118,7 @@ RACE = """
 import threading, time, torch
 from raoe_kernels import raoe_loss
 torch.set_num_threads(2)
-for count, classes, tau, changing in (
+for count, classes, scale, changing in (
     (100_000, 3, 20.0, "scores"),  # keys of all digits, by two threads
     (4_000, 1_000, 20.0, "labels"),  # sorted labels
     (4_000, 3, 1e5, "labels"),  # labels by number, logarithms
@@ -139,7 +139,7 @@ for count, classes, tau, changing in (
     other.start()
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
-        raoe_loss(c, s, l, tau=tau).backward()
+        raoe_loss(c, s, l, scale=scale).backward()
     over.set()
     other.join()
 """

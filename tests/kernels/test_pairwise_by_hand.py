@@ -61,14 +61,14 @@ def tensors(device, *values):
     return [torch.tensor(v, dtype=t, device=device) for v, t in zip(values, types, strict=False)]
 
 
-def expected(values, pairs, tau):
-    """log(1 + sum exp(tau (v_i - v_j))) and its gradient by v, over the pairs as listed."""
-    weights = {(i, j): math.exp(tau * (values[i] - values[j])) for i, j in pairs}
+def expected(values, pairs, scale):
+    """log(1 + sum exp(scale (v_i - v_j))) and its gradient by v, over the pairs as listed."""
+    weights = {(i, j): math.exp(scale * (values[i] - values[j])) for i, j in pairs}
     z = 1 + sum(weights.values())
     gradient = [0.0] * len(values)
     for (i, j), w in weights.items():
-        gradient[i] += tau * w / z
-        gradient[j] -= tau * w / z
+        gradient[i] += scale * w / z
+        gradient[j] -= scale * w / z
     return math.log(z), gradient
 
 
@@ -77,7 +77,7 @@ def test_rank_margin(scores, ties, margin, pairs, place):
     device, backend = place
     c, s = tensors(device, C, scores)
     c.requires_grad_()
-    loss = rank_margin_loss(c, s, margin=margin, tau=3.0, ties=ties, backend=backend)
+    loss = rank_margin_loss(c, s, margin=margin, scale=3.0, ties=ties, backend=backend)
     loss.backward()
     value, gradient = expected(C, pairs, 3.0)
     assert loss.item() == pytest.approx(value, rel=1e-12, abs=0)
@@ -91,9 +91,9 @@ def test_gated_angular(scores, labels, gate, pairs, place):
     device, backend = place
     c, s, l = tensors(device, C, scores, labels)
     c.requires_grad_()
-    loss = gated_angular_loss(c, s, l, tau=3.0, gate=gate, backend=backend)
+    loss = gated_angular_loss(c, s, l, scale=3.0, gate=gate, backend=backend)
     loss.backward()
-    value, gradient = expected([-math.acos(x) for x in C], pairs, 3.0)  # tau (theta_j - theta_i)
+    value, gradient = expected([-math.acos(x) for x in C], pairs, 3.0)  # scale (theta_j - theta_i)
     gradient = [g / math.sqrt(1 - x * x) for g, x in zip(gradient, C, strict=True)]
     assert loss.item() == pytest.approx(value, rel=1e-12, abs=0)
     assert c.grad.tolist() == pytest.approx(gradient, rel=1e-11, abs=1e-13)
@@ -114,16 +114,16 @@ def test_cosent_and_raoe_are_made_of_them(place):
     scores, labels = [1, 2, 2, 4], [1, 0, 1, 0]
     c, s, l = tensors(device, C, scores, labels)
     less = [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
-    assert cosent_loss(c, s, tau=3.0, backend=backend).item() == pytest.approx(expected(C, less, 3.0)[0], rel=1e-12)
+    assert cosent_loss(c, s, scale=3.0, backend=backend).item() == pytest.approx(expected(C, less, 3.0)[0], rel=1e-12)
     # ranks one apart are compared, too
     every = [(i, j) for j in range(4) for i in range(j)]
     apart = torch.tensor([1.0, 2.0, 3.0, 4.0], device=device)
-    loss = cosent_loss(c, apart, tau=3.0, backend=backend)
+    loss = cosent_loss(c, apart, scale=3.0, backend=backend)
     assert loss.item() == pytest.approx(expected(C, every, 3.0)[0], rel=1e-12)
     # average ranks 0, 1.5, 1.5, 3
     rank = expected(C, [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)], 3.0)[0]
     angle = expected([-math.acos(x) for x in C], [(0, 1), (0, 3), (2, 3)], 3.0)[0]
-    options = dict(margin=1, tau=3.0, rank_weight=2.0, angle_weight=0.5, backend=backend)
+    options = dict(margin=1, scale=3.0, rank_weight=2.0, angle_weight=0.5, backend=backend)
     assert raoe_loss(c, s, l, **options).item() == pytest.approx(2 * rank + 0.5 * angle, rel=1e-12)
     parts = raoe_loss(c, s, l, return_parts=True, **options)
     assert [p.item() for p in parts] == pytest.approx([2 * rank, 0.5 * angle], rel=1e-12)
@@ -136,7 +136,7 @@ def test_cosent_and_raoe_are_made_of_them(place):
 def test_each_part_has_its_own_upstream_gradient(place, both):
     device, backend = place
     _, s, l = tensors(device, C, [1, 2, 2, 4], [1, 0, 1, 0])
-    options = dict(margin=1, tau=3.0, rank_weight=2.0, angle_weight=0.5, return_parts=True, backend=backend)
+    options = dict(margin=1, scale=3.0, rank_weight=2.0, angle_weight=0.5, return_parts=True, backend=backend)
     c = torch.tensor(both, dtype=torch.float64, device=device, requires_grad=True)
     of_rank, of_angle = raoe_loss(c, s, l, **options)
     (3 * of_rank - 8 * of_angle).sum().backward()

@@ -84,7 +84,7 @@ def test_several_tiles(place, monkeypatch, poisoned):
         monkeypatch.setattr(triton_tiles, "TILE", 16)
         pairs = 131
     for classes, levels in ((3, pairs // 3), (20, pairs // 3), (0, 5)):  # the last: runs reach over several tiles
-        options = {"return_parts": True, "tau": 2.0}  # a tau at which every pair has a share that can be seen
+        options = {"return_parts": True, "scale": 2.0}  # a scale at which every pair has a share that can be seen
         case = Case(f"tiles-{classes}", "raoe_loss", pairs, options, levels=levels, classes=classes)
         inputs = case.inputs(torch.float32, device)
         losses, grad = run(case, inputs, backend)

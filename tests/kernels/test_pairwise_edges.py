@@ -73,7 +73,7 @@ def test_identical_and_opposite_sentences(dtype, place):
     device, backend = place
     values = [1.0, -1.0, 0.5, 1.0, -1.0, 0.25, 1.5, -7.0]
     c, s, l = batch(device, values, range(8), [2, 1, 0, 2, 1, 0, 2, 0], dtype)
-    loss = gated_angular_loss(c, s, l, tau=2.0, backend=backend)  # a tau whose weights float16 can hold
+    loss = gated_angular_loss(c, s, l, scale=2.0, backend=backend)  # a scale whose weights float16 can hold
     loss.backward()
     clipped = torch.tensor([abs(v) >= 1 for v in values], device=device)
     assert loss.isfinite() and c.grad.isfinite().all()
@@ -97,17 +97,17 @@ def test_the_slope_near_the_ends_keeps_its_digits(distance, place):
     assert loss.item() == pytest.approx(exponent, rel=1e-6)
 
 
-@pytest.mark.parametrize("tau,spread", [(1000.0, 1.0), (20.0, 5000.0), (1e-6, 1.0), (5000.0, 100.0)])
-def test_exponents_beyond_the_type(tau, spread, place):
+@pytest.mark.parametrize("scale,spread", [(1000.0, 1.0), (20.0, 5000.0), (1e-6, 1.0), (5000.0, 100.0)])
+def test_exponents_beyond_the_type(scale, spread, place):
     """Where exp would overflow or underflow: one violated pair of size x gives a loss of x, none gives about 0."""
     device, backend = place
     c = torch.tensor([spread, -spread, 0.0], device=device)
     s = torch.tensor([0.0, 1.0, 2.0], device=device)
-    x = 2 * tau * spread
-    loss = rank_margin_loss(c, s, margin=0, tau=tau, backend=backend)
+    x = 2 * scale * spread
+    loss = rank_margin_loss(c, s, margin=0, scale=scale, backend=backend)
     expected = torch.tensor([x, x / 2, -x / 2, 0.0], dtype=torch.float64).logsumexp(0).item()
     assert loss.item() == pytest.approx(expected, rel=1e-6)
-    assert rank_margin_loss(c, -s, margin=0, tau=tau, backend=backend).isfinite()
+    assert rank_margin_loss(c, -s, margin=0, scale=scale, backend=backend).isfinite()
 
 
 def test_scores_compare_in_their_own_dtype(place):
@@ -120,8 +120,8 @@ def test_scores_compare_in_their_own_dtype(place):
         ([-(2**63), 2**63 - 1], torch.int64),
     ):
         s = torch.tensor(values, dtype=dtype, device=device)
-        up = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
-        down = rank_margin_loss(c, s.flip(0), margin=0, tau=1.0, backend=backend).item()
+        up = rank_margin_loss(c, s, margin=0, scale=1.0, backend=backend).item()
+        down = rank_margin_loss(c, s.flip(0), margin=0, scale=1.0, backend=backend).item()
         assert up == pytest.approx(math.log1p(math.exp(0.3)), rel=1e-6)
         assert down == pytest.approx(math.log1p(math.exp(-0.3)), rel=1e-6)
 
@@ -130,7 +130,7 @@ def test_subnormal_scores_are_ordered(place):
     device, backend = place
     c = torch.tensor([0.5, 0.2, 0.1], device=device)
     s = torch.tensor([0.0, 1e-45, -1e-45], device=device)
-    loss = rank_margin_loss(c, s, margin=0, tau=1.0, backend=backend).item()
+    loss = rank_margin_loss(c, s, margin=0, scale=1.0, backend=backend).item()
     assert loss == pytest.approx(
         math.log(1 + math.exp(0.1 - 0.5) + math.exp(0.1 - 0.2) + math.exp(0.5 - 0.2)), rel=1e-6
     )
@@ -188,9 +188,9 @@ def test_half_gradients_survive_loss_scaling(place):
     """The gradient is kept in float32 until the upstream factor is in it: a scale of 2^-20 and back loses nothing."""
     device, backend = place
     c, s, l = batch(device, [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2], torch.float16)
-    tiny = torch.autograd.grad(raoe_loss(c, s, l, tau=1e-4, backend=backend) * 2.0**14, c)[0]
+    tiny = torch.autograd.grad(raoe_loss(c, s, l, scale=1e-4, backend=backend) * 2.0**14, c)[0]
     full = c.detach().float().requires_grad_()
-    expected = torch.autograd.grad(raoe_loss(full, s, l, tau=1e-4, backend=backend) * 2.0**14, full)[0]
+    expected = torch.autograd.grad(raoe_loss(full, s, l, scale=1e-4, backend=backend) * 2.0**14, full)[0]
     torch.testing.assert_close(tiny.float(), expected, rtol=1e-3, atol=1e-7)
 
 

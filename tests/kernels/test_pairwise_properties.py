@@ -68,9 +68,9 @@ def test_permuting_pairs_permutes_the_gradient(place, batch, margin, ties):
 def test_rank_losses_see_differences_only(place, batch, shift):
     device, backend = place
     c, s, _, _ = (x.to(device) for x in batch)
-    loss, grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c)
+    loss, grad = value_and_gradient(lambda c: rank_margin_loss(c, s, margin=1, scale=5.0, backend=backend), c)
     moved, moved_grad = value_and_gradient(
-        lambda c: rank_margin_loss(c, s, margin=1, tau=5.0, backend=backend), c + shift
+        lambda c: rank_margin_loss(c, s, margin=1, scale=5.0, backend=backend), c + shift
     )
     close(moved, loss)
     close(moved_grad, grad)
@@ -110,8 +110,8 @@ def test_a_perfect_order_is_nearly_free_and_its_reverse_is_not(place, batch):
     device, backend = place
     _, s, _, _ = (x.to(device) for x in batch)
     c = s.double() / 10
-    right = rank_margin_loss(c, s, margin=0, tau=1000.0, backend=backend)
-    wrong = rank_margin_loss(-c, s, margin=0, tau=1000.0, backend=backend)
+    right = rank_margin_loss(c, s, margin=0, scale=1000.0, backend=backend)
+    wrong = rank_margin_loss(-c, s, margin=0, scale=1000.0, backend=backend)
     assert 0 <= right < 1e-6
     assert wrong == 0 if (s == s[0]).all() else wrong > 99
 

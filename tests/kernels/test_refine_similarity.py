@@ -141,7 +141,7 @@ def test_teacher_and_student_of_chains(place):
     teacher = refine_similarity(phi, 0.5, mask=mask, backend=backend)
     lists_of = mask[:, None] & mask[:, :, None]
     loss = list_mle_loss(
-        student.reshape(8, 4), teacher.reshape(8, 4), mask=lists_of.reshape(8, 4), tau=2, backend=backend
+        student.reshape(8, 4), teacher.reshape(8, 4), mask=lists_of.reshape(8, 4), scale=2, backend=backend
     )
     total = 0.0
     for s, t, length in zip(student.tolist(), phi, (4, 3), strict=True):
@@ -188,8 +188,8 @@ def test_opcheck(ragged, place):
     student, teacher, mask = lists((3, 5), torch.float32, device, ragged=ragged)
     order = torch.rand(3, 5, device=device) if ragged else None
     torch.library.opcheck(
-        torch.ops.raoe_kernels.list_mle.default,
-        (student.requires_grad_(), teacher, mask, order, 20.0, True, backend),
+        torch.ops.raoe_kernels.listwise.default,
+        (student.requires_grad_(), teacher, mask, order, 20.0, [True], backend),
     )
     phi = torch.rand(3, 5, 5, device=device)
     torch.library.opcheck(torch.ops.raoe_kernels.refine_similarity.default, (phi, mask, 0.5, backend))

@@ -1,4 +1,4 @@
-"""sigmoid_loss: every backend x dtype against the float64 reference, tiny cases by hand, tau and bias, each gradient
+"""sigmoid_loss: every backend x dtype against the float64 reference, tiny cases by hand, scale and bias, each gradient
 alone. What it has in common with InfoNCE: test_contrast.py."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     truth = run([None if x is None else x.double() for x in inputs], "reference", **given)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     assert ours[0].dtype == wide
-    spread = 2 * given.get("tau", 10.0)
+    spread = 2 * given.get("scale", 10.0)
     assert_loss_accurate(ours[0], plain[0], truth[0], spread)
     for x, p, t in zip(ours[1:-2], plain[1:], truth[1:], strict=False):
         assert x.dtype == dtype
@@ -91,8 +91,8 @@ def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
         assert_accurate("gradient", x, p, t, factor=GRADIENT_FACTOR, floor=floor)
 
 
-# Unit axes at an angle of 90 degrees, of other norms than 1, and tau = log 3. Without a bias the sigmoid of a cosine of
-# 1, 0 and -1 is 3/4, 1/2 and 1/4; with a bias of log 3 it is 9/10, 3/4 and 1/2.
+# Unit axes at an angle of 90 degrees, of other norms than 1, and scale = log 3. Without a bias the sigmoid of a cosine
+# of 1, 0 and -1 is 3/4, 1/2 and 1/4; with a bias of log 3 it is 9/10, 3/4 and 1/2.
 ANCHORS, POSITIVES, NEGATIVES = [[1.0, 0.0], [0.0, 2.0]], [[3.0, 0.0], [0.0, 1.0]], [[0.0, -5.0]]
 
 
@@ -127,20 +127,20 @@ def test_by_hand(negatives, bias, given, expected, place):
     if isinstance(given.get("ignore"), torch.Tensor):
         given["ignore"] = given["ignore"].bool()
     inputs = by_hand(device, ANCHORS, POSITIVES, *([NEGATIVES] if negatives else []))
-    loss = sigmoid_loss(*inputs, tau=LOG3, bias=bias, backend=backend, **given)
+    loss = sigmoid_loss(*inputs, scale=LOG3, bias=bias, backend=backend, **given)
     assert loss.item() == pytest.approx(expected, abs=1e-14)
 
 
 def test_gradient_by_hand(place):
     device, backend = place
-    _, by_anchors, by_positives, by_tau, by_bias = run(
-        by_hand(device, ANCHORS, POSITIVES), backend, upstream=1.0, tau=LOG3, bias=0.0
+    _, by_anchors, by_positives, by_scale, by_bias = run(
+        by_hand(device, ANCHORS, POSITIVES), backend, upstream=1.0, scale=LOG3, bias=0.0
     )
     # dloss/dlogit is (3/4 - 1) / 2 at the positive and (1/2) / 2 at the other: each row is pushed from the other one,
-    # tau times; what points along the row itself is projected away, and the rest divided by the row's norm
+    # scale times; what points along the row itself is projected away, and the rest divided by the row's norm
     assert by_anchors.flatten().tolist() == pytest.approx([0, LOG3 / 4, LOG3 / 4 / 2, 0], abs=1e-15)
     assert by_positives.flatten().tolist() == pytest.approx([0, LOG3 / 4 / 3, LOG3 / 4, 0], abs=1e-15)
-    assert by_tau.item() == pytest.approx(-1 / 4) and by_bias.item() == pytest.approx(1 / 4)
+    assert by_scale.item() == pytest.approx(-1 / 4) and by_bias.item() == pytest.approx(1 / 4)
 
 
 def test_is_open_clips_loss(place):
@@ -148,12 +148,12 @@ def test_is_open_clips_loss(place):
     scale's exponential and the bias."""
     device, backend = place
     a, p = (x.requires_grad_() for x in rows((6, 6), 20, torch.float64, device))
-    tau, bias = (x.requires_grad_() for x in numbers((10.0, -10.0), a))
+    scale, bias = (x.requires_grad_() for x in numbers((10.0, -10.0), a))
     labels = 2 * torch.eye(6, device=device) - 1
-    expected = -F.logsigmoid(labels * (tau * F.normalize(a) @ F.normalize(p).T + bias)).sum() / 6
-    loss = sigmoid_loss(a, p, tau=tau, bias=bias, backend=backend)
+    expected = -F.logsigmoid(labels * (scale * F.normalize(a) @ F.normalize(p).T + bias)).sum() / 6
+    loss = sigmoid_loss(a, p, scale=scale, bias=bias, backend=backend)
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
-    leaves = (a, p, tau, bias)
+    leaves = (a, p, scale, bias)
     for x, y in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-14)
 
@@ -161,10 +161,10 @@ def test_is_open_clips_loss(place):
 def test_numbers_are_tensors_that_nobody_learns(place):
     device, backend = place
     a, p = rows((5, 6), 7, torch.float32, device)
-    tau, bias = numbers((3.5, -2.25), a)
+    scale, bias = numbers((3.5, -2.25), a)
     assert torch.equal(
-        sigmoid_loss(a, p, tau=3.5, bias=-2.25, backend=backend),
-        sigmoid_loss(a, p, tau=tau, bias=bias, backend=backend),
+        sigmoid_loss(a, p, scale=3.5, bias=-2.25, backend=backend),
+        sigmoid_loss(a, p, scale=scale, bias=bias, backend=backend),
     )
 
 
@@ -172,12 +172,12 @@ def test_numbers_are_tensors_that_nobody_learns(place):
 def test_what_is_learnt_may_have_a_dtype_of_its_own(dtype, place):
     device, backend = place
     a, p = rows((5, 5), 7, dtype, device)
-    tau, bias = torch.tensor(3.0, device=device, requires_grad=True), torch.zeros((), device=device).double()
-    loss = sigmoid_loss(a, p, tau=tau, bias=bias.requires_grad_(), backend=backend)
-    by_tau, by_bias = torch.autograd.grad(loss, (tau, bias))
-    assert by_tau.dtype == torch.float32 and by_bias.dtype == torch.float64
-    truth = run([a.double(), p.double()], "reference", 1.0, tau=3.0, bias=0.0)
-    assert by_tau.item() == pytest.approx(truth[3].item(), rel=1e-4)
+    scale, bias = torch.tensor(3.0, device=device, requires_grad=True), torch.zeros((), device=device).double()
+    loss = sigmoid_loss(a, p, scale=scale, bias=bias.requires_grad_(), backend=backend)
+    by_scale, by_bias = torch.autograd.grad(loss, (scale, bias))
+    assert by_scale.dtype == torch.float32 and by_bias.dtype == torch.float64
+    truth = run([a.double(), p.double()], "reference", 1.0, scale=3.0, bias=0.0)
+    assert by_scale.item() == pytest.approx(truth[3].item(), rel=1e-4)
     assert by_bias.item() == pytest.approx(truth[4].item(), rel=1e-4)
 
 
@@ -191,7 +191,7 @@ def test_columns_may_come_in_parts(place):
     parts = [(p[4:], own - 4), (p[:4], none), (n, none)]
     found = [run((a[4:], columns), backend, targets=targets) for columns, targets in parts]
     torch.testing.assert_close(sum(part[0] for part in found), upper[0], rtol=1e-13, atol=0)
-    for i in (1, -2, -1):  # of the anchors, of tau and of the bias
+    for i in (1, -2, -1):  # of the anchors, of scale and of the bias
         torch.testing.assert_close(sum(part[i] for part in found), upper[i], rtol=1e-11, atol=1e-14)
     lower = run((a[:4], p, n), backend)
     torch.testing.assert_close((lower[0] + upper[0]) / 2, whole[0], rtol=1e-13, atol=0)
@@ -202,22 +202,22 @@ def test_columns_may_come_in_parts(place):
 def test_a_small_loss_keeps_its_digits(place):
     device, backend = place
     a = torch.tensor([[1.0, 0.0], [-1.0, 0.0]], device=device)
-    loss, _, _, by_tau, by_bias = run((a, a), backend, upstream=1.0, tau=40.0, bias=5.0)
+    loss, _, _, by_scale, by_bias = run((a, a), backend, upstream=1.0, scale=40.0, bias=5.0)
     # logits 45 at the positive and -35 at the other
     assert loss.item() == pytest.approx(math.exp(-45) + math.exp(-35), rel=1e-5, abs=0)
     assert by_bias.item() == pytest.approx(math.exp(-35) - math.exp(-45), rel=1e-5, abs=0)
-    assert by_tau.item() == pytest.approx(-math.exp(-35) - math.exp(-45), rel=1e-5, abs=0)
+    assert by_scale.item() == pytest.approx(-math.exp(-35) - math.exp(-45), rel=1e-5, abs=0)
 
 
-@pytest.mark.parametrize("tau", [1e-3, 30.0, 100.0, 1000.0])
-def test_any_tau(tau, place):
+@pytest.mark.parametrize("scale", [1e-3, 30.0, 100.0, 1000.0])
+def test_any_scale(scale, place):
     device, backend = place
     a = torch.tensor([[1.0, 0.0], [0.0, 1.0]], device=device)
-    # the positive is opposite, and the negative the anchor itself: tau each; and two that are at right angles
-    loss, *grads = run((a, -a, a), backend, tau=tau, bias=0.0)
-    assert loss.item() == pytest.approx(2 * tau + 2 * math.log1p(math.exp(-tau)) + 2 * LOG2, rel=1e-6)
+    # the positive is opposite, and the negative the anchor itself: scale each; and two that are at right angles
+    loss, *grads = run((a, -a, a), backend, scale=scale, bias=0.0)
+    assert loss.item() == pytest.approx(2 * scale + 2 * math.log1p(math.exp(-scale)) + 2 * LOG2, rel=1e-6)
     assert all(grad.isfinite().all() for grad in grads)
-    assert grads[3].item() == pytest.approx(-1.5 * 2 / (1 + math.exp(-tau)), rel=1e-5)
+    assert grads[3].item() == pytest.approx(-1.5 * 2 / (1 + math.exp(-scale)), rel=1e-5)
 
 
 @pytest.mark.parametrize("needs", [(1, 0, 0, 0, 0), (0, 1, 0, 0, 1), (0, 0, 1, 1, 0), (0, 0, 0, 1, 0), (0, 0, 0, 0, 1),
@@ -230,7 +230,7 @@ def test_partial_gradients(needs, place, poisoned):
     leaves = [*inputs, *numbers((10.0, -10.0), inputs[0])]
     for x, need in zip(leaves, needs, strict=True):
         x.requires_grad_(bool(need))
-    loss = sigmoid_loss(*leaves[:3], tau=leaves[3], bias=leaves[4], targets=targets, backend=backend)
+    loss = sigmoid_loss(*leaves[:3], scale=leaves[3], bias=leaves[4], targets=targets, backend=backend)
     assert loss.requires_grad == any(needs) and torch.equal(loss.detach(), expected[0])
     if any(needs):
         loss.backward()
@@ -249,9 +249,9 @@ WRONG = [
     (lambda: sigmoid_loss(A, P[:, :2]), ValueError, r"positives must have anchors' columns.*\(3, 2\).*\(3, 4\)"),
     (lambda: sigmoid_loss(A, P, N.half()), ValueError, "negatives must have anchors'.*float16"),
     (lambda: sigmoid_loss(A, P[:2]), ValueError, r"positives must have a row for each of the 3 anchors.*\(2, 4\)"),
-    (lambda: sigmoid_loss(A, P, tau=0), ValueError, "tau must be a finite number > 0, got 0"),
-    (lambda: sigmoid_loss(A, P, tau=torch.tensor(-1.0)), ValueError, "tau must be a finite number > 0, got -1.0"),
-    (lambda: sigmoid_loss(A, P, tau=torch.ones(1)), ValueError, r"tau must be .* \(\) float tensor on cpu.*\(1,\)"),
+    (lambda: sigmoid_loss(A, P, scale=0), ValueError, "scale must be a finite number > 0, got 0"),
+    (lambda: sigmoid_loss(A, P, scale=torch.tensor(-1.0)), ValueError, "scale must be a finite number > 0, got -1.0"),
+    (lambda: sigmoid_loss(A, P, scale=torch.ones(1)), ValueError, r"scale must be .* \(\) float tensor on cpu.*\(1,\)"),
     (lambda: sigmoid_loss(A, P, bias=torch.tensor(1)), ValueError, r"bias must be a number or .* float tensor.*int64"),
     (lambda: sigmoid_loss(A, P, bias=math.inf), ValueError, "bias must be a finite number, got inf"),
     (lambda: sigmoid_loss(A, P, bias="-10"), TypeError, "bias must be a number, got '-10'"),

@@ -73,11 +73,12 @@ def test_by_hand():
     # Row by row the cosines in the order that the teacher wants, itself at its place in each.
     teacher = torch.tensor([[3.0, 2.0, 1.0], [1.0, 3.0, 2.0], [3.0, 2.0, 1.0]])
     orders = [[1, 0.5, 0], [1, near, 0.5], [0, near, 1]]
-    tau = 2.0
+    scale = 2.0
     cost = sum(
-        sum(math.log(sum(math.exp(tau * c) for c in order[k:])) - tau * order[k] for k in range(3)) for order in orders
+        sum(math.log(sum(math.exp(scale * c) for c in order[k:])) - scale * order[k] for k in range(3))
+        for order in orders
     )
-    loss = ListMLELoss(None, tau).compute_loss_from_embeddings([vectors], labels([teacher], [3]))
+    loss = ListMLELoss(None, scale).compute_loss_from_embeddings([vectors], labels([teacher], [3]))
     assert loss.item() == pytest.approx(cost / 3, rel=1e-12)
 
 

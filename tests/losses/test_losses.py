@@ -43,15 +43,15 @@ def one_plus_sum(exponents, active):
     return torch.log1p(torch.exp(exponents[active]).sum())
 
 
-def by_definition(pair, score, label, *, tau, margin, gate):
+def by_definition(pair, score, label, *, scale, margin, gate):
     cosine = torch.nn.functional.cosine_similarity(*pair)
     angle = torch.arccos(cosine)
     rank = torch.from_numpy(rankdata(score.numpy()))
     i, j = torch.meshgrid(torch.arange(len(score)), torch.arange(len(score)), indexing="ij")
-    rank_part = one_plus_sum(tau * (cosine[i] - cosine[j]), rank[j] - rank[i] > margin)
+    rank_part = one_plus_sum(scale * (cosine[i] - cosine[j]), rank[j] - rank[i] > margin)
     gates = {"label": label[i] > label[j], "score": score[i] < score[j]}
     gates["label+score"] = gates["label"] & gates["score"]
-    return rank_part, one_plus_sum(tau * (angle[j] - angle[i]), gates[gate])
+    return rank_part, one_plus_sum(scale * (angle[j] - angle[i]), gates[gate])
 
 
 def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
@@ -81,7 +81,7 @@ def test_pearson_is_scipys_whatever_the_scale_of_the_scores():
 def test_raoe_is_the_papers_formula(gate):
     pair = embeddings()
     _, labels = batch(tiny_encoder(), 11)
-    rank, angle = by_definition(pair, labels["score"], labels["label"], tau=5.0, margin=3, gate=gate)
+    rank, angle = by_definition(pair, labels["score"], labels["label"], scale=5.0, margin=3, gate=gate)
     loss = RAOELoss(None, scale=5.0, margin=3, rank_weight=0.7, angle_weight=1.3, gate=gate)
     parts = loss.compute_loss_from_embeddings(pair, labels)
     assert list(parts) == ["rank", "angle"]

@@ -44,19 +44,19 @@ def angle_similarity(first, second):
 
 @pytest.mark.parametrize("neutral", [False, True])
 def test_contrastive_angle_by_hand(neutral):
-    """One anchor, so contrast is log(1 + sum exp(tau (cos negative - cos positive))), and angles have two or three
+    """One anchor, so contrast is log(1 + sum exp(scale (cos negative - cos positive))), and angles have two or three
     levels: positive (2), neutral (1), contradiction (0)."""
-    tau, weight = 3.0, 0.5
+    scale, weight = 3.0, 0.5
     degrees = {"positive": 100, "negative": 20, "neutral": 50}  # all in the wrong order
     columns = [at(0), *(at(degrees[role]) for role in ("positive", "negative", *(["neutral"] if neutral else [])))]
-    loss = AnglEContrastiveLoss(None, scale=tau, angle_weight=weight)
+    loss = AnglEContrastiveLoss(None, scale=scale, angle_weight=weight)
     found = float(loss.compute_loss_from_embeddings(columns))
     cosine = {role: math.cos(angle * math.pi / 180) for role, angle in degrees.items()}
     angle = {role: angle_similarity(0, degree) for role, degree in degrees.items()}
     negatives = ("negative", "neutral") if neutral else ("negative",)
-    contrast = math.log(1 + sum(math.exp(tau * (cosine[role] - cosine["positive"])) for role in negatives))
+    contrast = math.log(1 + sum(math.exp(scale * (cosine[role] - cosine["positive"])) for role in negatives))
     order = [("negative", "positive"), *([("negative", "neutral"), ("neutral", "positive")] if neutral else [])]
-    angular = math.log(1 + sum(math.exp(tau * (angle[less] - angle[more])) for less, more in order))
+    angular = math.log(1 + sum(math.exp(scale * (angle[less] - angle[more])) for less, more in order))
     assert found == pytest.approx(contrast + weight * angular, abs=1e-9)
 
 
@@ -76,7 +76,7 @@ def test_angles_are_compared_across_anchors():
 
 @pytest.mark.parametrize("neutral", [False, True])
 def test_angles_own_three_parts_by_hand(neutral):
-    """Its cosines are ordered by tau, its angles by another, and in-batch negatives are as before."""
+    """Its cosines are ordered by scale, its angles by another, and in-batch negatives are as before."""
     degrees = {"positive": 100, "negative": 20, "neutral": 50}
     roles = ("positive", "negative", *(["neutral"] if neutral else []))
     columns = [at(0), *(at(degrees[role]) for role in roles)]
@@ -195,14 +195,14 @@ def test_similarity_distillation_by_hand():
 
 def test_rank_distillation_by_hand():
     """ListMLE: -log of the probability of the teacher's order, exp(s) over what is left, mean over the rows."""
-    student, tau = [at(0, 30), at(10, 80)], 4.0
-    loss = RankDistillationLoss(None, plane, scale=tau)
+    student, scale = [at(0, 30), at(10, 80)], 4.0
+    loss = RankDistillationLoss(None, plane, scale=scale)
     cosine = (student[0] @ student[1].T).tolist()
 
     def expected(orders):
         rows = []
         for row, order in zip(cosine, orders, strict=True):
-            ranked = [tau * row[place] for place in order]
+            ranked = [scale * row[place] for place in order]
             rows.append(sum(math.log(sum(map(math.exp, ranked[k:]))) - ranked[k] for k in range(len(ranked))))
         return sum(rows) / len(rows)
 

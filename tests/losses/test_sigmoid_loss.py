@@ -15,10 +15,10 @@ from tests.losses.test_losses import CACHED, step
 from tests.tiny import gradients, tiny_encoder
 
 
-def by_definition(columns, texts, tau, bias):
-    """Mean over the anchors of the sum over what remains of -log sigmoid(z (tau cos + bias)), pair by pair."""
+def by_definition(columns, texts, scale, bias):
+    """Mean over the anchors of the sum over what remains of -log sigmoid(z (scale cos + bias)), pair by pair."""
     anchors, *others = [F.normalize(column) for column in columns]
-    logits = tau * anchors @ torch.cat(others).T + bias
+    logits = scale * anchors @ torch.cat(others).T + bias
     own = torch.eye(*logits.shape, dtype=torch.bool)
     keep = torch.ones_like(own)
     if texts is not None:
@@ -40,7 +40,8 @@ def test_is_the_formula(columns):
 
 def test_begins_as_the_paper_does():
     loss = SigmoidLoss(None)
-    assert loss.tau().item() == pytest.approx(10) and loss.logit_bias.item() == -10 and loss.current_scale == 10
+    assert loss.differentiable_scale().item() == pytest.approx(10) and loss.current_scale == 10
+    assert loss.logit_bias.item() == -10
     assert {name for name, _ in loss.named_parameters()} == {"log_scale", "logit_bias"}
     fixed = SigmoidLoss(None, learn_scale=False)
     assert not [*fixed.parameters()]

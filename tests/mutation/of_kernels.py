@@ -45,7 +45,7 @@ KERNELS = [
         ('if gate == "score":\n        return _scores(scores, similarity), None', 'if gate == "score":\n        pass'),
         ("scores.to(torch.float32 if", "scores.to(torch.float16 if"),
         ("return (rank, angle) if return_parts else rank + angle", "return (rank, angle) if return_parts else rank"),
-        ("params = _params.make(True, False, tau)\n", "params = _params.make(True, False, tau, 1)\n"),
+        ("params = _params.make(True, False, scale)\n", "params = _params.make(True, False, scale, 1)\n"),
     ),
     *of(
         "raoe_kernels/pairwise/params.py",
@@ -166,15 +166,15 @@ KERNELS = [
         ("masked_fill(norms <= EPS, 0)", "masked_fill(norms <= 1e-4, 0)"),
         ("(norms * 0).sum()", "norms.new_zeros(())"),
         ("(problem.targets < 0) |", ""),
-        ("~(problem.learnt_tau > 0), torch.nan", "(problem.learnt_tau < 0), torch.nan"),
+        ("~(problem.learnt_scale > 0), torch.nan", "(problem.learnt_scale < 0), torch.nan"),
         ("torch.where(ratio < 1e30, ratio.log1p()", "torch.where(ratio < 1e30, (1 + ratio).log()"),
     ),
     *of(
         "raoe_kernels/infonce/scan.py",
         INFONCE,
-        ("shifted = isinstance(tau, Tensor) or tau + problem.strength > UNSHIFTED_TAU", "shifted = False"),
+        ("shifted = isinstance(scale, Tensor) or scale + problem.strength > UNSHIFTED_SCALE", "shifted = False"),
         ("parts[0].scatter_(1, own, -others)", "parts[0].scatter_(1, own, others)"),
-        ("by_tau += torch", "by_tau -= torch"),
+        ("by_scale += torch", "by_scale -= torch"),
         ("(others / most)", "(most / others)"),
     ),
     *of(

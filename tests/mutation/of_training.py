@@ -274,7 +274,7 @@ TRAINING = [
         "losses/test_losses.py",
         ("rank_weight=self.rank_weight,", "rank_weight=1.0,"),
         ("ties=self.ties,\n            gate", "gate"),
-        ("margin=self.margin, tau=self.scale, ties=self.ties)", "margin=self.margin, tau=self.scale)"),
+        ("margin=self.margin, scale=self.scale, ties=self.ties)", "margin=self.margin, scale=self.scale)"),
     ),
     *of(
         "raoe_train/losses/sigmoid.py",
@@ -287,20 +287,18 @@ TRAINING = [
         f"losses/test_infonce_loss.py losses/test_infonce_forms.py {GATHERED}",
         ("None if unique else (row_ids, column_ids)", "None"),
         ("same.flipped()", "same"),
-        ("[1:, mine].T", "[1:, : len(own)].T"),
     ),
     *of(
         "raoe_train/losses/angle_contrastive.py",
         "losses/test_nli_baselines.py",
         ("CLASSES = (2, 0, 1)", "CLASSES = (2, 1, 0)"),
-        ("tau=tau or self.current_scale", "tau=self.current_scale"),
+        ("scale=scale or self.current_scale", "scale=self.current_scale"),
     ),
     *of(
         "raoe_train/losses/distillation.py",
         "losses/test_nli_baselines.py",
-        ("tau=self.scale) / len(a)", "tau=self.scale)"),
+        ("scale=self.scale) / len(a)", "scale=self.scale)"),
         (".sum(1).mean() / 2", ".sum(1).mean()"),
-        ("teacher_tau=self.teacher_scale)", "teacher_tau=self.scale)"),
     ),
     *of(
         "raoe_train/losses/by_length.py",

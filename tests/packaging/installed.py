@@ -68,7 +68,7 @@ def computes(kinds: list[str]) -> None:
     found = []
     for backend in ("auto", "scan"):
         leaf = similarity.clone().requires_grad_()
-        loss = raoe_kernels.raoe_loss(leaf, scores, torch.arange(512) % 3, margin=2, tau=20.0, backend=backend)
+        loss = raoe_kernels.raoe_loss(leaf, scores, torch.arange(512) % 3, margin=2, scale=20.0, backend=backend)
         loss.backward()
         found.append((loss.detach(), leaf.grad))
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

@@ -12,7 +12,7 @@ PADDED_Y_VALUE, DEFAULT_EPS = -1, 1e-10  # theirs
 
 
 def listMLE(y_pred: Any, y_true: Any, eps: float = DEFAULT_EPS, padded_value_indicator: float = PADDED_Y_VALUE) -> Any:
-    return list_mle_loss(y_pred, y_true, tau=1, mask=y_true != padded_value_indicator)
+    return list_mle_loss(y_pred, y_true, scale=1, mask=y_true != padded_value_indicator)
 
 
 for name in ("allrank", "allrank.models", "allrank.models.losses", "allrank.data", "allrank.data.dataset_loading"):

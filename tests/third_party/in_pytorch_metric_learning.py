@@ -34,7 +34,7 @@ class NTXentLoss(torch.nn.Module):
         def mean(rows: Any) -> Any:
             return info_nce_loss(
                 embeddings[anchors[rows]], columns, targets=positives[rows], ignore=ignore[rows],
-                tau=1 / self.temperature,
+                scale=1 / self.temperature,
             )  # fmt: skip
 
         each = [slice(None)] if self.reducer is None else [anchors == anchor for anchor in anchors.unique()]
@@ -48,7 +48,7 @@ class NPairsLoss(torch.nn.Module):
         anchors, positives = pairs_of.convert_to_pos_pairs_with_unique_labels(None, labels)
         if not len(anchors):
             return embeddings.sum() * 0
-        return info_nce_loss(embeddings[anchors], embeddings[positives], tau=1).to(embeddings.dtype)
+        return info_nce_loss(embeddings[anchors], embeddings[positives], scale=1).to(embeddings.dtype)
 
 
 def ntxent(temperature: float = 0.07, **others: Any) -> Any:

@@ -1,10 +1,13 @@
 """info_nce_loss with `dims`, eager and under torch.compile.
 
-A backend is one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. Losses are (K,), of the
-first dims[k] columns each; gradients, of anchors, positives and negatives, are those of the sum of weights x losses,
-weights being (K,), in the losses' dtype, and None where not needed. The widths share the gradient's products, which
-therefore have to know the weights: on a CPU equal ones are expected, and the gradient is made in forward; with others,
-and on a GPU, which is not asked whether they are equal, in backward.
+A backend of all widths is one function: `forward(problem, dims, weights, needs) -> (losses, gradients)`. Losses are
+(K,), of the first dims[k] columns each; gradients, of anchors, positives and negatives, are those of the sum of
+weights x losses, weights being (K,), in the losses' dtype, and None where not needed. The widths share the gradient's
+products, which therefore have to know the weights: on a CPU equal ones are expected, and the gradient is made in
+forward; with others, and on a GPU, which is not asked whether they are equal, in backward.
+
+A backend of one width, see _problems.py, makes each width by itself. Triton's is the choice on a GPU: its pass over the
+logits costs less there than scan's of all widths between shared products.
 """
 
 from __future__ import annotations
@@ -15,112 +18,115 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._dispatch import Backend, Op, refuse_second_derivative, triton_missing
+from ..._dispatch import Backend, Op, refuse_second_derivative
 from ..._dtypes import wide
 from ..._operator import eager, with_backward
+from ..._problems import Gradients, Needs
 from ..._widths import native_missing
+from ..autograd import ARGUMENTS, OP
 from ..problem import Problem
 
-Needs = tuple[bool, ...]
 _NONE = (False, False, False)
-
+_TENSORS = ARGUMENTS.count("Tensor")
 
 WIDTHS = Op(
     "info_nce_loss of several widths",
     (),
     {
-        "reference": Backend(f"{__package__}.reference"),
+        "reference": OP.backends["reference"],
         "scan": Backend(f"{__package__}.scan"),
         "native": Backend(f"{__package__}.native", native_missing),
-        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+        "triton": OP.backends["triton"],
     },
 )
 
 
 def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Tensor:
     """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`."""
-    given = problem.anchors, problem.positives, problem.negatives, *_others(problem)
-    needs = tuple(x is not None and x.requires_grad and torch.is_grad_enabled() for x in given[:3])
-    module = eager(WIDTHS, backend, *given)
+    needs = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows]
+    module = eager(WIDTHS, backend, *problem[:_TENSORS])
     if module is None:
-        return _operator(*given, dims, problem.tau, problem.symmetric, backend)
-    if any(needs):
-        return _Widths.apply(module, dims, problem.tau, problem.symmetric, *given)
-    return _run(problem, dims, None, _NONE, module)[0]
-
-
-def _others(problem: Problem) -> tuple[Tensor | None, ...]:
-    return problem.targets, problem.ignored, problem.anchor_ids, problem.column_ids
-
-
-def _problem(tau: float, symmetric: bool, anchors: Tensor, positives: Tensor, negatives: Tensor | None, *others: Any):
-    targets, ignored, anchor_ids, column_ids = others
-    directions = ("query_to_doc", "doc_to_query") if symmetric else ("query_to_doc",)
-    return Problem(
-        anchors, positives, negatives, targets=targets, ignored=ignored, anchor_ids=anchor_ids, column_ids=column_ids,
-        tau=tau, directions=directions, joint=not symmetric,
-    )  # fmt: skip
+        return _operator(*problem, dims, backend)
+    return _Widths.apply(module, dims, *problem) if any(needs) else _run(problem, dims, None, _NONE, module)[0]
 
 
 def _run(
-    problem: Problem, dims: tuple[int, ...], weights: Tensor | None, needs: Needs, module: ModuleType
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    anchors, exact = problem.anchors, wide(problem.anchors.dtype)
-    if len(anchors) == 0:
-        grads = zip(problem.rows, needs, strict=True)
-        zeros = tuple(x.new_zeros(x.shape, dtype=exact) if need and x is not None else None for x, need in grads)
-        return anchors.new_zeros(len(dims), dtype=exact), zeros
+    problem: Problem, dims: tuple[int, ...], weights: Tensor | None, needs: Needs, module: Any
+) -> tuple[Tensor, Gradients]:
     if weights is None:
-        weights = anchors.new_ones(len(dims), dtype=exact)
+        weights = problem.anchors.new_ones(len(dims), dtype=wide(problem.anchors.dtype))
+    if len(problem.anchors) == 0:
+        return torch.zeros_like(weights), _zeros(problem, needs)
     # Autocast would make matrix products of the float32 rows in half precision.
-    with torch.autocast(anchors.device.type, enabled=False):
+    with torch.autocast(weights.device.type, enabled=False):
+        if hasattr(module, "backward"):
+            return _each_width(problem, dims, weights, needs, module)
         return module.forward(problem, dims, weights, needs)
+
+
+def _zeros(problem: Problem, needs: Needs) -> Gradients:
+    rows = zip(problem.rows, needs, strict=True)
+    return tuple(x.new_zeros(x.shape, dtype=wide(x.dtype)) if need and x is not None else None for x, need in rows)
+
+
+def _each_width(
+    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: Needs, module: Any
+) -> tuple[Tensor, Gradients]:
+    sums, losses, needs = _zeros(problem, needs), [], (*needs, False, False)
+    for width, weight in zip(dims, weights.unbind(), strict=True):
+        anchors, positives, negatives = (None if x is None else x[:, :width] for x in problem.rows)
+        prefix = problem._replace(anchors=anchors, positives=positives, negatives=negatives)
+        loss, saved = module.forward(prefix, needs)
+        losses.append(loss)
+        if not any(needs):
+            continue
+        grads = module.backward(prefix, saved, torch.ones_like(loss), needs, loss.dtype)
+        for total, gradient in zip(sums, grads, strict=False):
+            if total is not None:
+                total[:, :width] += weight * gradient
+    return torch.stack(losses), sums
 
 
 class _Widths(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, module: ModuleType, dims: Any, tau: float, symmetric: bool, *given: Any) -> Tensor:
-        ctx.needs = ctx.needs_input_grad[4:7]
-        ctx.made = not given[0].is_cuda
-        problem = _problem(tau, symmetric, *given)
-        losses, grads = _run(problem, dims, None, ctx.needs if ctx.made else _NONE, module)
-        ctx.save_for_backward(*given, *grads)
-        ctx.options, ctx.module = (tau, symmetric, dims), module
+    def forward(ctx: Any, module: ModuleType, dims: tuple[int, ...], *fields: Any) -> Tensor:
+        ctx.needs = ctx.needs_input_grad[2:5]
+        ctx.made = not fields[0].is_cuda
+        losses, grads = _run(Problem(*fields), dims, None, ctx.needs if ctx.made else _NONE, module)
+        ctx.save_for_backward(*fields[:_TENSORS], *grads)
+        ctx.options, ctx.dims, ctx.module = fields[_TENSORS:], dims, module
         return losses
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor):
         refuse_second_derivative("info_nce_loss")
-        *given, first, second, third = ctx.saved_tensors
-        tau, symmetric, dims = ctx.options
-        grads: tuple[Tensor | None, ...] = (first, second, third)
+        saved = ctx.saved_tensors
+        grads = saved[_TENSORS:]
         if ctx.made and bool((upstream == upstream[0]).all()):
             grads = tuple(None if g is None else g * upstream[0] for g in grads)
         else:
-            grads = _run(_problem(tau, symmetric, *given), dims, upstream, ctx.needs, ctx.module)[1]
-        grads = tuple(None if g is None else g.to(given[0].dtype) for g in grads)
-        return None, None, None, None, *grads, None, None, None, None
+            problem = Problem(*saved[:_TENSORS], *ctx.options)
+            grads = _run(problem, ctx.dims, upstream, ctx.needs, ctx.module)[1]
+        grads = tuple(None if g is None else g.to(saved[0].dtype) for g in grads)
+        return None, None, *grads, *[None] * (len(Problem._fields) - len(grads))
 
 
 def _operator_forward(*inputs: Any) -> Tensor:
-    *given, dims, tau, symmetric, module = inputs
-    return _run(_problem(tau, symmetric, *given), tuple(dims), None, _NONE, module)[0]
+    *fields, dims, module = inputs
+    return _run(Problem(*fields), tuple(dims), None, _NONE, module)[0]
 
 
 def _shapes(*inputs: Any) -> Tensor:
-    return inputs[0].new_empty(len(inputs[7]), dtype=wide(inputs[0].dtype))
+    return inputs[0].new_empty(len(inputs[-1]), dtype=wide(inputs[0].dtype))
 
 
-def _operator_backward(upstream: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
-    *given, dims, tau, symmetric, needs, module = inputs
-    grads = _run(_problem(tau, symmetric, *given), tuple(dims), upstream, tuple(needs), module)[1]
-    return tuple(None if g is None else g.to(given[0].dtype) for g in grads)
+def _operator_backward(upstream: Tensor, *inputs: Any) -> Gradients:
+    *fields, dims, needs, module = inputs
+    grads = _run(Problem(*fields), tuple(dims), upstream, tuple(needs), module)[1]
+    return tuple(None if g is None else g.to(fields[0].dtype) for g in grads)
 
 
 _operator = with_backward(
-    WIDTHS,
-    "infonce_widths",
-    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor? targets, Tensor? ignored, Tensor? anchor_ids, "
-    "Tensor? column_ids, int[] dims, float tau, bool symmetric",
-    1, _operator_forward, _shapes, _operator_backward, gradients=3, unsaved=1,
+    WIDTHS, "infonce_widths", f"{ARGUMENTS}, int[] dims", 1, _operator_forward, _shapes, _operator_backward,
+    gradients=3, unsaved=1,
 )  # fmt: skip

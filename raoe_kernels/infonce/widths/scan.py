@@ -1,6 +1,6 @@
 """info_nce_loss of several widths, a chunk of rows at a time, each column in one product a pass.
 
-Products over the columns between two widths (a segment) add up to the logits of all widths: x_k = tau (dot_1 + … +
+Products over the columns between two widths (a segment) add up to the logits of all widths: x_k = scale (dot_1 + … +
 dot_k) / (|a| |b|), norms being those of the prefix. Segment s is in the widths k >= s: with g_k the gradient of L_k by
 dot_k, its own is one product, (g_s + … + g_K) b, and one more, transposed. What goes through the norms is <dL_k/dx_k,
 x_k> of each row and column. Three products of all columns for any number of widths, as for one.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..._dtypes import wide
 from ..._widths import from_here_on, segments
-from ..problem import EPS, Problem, add_rows, losses, own_columns, scale, split
+from ..problem import EPS, Problem, add_rows, losses, mean_factor, own_columns, split
 
 # Bytes of all widths' logits: enough rows for products at full speed, and little enough for a CPU's last cache.
 BUFFER = 24 << 20
@@ -44,8 +44,8 @@ class _Side(NamedTuple):
     whole: Tensor | None
 
 
-# (products, tau / |row|, 1 / |column|, own columns, columns left out, weights, along the columns) -> losses, and along
-# the rows, (K, n); see `weigh`.
+# (products, scale / |row|, 1 / |column|, own columns, columns left out, weights, along the columns) -> losses, and
+# along the rows, (K, n); see `weigh`.
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
 
 
@@ -62,29 +62,29 @@ def sweep(
     """`forward` of a backend that has `weigh`."""
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
-    factor = scale(problem, poison_a + poison_k)
+    factor = mean_factor(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
     wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     here = weights * factor if any(needs) else None
-    total = _direction(a, k, targets, problem.tau, here, _ignored(problem), wanted, weigh)
+    total = _direction(a, k, targets, problem.scale, here, _ignored(problem), wanted, weigh)
     if problem.symmetric:
         own = torch.arange(len(problem.anchors), device=targets.device)
         rows, by = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.by]
         found = _Side(rows, k.inverse[:, targets].contiguous(), by, torch.zeros_like(a.along), None)
         back = _ignored_back(problem, targets)
-        total = total + _direction(found, a, own, problem.tau, here, back, slice(None), weigh)
+        total = total + _direction(found, a, own, problem.scale, here, back, slice(None), weigh)
         for sums, more in zip(k.by, by, strict=True):
             add_rows(sums, targets, more)
         add_rows(k.along.t(), targets, found.along.t())
-    grads = split(_finished(a, dims, problem.anchors), _finished(k, dims, problem.positives), problem, needs)
-    return total * factor, grads
+    of_anchors, of_columns = _finished(a, dims, problem.anchors), _finished(k, dims, problem.positives)
+    return total * factor, split(of_anchors, of_columns, positives, needs)
 
 
 def _direction(
     side: _Side,
     found: _Side,
     targets: Tensor,
-    tau: float,
+    scale: float,
     weights: Tensor | None,
     ignored: Callable[[slice], Tensor] | None,
     wanted: slice,
@@ -96,7 +96,7 @@ def _direction(
     step = max(1, min(anchors, ROWS, BUFFER // (widths * count * like.element_size())))
     step = -(-anchors // -(-anchors // step))  # chunks of one size
     buffer = like.new_empty(widths * step * count)
-    of_rows, total = side.inverse * tau, like.new_zeros(widths)
+    of_rows, total = side.inverse * scale, like.new_zeros(widths)
     for start in range(0, anchors, step):
         chunk = slice(start, min(start + step, anchors))
         here = [_along(x[chunk]) for x in side.rows]
