@@ -311,6 +311,6 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
 
 def _subclasses(base: type) -> set[str]:
     """The names of a class's subclasses that can be made."""
-    direct = base.__subclasses__() if base is not object else []
+    direct: list[type] = base.__subclasses__() if base is not object else []
     below = (name for each in direct for name in _subclasses(each))
     return {*below, *(each.__name__ for each in direct if not inspect.isabstract(each))}

@@ -56,28 +56,16 @@ def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batc
 def first_layers(model: Any, count: int) -> Iterator[None]:
     """Within it, a SentenceTransformer has only its first `count` layers, and behind them its final norm.
 
-    Layers of a BidirectionalModel that look both ways go on doing so. Where it adds both directions, in mode "sum",
-    they are added after the last layer kept."""
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel, add_halves
-
-    inner = model[0].model
-    owner, name = _layer_list(inner)
+    Layers of a BidirectionalModel that look both ways go on doing so."""
+    owner, name = _layer_list(model[0].model)
     layers = getattr(owner, name)
-    added = None
     try:
         # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
         # a BidirectionalModel finds the windows of its last layers by the configuration's depth.
         setattr(owner, name, layers[:count])
-        if isinstance(inner, BidirectionalModel) and inner.config.bidirectional_mode == "sum":
-            causal = len(layers) - inner.config.bidirectional_layers
-            # the first of these layers doubles the batch, and the last, which is gone, would add the halves
-            if causal < count < len(layers):
-                added = layers[count - 1].register_forward_hook(add_halves)
         yield
     finally:
         setattr(owner, name, layers)
-        if added is not None:
-            added.remove()
 
 
 def _layer_list(inner: Any) -> tuple[Any, str]:

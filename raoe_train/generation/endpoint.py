@@ -2,32 +2,25 @@
 
 It stands where a GuidedDecoder stands in `grow`. What is asked is text, and the server makes tokens of it: with a chat
 template (of its own) by POST /chat/completions as one user's message, without one by POST /completions. So a server
-that has the same model reads the same tokens as we do here.
+that has the same model reads the same tokens as we do here. The client is openai's.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import queue
 import re
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from raoe_train.generation.sampling import FIELDS, Sampling
+from raoe_train.generation.sampling import Sampling
 from raoe_train.generation.slots import Request
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?(/[\w.~%/-]*)?", re.ASCII)
 TRIES = 6  # of a request: a server may be starting, or may have too much to do
-LONGEST_WAIT = 60.0  # seconds between two of them
-TIMEOUT = 600.0  # seconds without a byte
-LARGEST = 1 << 24  # bytes of an answer
+TIMEOUT = 600.0  # seconds of a request
 REFUSED = (400, 413, 422)  # of one prompt, where others are answered
 PASSED = ("do_sample", "temperature", "top_p", "stop_strings")  # of Sampling; others are no part of the protocol
 
@@ -42,53 +35,50 @@ class Reply:
     context: None = None
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """The key is for the host that was named."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 class Endpoint:
     """Asks a served model; each request in a thread of its own.
 
     Args:
         url: of the API, up to where /chat/completions follows: http://localhost:8000/v1.
         model: its name there.
-        sampling: do_sample, temperature, top_p and stop_strings are handed on, greedy decoding as temperature 0.
+        sampling: do_sample, temperature, top_p and stop_strings are passed on, greedy decoding as temperature 0.
         chat: by /chat/completions, else by /completions.
-        key: environment variable that holds the key, where there is one; it goes nowhere but to the server.
-        wait: seconds before a request is made again, twice as many before each further time; Retry-After may say more.
+        key: environment variable that holds the key, where there is one. The key goes to that URL alone: no proxy of
+            the environment, no redirect.
 
     Raises:
+        ImportError: without openai.
         ValueError: a URL that cannot be, or sampling that the protocol has no word for. Of `step`: an answer that is
-            none of the protocol, or that every prompt is refused.
-        OSError: of `step`: a server that is not there, does not want us, or is busy TRIES times.
+            not one of the protocol, or that every prompt is refused.
+        OSError: of `step`: a server that is not there, does not accept the key, or is busy TRIES times.
     """
 
     limit: int | None = None  # of positions: the server refuses what is too long
     can_join = True
 
-    def __init__(
-        self, url: str, model: str, sampling: Sampling, *, chat: bool = True, key: str = "", wait: float = 1.0
-    ) -> None:
+    def __init__(self, url: str, model: str, sampling: Sampling, *, chat: bool = True, key: str = "") -> None:
+        import httpx
+        import openai
+
         if not URL.fullmatch(url):
             hint = " (generation.key names the variable of a key)" if "@" in url or "?" in url else ""
             shown = "" if hint else f", got {url!r}"  # it may have a key in it
             raise ValueError(f"generation.endpoint must be a URL such as http://localhost:8000/v1{hint}{shown}")
-        for name in FIELDS:
-            if name not in PASSED and getattr(sampling, name) is not None:
-                raise ValueError(f"generation.{name} cannot be asked of an endpoint, but {', '.join(PASSED)} can")
-        self.url = url.rstrip("/") + ("/chat/completions" if chat else "/completions")
-        self.model, self.sampling, self.chat, self.wait = model, sampling, chat, wait
+        for each in fields(Sampling):
+            if each.name not in PASSED and getattr(sampling, each.name) is not None:
+                raise ValueError(f"generation.{each.name} cannot be asked of an endpoint, but {', '.join(PASSED)} can")
+        self.url, self.model, self.sampling, self.chat = url.rstrip("/"), model, sampling, chat
         self.active = 0  # requests under way
         self._key = os.environ.get(key, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):  # whose error would show it
-            raise ValueError(f"the variable {key} (generation.key) holds what can be no key: more than printable ASCII")
+            raise ValueError(f"the variable {key} (generation.key) holds no key: more than printable ASCII")
         self._done: queue.SimpleQueue[tuple[Hashable, Reply | Exception]] = queue.SimpleQueue()
         self._refused: list[tuple[Hashable, Reply]] = []  # until one is answered: it may be that all will be
-        self._answered = self._over = False
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._answered = False
+        self._client = openai.OpenAI(
+            base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT, max_retries=TRIES - 1,
+            http_client=httpx.Client(trust_env=False, follow_redirects=False),
+        )  # fmt: skip
 
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Reply]]:
         """Begin (key, request) pairs."""
@@ -104,7 +94,6 @@ class Endpoint:
             key, reply = self._done.get()
             self.active -= 1
             if isinstance(reply, Exception):
-                self._over = True
                 raise reply
             refused = reply.finish.startswith("refused")
             self._answered = self._answered or not refused
@@ -115,8 +104,8 @@ class Endpoint:
             raise ValueError(f"{self.url} answers none of {len(self._refused)} prompts: {self._refused[0][1].finish}")
         return found
 
-    def body(self, request: Request) -> dict[str, Any]:
-        """What is posted."""
+    def wish(self, request: Request) -> dict[str, Any]:
+        """What is asked."""
         text, sampling = request.near, self.sampling
         wish: dict[str, Any] = {"model": self.model, "max_tokens": request.max_new_tokens}
         wish |= {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
@@ -129,64 +118,41 @@ class Endpoint:
 
     def _work(self, key: Hashable, request: Request) -> None:
         try:
-            self._done.put((key, self._ask(json.dumps(self.body(request)).encode())))
+            self._done.put((key, self._ask(request)))
         except Exception as error:
             self._done.put((key, error))
 
-    def _ask(self, body: bytes) -> Reply:
-        headers = {"Content-Type": "application/json"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        wait = self.wait
-        for left in reversed(range(TRIES)):
-            asked = urllib.request.Request(self.url, body, headers)
-            said = 0.0
-            try:
-                with self._opener.open(asked, timeout=TIMEOUT) as response:
-                    return self._read(response.read(LARGEST))
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code} {self._said(error)}"
-                if error.code in REFUSED:
-                    return Reply("", f"refused: {problem}")
-                if error.code != 429 and error.code < 500:
-                    hint = "; is the URL the one that ends before /chat/completions?" if error.code == 404 else ""
-                    raise OSError(f"{self.url} answers {problem}{hint}") from None
-                after = error.headers.get("Retry-After", "")
-                said = float(after) if after.isdecimal() else 0.0  # it may be a date
-            except (OSError, http.client.HTTPException) as error:
-                problem = str(getattr(error, "reason", error)) or type(error).__name__
-            if not left or self._over:
-                break
-            time.sleep(min(max(wait, said), LONGEST_WAIT))
-            wait *= 2
-        raise OSError(f"{self.url} did not answer in {TRIES} tries; the last time: {problem}")
+    def _ask(self, request: Request) -> Reply:
+        import openai
 
-    def _read(self, body: bytes) -> Reply:
+        client = self._client.chat.completions if self.chat else self._client.completions
         try:
-            answer: Any = json.loads(body)
-            choice = answer["choices"][0]
-            text = choice["message"]["content"] if self.chat else choice["text"]
-            text = "" if text is None else text + ""
-            finish, used = choice.get("finish_reason"), answer.get("usage")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            answer: Any = client.create(**self.wish(request))
+        except openai.APIStatusError as error:
+            problem = f"HTTP {error.status_code} {self._shown(error.message)}"
+            if error.status_code in REFUSED:
+                return Reply("", f"refused: {problem}")
+            hint = "; the URL must end before /chat/completions" if error.status_code == 404 else ""
+            raise OSError(f"{self.url} answers {problem}{hint}") from None
+        except openai.APIConnectionError as error:
+            cause = self._shown(str(error.__cause__ or error))
+            raise OSError(f"{self.url} did not answer in {TRIES} tries; the last time: {cause}") from None
+        except (openai.APIError, ValueError) as error:
+            raise ValueError(f"{self.url} answers what is not of the protocol: {self._shown(str(error))}") from None
+        try:
+            choice = answer.choices[0]
+            text = choice.message.content if self.chat else choice.text
+            text, finish = "" if text is None else text + "", str(choice.finish_reason)
+        except (LookupError, TypeError, AttributeError):
             kind = "chat completion" if self.chat else "completion"
-            raise ValueError(f"{self.url} answers what is no {kind}: {self._shown(body)!r}") from None
-        tokens = used.get("completion_tokens") if isinstance(used, dict) else None
-        # half of a surrogate pair, which JSON can hold and a file cannot
+            raise ValueError(f"{self.url} answers what is no {kind}: {self._shown(str(answer))!r}") from None
+        tokens = getattr(getattr(answer, "usage", None), "completion_tokens", 0)
+        # a lone surrogate, which JSON can hold and a file cannot
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return Reply(text, self._shown(str(finish).encode(errors="replace")), tokens if type(tokens) is int else 0)
+        text = text.replace(self._key, "…") if self._key else text
+        return Reply(text, self._shown(finish), tokens if type(tokens) is int else 0)
 
-    def _said(self, error: urllib.error.HTTPError) -> str:
-        """What an error's body says, in a line."""
-        try:
-            body = error.read(LARGEST)
-            said = json.loads(body)["error"]["message"].encode(errors="replace")
-        except (OSError, http.client.HTTPException):
-            return ""
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            said = body
-        return self._shown(said)
-
-    def _shown(self, said: bytes) -> str:
-        line = " ".join(said.decode(errors="replace").split())
+    def _shown(self, said: str) -> str:
+        """A line of what the server says, without the key."""
+        line = " ".join(said.encode(errors="replace").decode().split())
         return (line.replace(self._key, "…") if self._key else line)[:200]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
     """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets
     by name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
     if keep != "auto":
-        return cast(float, keep)
+        return keep
     every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
     if any(not hasattr(dataset, "__len__") for dataset in every):
         raise ValueError('keep "auto" reads the scores of datasets of a known length: give a number, such as 1')

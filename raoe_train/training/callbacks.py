@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def _rows(trainer: Any, batch: Mapping[str, Any]) -> Iterator[str]:
 
 def _to_try(trainer: Any) -> Iterator[str]:
     args = trainer.args
-    hints: Sequence[str] = [f"a smaller training.learning_rate (now {args.learning_rate:g}) or more warm-up"]
+    hints = [f"a smaller training.learning_rate (now {args.learning_rate:g}) or more warm-up"]
     if scales := dict.fromkeys(f"{scale:g}" for scale in trainer.scales.values()):
         hints.append(f"a smaller loss.scale (now {' and '.join(scales)})")
     if args.fp16:
