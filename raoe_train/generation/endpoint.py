@@ -57,7 +57,6 @@ class Endpoint:
     can_join = True
 
     def __init__(self, url: str, model: str, sampling: Sampling, *, chat: bool = True, key: str = "") -> None:
-        import httpx
         import openai
 
         if not URL.fullmatch(url):
@@ -77,7 +76,7 @@ class Endpoint:
         self._answered = False
         self._client = openai.OpenAI(
             base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT, max_retries=TRIES - 1,
-            http_client=httpx.Client(trust_env=False, follow_redirects=False),
+            http_client=openai.DefaultHttpxClient(trust_env=False, follow_redirects=False),
         )  # fmt: skip
 
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Reply]]:
