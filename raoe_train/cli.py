@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ def job_of(name: str) -> Callable[..., dict[str, Any]]:
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(f"unknown job {name!r}{hint}; jobs: {', '.join(JOBS)}")
     return getattr(importlib.import_module(f"raoe_train.jobs.{name}"), name)
+
+
+def load(job: str, recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> Any:
+    """The configuration object of a job, see raoe_train.config.parse."""
+    from raoe_train.config import parse
+
+    return parse(job_of(job).config, recipe, settings)  # type: ignore[attr-defined]
 
 
 def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def nearest(word: str, known: Iterable[Any]) -> str:
 
 
 def parser_of(config: type, prog: str = "", description: str = "") -> ArgumentParser:
-    """The parser of a configuration class. A class method `declare(parser)` of it may add arguments of its own."""
+    """The parser of a configuration class. A class method `declare(parser)` of it may add arguments of its own; its
+    attribute `first_words` comes before all that is parsed."""
     import jsonargparse
 
     class Formatter(jsonargparse.DefaultHelpFormatter):
@@ -162,7 +163,7 @@ def parse_words(config: type[T], words: Sequence[str], prog: str = "", descripti
 
     parser = parser_of(config, prog, description)
     try:
-        found = parser.parse_args([*words])
+        found = parser.parse_args([*getattr(config, "first_words", ()), *words])
     except (ArgumentError, RecursionError) as error:
         raise ValueError(_explained(error, {each.dest: each for each in parser._actions})) from None
     return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
@@ -192,9 +193,9 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
     return [*layers, *options, *flags]
 
 
-def make(section: type[T], name: str, **settings: Any) -> T:
-    """An object of a dataclass, its values checked as those of a recipe; messages put `name` before its keys."""
-    return getattr(parse(dataclasses.make_dataclass("Made", [(name, section)]), settings={name: settings}), name)
+def make(section: type[T], key: str, /, **settings: Any) -> T:
+    """An object of a dataclass, its values checked as those of a recipe; messages put `key` before its keys."""
+    return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), settings={key: settings}), key)
 
 
 def build(of: type[T], values: Mapping[str, Any]) -> T:

@@ -28,7 +28,7 @@ from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.encoders.sizes import check_fits
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
-from raoe_train.losses import Loss, RAOELoss
+from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
 from raoe_train.training.account import in_words, plot_changes
 from raoe_train.training.arguments import (
@@ -101,13 +101,16 @@ class TrainConfig:
     overwrite: bool = False
     dry_run: bool = False
 
+    # not a default of the argument, whose keywords another class would take over
+    first_words = ("--loss=RAOELoss",)
+
     @classmethod
     def declare(cls, parser: Any) -> None:
         """Add all keys to a parser."""
         parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
         parser.add_subclass_arguments(
-            Loss, "loss", skip={"model", "embed"}, instantiate=False, default={"class_path": RAOELoss.__name__},
-            help="loss to train with, a class of raoe_train.losses or the import path of your own",
+            Loss, "loss", skip={"model", "embed"}, instantiate=False,
+            help="loss to train with, a class of raoe_train.losses or the import path of your own; by default RAOELoss",
         )  # fmt: skip
         declare_training(parser)
 
@@ -178,7 +181,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     checkpoint = on_rank_zero(lambda: newest_checkpoint(output.path / CHECKPOINTS, args.save_only_model))
     if checkpoint is not None:
         print(f"resuming from {checkpoint}")
-    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     metrics: dict[str, Any] = {
         "before": before,
         "after": measured(tasks),

@@ -96,7 +96,8 @@ class ByLength(CachedLossMixin, nn.Module):
         self.loss = loss
         self.packed = packed
         self.keep = keep
-        self.model: Any = innermost(loss).model
+        inner = innermost(loss)
+        self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
         self.saved = 0  # tokens of training batches that were not computed: padding, and texts that are there twice
 
     @property

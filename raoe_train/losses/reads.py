@@ -54,7 +54,7 @@ def _scored_pairs(source: str, data: Data, prompt: str | None, settings: Setting
     labelled = needs_label(settings)
     if is_conditional(prompt):
         if labelled:
-            raise ValueError("C-STS has no NLI labels: use loss rank_margin or cosent, or loss.gate score")
+            raise ValueError("C-STS has no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score")
         return _table(source, data, conditional_table, prompt=prompt)
     names = [*SENTENCES, "score", *(["label"] if labelled else [])]
     asked = {"names": names, "labels": data.labels, "score_scale": data.score_scale or None}
@@ -84,8 +84,8 @@ def _cosines(source: str, data: Data, prompt: str | None, settings: Settings) ->
         return dataset.remove_columns("score").add_column("score", unit), counts
     if min(scores) < -1 or max(scores) > 1:
         raise ValueError(
-            f"{source}: loss mse compares scores with cosines, and these run from {min(scores)} to {max(scores)}; "
-            "declare data.score_scale LOWEST HIGHEST"
+            f"{source}: CosineSimilarityLoss compares scores with cosines, and these run from {min(scores)} to "
+            f"{max(scores)}; declare data.score_scale LOWEST HIGHEST"
         )
     return dataset, counts
 
@@ -97,7 +97,7 @@ def _triplets(source: str, data: Data, prompt: str | None, settings: Settings) -
 
 def _one_negative(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
     if data.neutral:
-        raise ValueError("loss triplet has one negative: data.neutral is for infonce and angle_contrastive")
+        raise ValueError("TripletLoss has one negative: data.neutral is for InfoNCELoss and AnglEContrastiveLoss")
     return _triplets(source, data, prompt, settings)
 
 

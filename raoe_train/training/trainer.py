@@ -79,7 +79,9 @@ class Trainer(SentenceTransformerTrainer):
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
-            self.data_collator = self.get_data_collator(self.model, args, self.processing_class)
+            self.data_collator = self.get_data_collator(  # type: ignore[assignment]
+                self.model, args, self.processing_class
+            )
         if args.gradient_accumulation_steps > 1 and any(
             getattr(inner, "compares_batch", False) for _, inner in self._inner()
         ):
@@ -111,7 +113,8 @@ class Trainer(SentenceTransformerTrainer):
 
     def _inner(self) -> Iterator[tuple[str, Any]]:
         """(name of a dataset, its loss inside of all others)."""
-        by_name = self.loss if isinstance(self.loss, Mapping) else {"train": self.loss}
+        names = self.train_dataset if isinstance(self.train_dataset, Mapping) else ("train",)
+        by_name = self.loss if isinstance(self.loss, Mapping) else dict.fromkeys(names, self.loss)
         yield from ((name, innermost(loss)) for name, loss in by_name.items())
 
     @property

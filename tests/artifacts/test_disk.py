@@ -27,7 +27,7 @@ from tests.training.small_runs import settings
 
 def small(folder, output="out"):
     made = settings(folder, **{"data.dev": None, "output": str(folder / output)})
-    made["training"] = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 4}
+    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 4}
     return made
 
 

@@ -83,7 +83,7 @@ def recipe(folder: Path, name: str, processes: int, **changes) -> tuple[Path, Pa
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.0}},
         "data": {"train": sources, "dev": dev},
         "loss": {"gather_across_devices": True, "scale": 5.0},
-        "training": {"epochs": 2, "batch_size": 8 // processes, "learning_rate": 0.01, "logging_steps": 1,
+        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 8 // processes, "learning_rate": 0.01, "logging_steps": 1,
                      "optim": "sgd"},  # Adam makes whole steps of gradients that are rounding errors
         "output": str(folder / name),
     }  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
     results = []
     for name in ("whole", "stopped"):
         path, output = recipe(tmp_path, name, 2, training={"save_strategy": "steps", "eval_strategy": "no",
-                                                          "save_steps": 3, "epochs": 1})  # fmt: skip
+                                                          "save_steps": 3, "num_train_epochs": 1})  # fmt: skip
         if name == "stopped":
             code = (
                 "import os, raoe_train.jobs.train as t; from raoe_train.cli import load; real = t.log_writer\n"

@@ -222,7 +222,7 @@ def write_pairs(path: Path) -> str:
 
 
 def recipe_settings(folder: Path, base: str, **changes):
-    training = {"epochs": 2, "batch_size": 8, "logging_steps": 1, "learning_rate": 1e-2}
+    training = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "logging_steps": 1, "learning_rate": 1e-2}
     return {"model.name": base, "model.device": "cpu", "data.dev": write_pairs(folder / "dev.tsv"),
             "training": training, "output": str(folder / "out"), **changes}  # fmt: skip
 
@@ -295,7 +295,7 @@ def test_the_qwen_recipe_trains_raoe(tmp_path):
         lines.append(f"{first}\t{second} {n}\t{(7 * n) % 24}\t{n % 3}")
     (tmp_path / "scored.tsv").write_text("\n".join(lines) + "\n")
     made = recipe_settings(tmp_path, base, **{"data.train": str(tmp_path / "scored.tsv")})
-    made["training"] = {**made["training"], "batch_size": 24, "epochs": 3}
+    made["training"] = {**made["training"], "per_device_train_batch_size": 24, "num_train_epochs": 3}
     metrics = run("train", "raoe-qwen2.5-7b", **made)
     assert metrics["steps"] == 3
     assert json.loads((tmp_path / "out" / "config.json").read_text())["bidirectional_layers"] == 0
@@ -305,7 +305,7 @@ def test_the_qwen_recipe_trains_raoe(tmp_path):
 def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
     base = saved_decoder(tmp_path)
     made = recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA,
-                                              "model.bidirectional_layers": 1, "loss.name": "infonce"})  # fmt: skip
+                                              "model.bidirectional_layers": 1, "loss": "InfoNCELoss"})  # fmt: skip
     run("train", None, **made)
     before = load_encoder(Model(name=str(tmp_path / "out"), device="cpu")).encode(SENTENCES)
     second = {**made, "model.name": str(tmp_path / "out"), "output": str(tmp_path / "second")}
@@ -322,7 +322,7 @@ def test_a_second_stage_goes_on_with_the_adapter(tmp_path):
 def test_qlora_over_a_merged_model(saved, tmp_path):
     """Its base is then a bidirectional model itself, in 4 bits."""
     folder, _ = saved
-    changes = {"model.lora": LORA, "model.load_in_4bit": True, "loss.name": "infonce"}
+    changes = {"model.lora": LORA, "model.load_in_4bit": True, "loss": "InfoNCELoss"}
     changes["data.train"] = write_triplets(tmp_path / "nli.tsv")
     run("train", None, **recipe_settings(tmp_path, str(folder / "full"), **changes))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -373,7 +373,7 @@ def test_encoders(tmp_path):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
     with pytest.raises(ValueError, match="load_in_4bit is for decoders"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
-    changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss.name": "infonce"}
+    changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss": "InfoNCELoss"}
     run("train", None, **recipe_settings(tmp_path, str(tmp_path / "bert"), **changes))
     configs = [Model(name=str(tmp_path / name), device="cpu") for name in ("bert", "out")]
     before, after = (load_encoder(config).encode(SENTENCES) for config in configs)

@@ -24,7 +24,7 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
     """{name: job}, with their inputs written to a folder."""
     inputs.mkdir(parents=True, exist_ok=True)
     train, dev = write_pairs(inputs / "train.tsv"), write_pairs(inputs / "dev.tsv", rows=24)
-    training = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "eval_strategy": "steps",
+    training = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "eval_strategy": "steps",
                 "eval_steps": 3}  # fmt: skip
     recipe = {
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.2}},

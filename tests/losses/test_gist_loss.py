@@ -13,10 +13,10 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from sentence_transformers.sentence_transformer.modules import Dense
 
 from raoe_train import run
+from raoe_train.cli import load
 from raoe_train.encoders import frozen
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.losses import ByLength, GISTLoss, InfoNCELoss
-from raoe_train.losses.registry import loss_settings
 from tests.losses.test_infonce_loss import assert_same, embeddings
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, tiny_encoder
@@ -222,8 +222,8 @@ def teacher(tmp_path_factory):
 def test_by_recipe_and_from_what_was_made_before(tmp_path, monkeypatch, teacher):
     common = {
         "model.name": "scratch", "model.device": "cpu", "model.scratch": SCRATCH, "teacher.device": "cpu",
-        "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": {"name": "gist", "scale": 20, "margin": 0.05},
-        "training": {"max_steps": 3, "batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1},
+        "data.train": [write_nli(tmp_path / "nli.tsv")], "loss": "GISTLoss", "loss.scale": 20, "loss.margin": 0.05,
+        "training": {"max_steps": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1},
         "teacher.name": teacher,
     }  # fmt: skip
     asked = run("train", None, **common, output=str(tmp_path / "asked"))
@@ -247,19 +247,17 @@ def test_remembered_answers_of_a_teacher(tmp_path, teacher):
 
 
 def test_recipe_keys(tmp_path):
-    made = loss_settings({"name": "gist", "margin_strategy": "relative", "margin": "0.05", "learn_scale": "true"})
+    made = load("train", None, {"loss": "GISTLoss", "loss.margin": "0.05", "loss.learn_scale": "true"}).loss.init_args
     assert (made["scale"], made["margin"], made["learn_scale"]) == (100.0, 0.05, True)
-    made = loss_settings({"name": "infonce", "directions": ["query_to_doc", "doc_to_doc"], "hardness_strength": "9"})
+    settings = {"loss": "InfoNCELoss", "loss.directions": ["query_to_doc", "doc_to_doc"], "loss.hardness_strength": "9"}
+    made = load("train", None, settings).loss.init_args
     assert made["directions"] == ["query_to_doc", "doc_to_doc"] and made["hardness_strength"] == 9.0
-    assert loss_settings({"name": "infonce"})["directions"] == ["query_to_doc"]
     for said, message in (
-        ({"name": "gist", "margin_strategy": "both"}, r"loss\.margin_strategy must be one of absolute, relative"),
-        ({"name": "gist", "directions": ["query_to_doc"]}, r"loss gist has no loss\.directions: infonce"),
-        ({"name": "infonce", "directions": ["up"]}, r"loss\.directions must be one of query_to_doc, .* got 'up'"),
-        ({"name": "infonce", "directions": ["doc_to_doc"]}, r"loss\.directions must be query_to_doc and perhaps"),
-        ({"name": "infonce", "learn_scale": True, "scale": 200}, r"loss\.learn_scale begins at a scale from 1 to 100"),
+        ({"loss": "GISTLoss", "loss.margin_strategy": "both"}, "both"),
+        ({"loss": "GISTLoss", "loss.directions": ["query_to_doc"]}, "Option 'directions' is not accepted"),
+        ({"loss": "InfoNCELoss", "loss.directions": ["up"]}, "up"),
     ):
         with pytest.raises(ValueError, match=message):
-            loss_settings(said)
-    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss gist learns from"):
-        run("train", None, **{"loss.name": "gist", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))
+            load("train", None, said)
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that GISTLoss learns from"):
+        run("train", None, **{"loss": "GISTLoss", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))

@@ -8,17 +8,24 @@ import math
 import pytest
 import torch
 
+from raoe_train import losses as ours
 from raoe_train import run
 from raoe_train.cli import load
-from raoe_train.losses.registry import loss_settings, make_loss
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Unit vectors at 0, 60 and 90 degrees from the anchor: cosine distances 0.5 and 1, euclidean 1 and sqrt 2.
+LOSSES = {
+    "triplet": "TripletLoss",
+    "contrastive": "ContrastiveLoss",
+    "online_contrastive": "OnlineContrastiveLoss",
+    "multiple_negatives": "MultipleNegativesRankingLoss",
+    "mse": "CosineSimilarityLoss",
+}
 ANCHOR, AT60, AT90 = ([[1.0, 0.0]], [[0.5, math.sqrt(0.75)]], [[0.0, 1.0]])
 
 
 def value(name, embeddings, labels=None, **settings):
-    loss = make_loss({"name": name, **settings})
+    loss = getattr(ours, name)(None, **settings)
     labels = None if labels is None else torch.tensor(labels)
     return float(loss.compute_loss_from_embeddings([torch.tensor(rows) for rows in embeddings], labels))
 
@@ -33,7 +40,7 @@ def value(name, embeddings, labels=None, **settings):
     ],
 )
 def test_triplet_by_hand(settings, expected):
-    assert value("triplet", [ANCHOR, AT60, AT90], **settings) == pytest.approx(expected, abs=1e-5)
+    assert value("TripletLoss", [ANCHOR, AT60, AT90], **settings) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -47,23 +54,23 @@ def test_triplet_by_hand(settings, expected):
     ],
 )
 def test_contrastive_by_hand(settings, similar, different):
-    assert value("contrastive", [ANCHOR, AT60], [1], **settings) == pytest.approx(similar, abs=1e-5)
-    assert value("contrastive", [ANCHOR, AT60], [0], **settings) == pytest.approx(different, abs=1e-5)
+    assert value("ContrastiveLoss", [ANCHOR, AT60], [1], **settings) == pytest.approx(similar, abs=1e-5)
+    assert value("ContrastiveLoss", [ANCHOR, AT60], [0], **settings) == pytest.approx(different, abs=1e-5)
 
 
 def test_online_contrastive_by_hand():
     """Of pairs at distances 0.5 (different) and 1 (similar) both are hard: 1² + (0.75 - 0.5)², a sum."""
     pairs = [ANCHOR * 2, AT60 + AT90]
-    assert value("online_contrastive", pairs, [0, 1], margin=0.75) == pytest.approx(1.0625, abs=1e-5)
+    assert value("OnlineContrastiveLoss", pairs, [0, 1], margin=0.75) == pytest.approx(1.0625, abs=1e-5)
     # the other way round none is
-    assert value("online_contrastive", pairs, [1, 0], margin=0.75) == pytest.approx(0.0, abs=1e-5)
+    assert value("OnlineContrastiveLoss", pairs, [1, 0], margin=0.75) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_multiple_negatives_by_hand():
     """Anchors at 0 and 90 degrees, their positives at 60 each: cosines 0.5, 0.5 and sin 60, sin 60 times 2."""
-    found = value("multiple_negatives", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
+    found = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, AT60 + AT60], scale=2.0)
     assert found == pytest.approx(math.log(2), abs=1e-5)
-    sharp = value("multiple_negatives", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
+    sharp = value("MultipleNegativesRankingLoss", [ANCHOR + AT90, ANCHOR + AT90], scale=2.0)
     assert sharp == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-5)
 
 
@@ -75,7 +82,7 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     for margin in (2.0, 5.0, 7.5, 10.0, 1.0):
         rows = torch.randn(3, 200, 4, generator=generator.manual_seed(0), dtype=torch.float64, requires_grad=True)
         unit = torch.nn.functional.normalize(rows, dim=-1)
-        loss = make_loss({"name": "triplet", "margin": margin, "distance": distance})
+        loss = ours.TripletLoss(None, margin, distance)
         (gradient,) = torch.autograd.grad(loss.compute_loss_from_embeddings(list(unit), None), rows)
         gradients.append(gradient)
     assert all(torch.equal(gradients[0], other) for other in gradients[1:4])
@@ -85,27 +92,16 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "triplet", "distance": "manhattan"}, "loss.distance must be one of cosine, euclidean"),
-        ({"name": "contrastive", "margin": -0.1}, "loss.margin must be at least 0"),
-        ({"name": "triplet", "margin": math.nan}, "loss.margin must be at least 0"),
-        ({"name": "triplet", "mini_batch_size": 8}, "loss triplet has no loss.mini_batch_size: raoe, .* have it"),
-        ({"name": "multiple_negatives", "gather_across_devices": True}, "infonce, .* have it"),
-        ({"name": "multiple_negatives", "margin": 0.5}, "loss multiple_negatives has no loss.margin: raoe, "),
-        ({"name": "mse", "distance": "cosine"}, "no loss.distance: triplet, contrastive, online_contrastive have it"),
-        ({"name": "contrastive", "scale": "auto"}, "loss contrastive has no loss.scale"),
-        ({"name": "multiple_negatives", "scale": "auto"}, "is measured on scored pairs"),
+        ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
+        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "v>=0"),
+        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "Option 'mini_batch_size' is not accepted"),
+        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "Option 'margin' is not accepted"),
+        ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "Option 'distance' is not accepted"),
     ],
 )
 def test_what_a_loss_cannot_have(settings, message):
     with pytest.raises(ValueError, match=message):
-        loss_settings(settings)
-
-
-def test_what_was_said_of_another_loss_holds_as_far_as_this_has_it():
-    """A layer above that names another loss: the shipped studies do so in every variant."""
-    other = load("train", "margins", {"loss.name": "contrastive"}).loss
-    assert (other["margin"], other["distance"]) == (0.1, "cosine")
-    assert set(load("train", "margins", {"loss": {"name": "mse", "margin": None}}).loss) == {"name", "matryoshka_dims"}
+        load("train", None, settings)
 
 
 def labelled(path):
@@ -136,8 +132,10 @@ def test_trains_on_what_is_mined(tmp_path, encoder, loss):
         "model.device": "cpu",
         "data.train": [mined],
         "data.dir": str(tmp_path),
-        "loss": {"name": loss} if loss in ("multiple_negatives", "mse") else {"name": loss, "margin": 0.5},
-        "training": {"epochs": 6, "batch_size": 16, "learning_rate": 1e-2, "logging_steps": 1, "seed": 1},
+        "loss": LOSSES[loss],
+        **({} if loss in ("multiple_negatives", "mse") else {"loss.margin": 0.5}),
+        "training": {"num_train_epochs": 6, "per_device_train_batch_size": 16, "learning_rate": 1e-2,
+                     "logging_steps": 1, "seed": 1},
         "evaluation.tasks": ["polarity:set"],
         "polarity": {"k": 4, "sources": 4},
         "output": str(tmp_path / "out"),
@@ -154,18 +152,11 @@ def test_trains_on_what_is_mined(tmp_path, encoder, loss):
 def test_labels_that_are_not_0_or_1(tmp_path, encoder):
     path = tmp_path / "pairs.tsv"
     path.write_text("sentence1\tsentence2\tlabel\na\tb\t1\nc\td\t2\n")
-    settings = {"model.name": encoder, "loss.name": "contrastive", "data.train": [str(path)]}
+    settings = {"model.name": encoder, "loss": "ContrastiveLoss", "data.train": [str(path)]}
     with pytest.raises(ValueError, match="line 3: label is '2'; known are 0, 1"):
         run("train", None, **settings, output=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="labels are 1 for similar and 0 for not, got 2"):
         run("train", None, **settings, output=str(tmp_path / "other"), **{"data.labels": {"1": 1, "2": 2}})
-    with pytest.raises(ValueError, match="loss triplet has one negative"):
-        settings = {**settings, "loss.name": "triplet", "data.neutral": True}
+    with pytest.raises(ValueError, match="TripletLoss has one negative"):
+        settings = {**settings, "loss": "TripletLoss", "data.neutral": True}
         run("train", None, **settings, output=str(tmp_path / "third"))
-
-
-def test_margins_recipe_is_the_papers_training():
-    config = load("train", "margins")
-    assert [config.loss[key] for key in ("name", "margin", "distance")] == ["triplet", 0.1, "cosine"]
-    training = config.training
-    assert (training["epochs"], training["batch_size"], training["learning_rate"]) == (5, 64, 3e-5)

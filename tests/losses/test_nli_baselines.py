@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from raoe_train import run
 from raoe_train.data.pairs import pair_table, read_pairs
@@ -17,16 +18,16 @@ from raoe_train.data.triplets import triplet_table
 from raoe_train.encoders.embed import cosines
 from raoe_train.encoders.frozen import embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
+from raoe_train.jobs import train as training
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
     RankCSELoss,
     RankDistillationLoss,
     SimilarityDistillationLoss,
+    SoftmaxLoss,
 )
 from raoe_train.losses.collators import TextCollator
-from raoe_train.losses.registry import loss_settings, make_loss
-from raoe_train.training import trainer
 from raoe_train.training.list_targets import Teacher
 from tests.tiny import SENTENCES, gradients, saved_encoder, tiny_encoder
 
@@ -97,7 +98,7 @@ def test_angles_own_three_parts_by_hand(neutral):
 def test_softmax_by_hand(tmp_path):
     """Of (u, v, |u - v|), with a classifier of our own, through a recipe's words; three classes from NLI's labels."""
     model = tiny_encoder(double=False)
-    loss = make_loss(loss_settings({"name": "softmax"}), model)
+    loss = SoftmaxLoss(model)
     with torch.no_grad():
         loss.classifier.weight.zero_()
         loss.classifier.bias.zero_()
@@ -112,14 +113,12 @@ def test_softmax_by_hand(tmp_path):
     nli = tmp_path / "nli.tsv"
     words = ["entailment", "neutral", "contradiction", "-"]
     nli.write_text("label\tpremise\thypothesis\n" + "".join(f"{word}\tp {word}\th\n" for word in words))
-    blank = make_loss({"name": "softmax"})
-    dataset, counts = blank.reads.read(str(nli), Data(), None, blank)
+    read = SoftmaxLoss.reads.read
+    dataset, counts = read(str(nli), Data(), None, {})
     assert dataset["label"][:] == [0, 1, 2] and counts["dropped"] == {"no gold label": 1}
     nli.write_text("label\tpremise\thypothesis\n7\tp\th\n")
     with pytest.raises(ValueError, match="classes are 0, 1 and 2, got 7"):
-        blank.reads.read(str(nli), Data(labels={"7": 7}), None, blank)
-    with pytest.raises(ValueError, match="matryoshka_dims must be left out of loss softmax"):
-        loss_settings({"name": "softmax", "matryoshka_dims": [8]})
+        read(str(nli), Data(labels={"7": 7}), None, {})
 
 
 def test_softmax_trains_its_classifier(tmp_path):
@@ -128,15 +127,16 @@ def test_softmax_trains_its_classifier(tmp_path):
     (tmp_path / "nli.tsv").write_text("\n".join(["sentence1\tsentence2\tlabel", *rows]) + "\n")
     model = {"name": encoder, "max_seq_length": 16, "device": "cpu"}
     asked = {"model": model, "data": {"train": [str(tmp_path / "nli.tsv")]}}
-    few = {"training": {"batch_size": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}}
+    few = {"training": {"per_device_train_batch_size": 4, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}}
     seen = []
 
-    def stop(folder, loss, process, real=trainer.save_loss_state):
-        real(folder, loss, process)
-        seen.append({path.name: torch.load(path) for path in Path(folder).glob("loss_state_*.pt")})
+    class Looks(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            files = Path(args.output_dir, f"checkpoint-{state.global_step}").glob("loss_state_*.pt")
+            seen.append({path.name: torch.load(path) for path in files})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "save_loss_state", stop)
+        patch.setattr(training, "LogFile", lambda path: Looks())
         run("train", "sbert-softmax", **asked, **few, output=str(tmp_path / "out"))
     first, second = (each["loss_state_0.pt"] for each in seen)
     weight = next(key for key in first if key.endswith("classifier.weight"))
@@ -275,8 +275,6 @@ def test_distillation_errors():
         loss.compute_loss_from_embeddings(pair, {"texts": [["a", "b"], ["c"]]})
     with pytest.raises(ValueError, match="leave gather_across_devices false"):
         RankDistillationLoss(None, by_length, gather_across_devices=True)
-    with pytest.raises(ValueError, match="is measured on scored pairs"):
-        loss_settings({"name": "rank_distillation", "scale": "auto"})
     with pytest.raises(ValueError, match="consistency_weight"):
         RankCSELoss(None, by_length, consistency_weight=-1)
 
@@ -309,8 +307,8 @@ def test_labels_that_are_left_out(tmp_path):
 
 
 def test_a_teacher_is_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that loss rank_distillation learns"):
-        run("train", None, **{"loss.name": "rank_distillation", "data.train": ["builtin#train"]}, output=str(tmp_path))
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that RankDistillationLoss learns"):
+        run("train", None, **{"loss": "RankDistillationLoss", "data.train": ["builtin#train"]}, output=str(tmp_path))
 
 
 def test_no_cosine_is_above_1():

@@ -8,8 +8,7 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train import losses
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.registry import loss_settings, make_loss
-from raoe_train.losses.scale import calibrate
+from raoe_train.losses.calibrate import calibrate
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 
@@ -75,30 +74,16 @@ def test_one_width_less_than_all():
     torch.testing.assert_close(value, losses.CoSENTLoss(model).compute_loss_from_embeddings(cut, labels).detach())
 
 
-def test_recipes():
-    """Who can has it; the others are in a MatryoshkaLoss."""
-    model = tiny_encoder()
-    for name in ("raoe", "rank_margin", "gated_angular", "cosent", "infonce", "angle_contrastive"):
-        made = make_loss(loss_settings({"name": name, "matryoshka_dims": [4, 16]}), model)
-        assert not isinstance(made, MatryoshkaLoss) and made.dims == (4, 16)
-        assert made.get_config_dict()["matryoshka_dims"] == [4, 16]
-        assert make_loss(loss_settings({"name": name}), model).dims is None
-    for name in ("angle", "listmle", "mse"):
-        made = make_loss(loss_settings({"name": name, "matryoshka_dims": [4, 16]}), model)
-        assert isinstance(made, MatryoshkaLoss) and made.matryoshka_dims == (16, 4)
-
-
 def test_the_scale_is_that_of_all_dimensions():
     from datasets import Dataset
 
     model = tiny_encoder()
     rows = {"sentence1": SENTENCES[:8], "sentence2": SENTENCES[3:11], "score": [0.1 * k for k in range(8)]}
     found = [
-        calibrate(model, losses.CoSENTLoss(model, "auto", **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
+        calibrate(model, losses.CoSENTLoss(model, **dims), Dataset.from_dict(rows), batch_size=8, seed=1)
         for dims in ({}, {"matryoshka_dims": [4, 16]})
     ]
     assert found[0] == found[1]
-    assert losses.CoSENTLoss(model, "auto", matryoshka_dims=[4, 16]).with_scale(3.0).dims == (4, 16)
 
 
 def test_with_a_loop_of_no_gradient():
@@ -116,13 +101,9 @@ def test_with_a_loop_of_no_gradient():
         ({"matryoshka_dims": [4, 4]}, r"matryoshka_dims must be different numbers from 1.*16, got \[4, 4\]"),
         ({"matryoshka_dims": [0, 16]}, r"matryoshka_dims must be different numbers.*got \[0, 16\]"),
         ({"matryoshka_dims": [16, 17]}, r"up to the model's 16, got \[16, 17\]"),
-        ({"matryoshka_dims": [8, 16], "memory_size": 5}, "memory_size must be 0 with matryoshka_dims, got 5"),
         ({"matryoshka_dims": [16], "similarity_fct": torch.dist}, "matryoshka_dims are of cosines"),
     ],
 )
 def test_what_it_cannot_have(settings, message):
     with pytest.raises(ValueError, match=message):
         losses.CoSENTLoss(tiny_encoder(), **settings)
-    if "similarity_fct" not in settings and 17 not in settings["matryoshka_dims"]:
-        with pytest.raises(ValueError, match=r"loss\."):
-            loss_settings({"name": "raoe", **settings})

@@ -57,7 +57,7 @@ def settings(folder: Path, **changes):
         "model.max_seq_length": 16,
         "data.train": [write_pairs(folder / "train.tsv")],
         "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
+        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
         "output": str(folder / "out"),
     }
     return {**made, **changes}

@@ -39,7 +39,7 @@ def pairs(path: Path, rows: int = 60, **columns: Any) -> str:
 
 def adapt(folder: Path, encoder: str, source: str, **changed: Any) -> dict[str, Any]:
     asked = {"model.name": encoder, "model.device": "cpu", "data.train": [source], "output": str(folder / "out")}
-    small = {"training.min_steps": 8, "training.batch_size": 16, "training.logging_steps": 2}
+    small = {"training.min_steps": 8, "training.per_device_train_batch_size": 16, "training.logging_steps": 2}
     return run("train", "adapt", **{**asked, **small, **changed})
 
 

@@ -43,8 +43,8 @@ def trained(tmp_path_factory):
             "model.prompt": PROMPT,
             "data.train": [write_rows(folder / "train.csv")],
             "data.dev": write_rows(folder / "dev.csv", rows=12),
-            "loss.name": "rank_margin",
-            "training": {"epochs": 2, "batch_size": 12, "learning_rate": 1e-3},
+            "loss": "RankMarginLoss",
+            "training": {"num_train_epochs": 2, "per_device_train_batch_size": 12, "learning_rate": 1e-3},
             "evaluation.tasks": [str(folder / "dev.csv")],
             "output": str(folder / "out"),
         },
@@ -97,7 +97,7 @@ def test_submission(trained):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss.name": "raoe"}, "no NLI labels: use loss rank_margin or cosent, or loss.gate score"),
+        ({"loss": "RAOELoss"}, "no NLI labels: use loss rank_margin or cosent, or loss.gate score"),
         ({"model.prompt": "{text} given {condition}"}, "must have {condition} and then {text}"),
         ({"data.train": ["hidden.csv"]}, "label -1 is a hidden label"),
     ],
@@ -110,7 +110,7 @@ def test_what_cannot_be(trained, tmp_path, monkeypatch, changes, message):
         "model.name": str(folder / "llama"),
         "model.prompt": PROMPT,
         "data.train": [str(folder / "train.csv")],
-        "loss.name": "cosent",
+        "loss": "CoSENTLoss",
         "output": str(tmp_path / "out"),
         **changes,
     }

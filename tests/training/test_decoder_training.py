@@ -39,7 +39,7 @@ def nli_file(path, premises=12):
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pretrained")
-    training = {"epochs": 30, "batch_size": 8, "learning_rate": 5e-3, "bf16": False, "logging_steps": 10}
+    training = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 5e-3, "bf16": False, "logging_steps": 10}
     metrics = run(
         "train",
         "decoder-tiny",
@@ -108,7 +108,7 @@ def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
             "data.dev": None,
             "loss.mini_batch_size": mini,
             "evaluation.tasks": [],
-            "training": {"epochs": 3, "batch_size": 12, "learning_rate": 1e-3, "logging_steps": 1},
+            "training": {"num_train_epochs": 3, "per_device_train_batch_size": 12, "learning_rate": 1e-3, "logging_steps": 1},
             "output": str(out),
         }
         metrics = run("train", "bellm-tiny", **made)
@@ -164,6 +164,6 @@ def test_a_language_model_is_not_chosen_by_dev_pairs(tmp_path):
     lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
     (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
     made = {"model.scratch": SCRATCH, "model.device": "cpu", "data.train": [nli_file(tmp_path / "nli.tsv")],
-            "data.dev": str(tmp_path / "dev.tsv"), "training": {"max_steps": 2, "batch_size": 4}}  # fmt: skip
+            "data.dev": str(tmp_path / "dev.tsv"), "training": {"max_steps": 2, "per_device_train_batch_size": 4}}  # fmt: skip
     metrics = run("train", "decoder-tiny", **made, output=str(tmp_path / "out"))
     assert metrics["steps"] == 2 and metrics["best_step"] is None and "spearman" in metrics["after"]

@@ -29,7 +29,7 @@ def asked(tmp_path_factory):
         "dry_run": True,
         "model": {"name": str(folder / "model"), "max_seq_length": 8, "device": "cpu"},
         "data": {"train": [str(folder / "a.tsv"), str(folder / "b.tsv")]},
-        "training": {"batch_size": 4, "epochs": 3},
+        "training": {"per_device_train_batch_size": 4, "num_train_epochs": 3},
     }
 
 
@@ -64,7 +64,7 @@ def test_what_takes_less(asked):
     assert smaller["activations"] == pytest.approx(plain["activations"] / 4) and smaller["weights"] == plain["weights"]
     few, more = (run("train", **{**asked, "loss": {"mini_batch_num_tokens": size}})["memory_gb"] for size in (10, 30))
     assert more["activations"] == pytest.approx(3 * few["activations"]) and more["activations"] < plain["activations"]
-    short = run("train", **{**asked, "training": {"batch_size": 4, "max_steps": 6, "bf16": True}})
+    short = run("train", **{**asked, "training": {"per_device_train_batch_size": 4, "max_steps": 6, "bf16": True}})
     assert short["steps"] == 6 and short["memory_gb"]["activations"] == pytest.approx(plain["activations"] / 2)
     lora = {"r": 2, "target_modules": ["query", "value"]}
     adapted = run("train", **{**asked, "model": {**asked["model"], "lora": lora}})
@@ -97,7 +97,7 @@ def test_what_is_missing_is_said(asked, tmp_path):
     data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
     with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
         run("train", **{**asked, "data": data})
-    taught = {**asked, "loss": {"name": "rank_distillation"}}
+    taught = {**asked, "loss": "RankDistillationLoss"}
     there = asked["model"]["name"]
     run("train", **taught, teacher={"name": there})
     for teacher in ({"name": str(tmp_path)}, {"name": there, "second": str(tmp_path)}):

@@ -23,7 +23,7 @@ PAIR = 27  # whose batch goes wrong
 
 def small(folder, **changes):
     made = settings(folder, **{"data.dev": None, **changes})
-    made["training"] = {"epochs": 2, "batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2}
+    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2}
     return made
 
 

@@ -56,7 +56,7 @@ def settings(folder, encoders, **changes):
         "teacher.device": "cpu",
         "data.train": [write_chains(folder / "chains.jsonl")],
         "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"epochs": 2, "batch_size": 2, "learning_rate": 1e-3, "logging_steps": 1, "eval_steps": 2},
+        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-3, "logging_steps": 1, "eval_steps": 2},
         "output": str(folder / "out"),
     }
     return {**made, **changes}
@@ -207,7 +207,7 @@ def test_the_recipe():
 def finished(tmp_path_factory, encoders):
     folder = tmp_path_factory.mktemp("finished")
     made = settings(folder, encoders, **{"evaluation.tasks": [str(folder / "dev.tsv")]})
-    made["training"] = {**made["training"], "epochs": 12}
+    made["training"] = {**made["training"], "num_train_epochs": 12}
     return folder, made, run("train", "ranking-post", **made)
 
 
@@ -243,7 +243,7 @@ def test_it_learns_the_teachers_order(tmp_path, encoders):
         return torch.corrcoef(torch.stack([student, teacher]).argsort().argsort().double())[0, 1].item()
 
     made = settings(tmp_path, encoders, **{"teacher.information": "semantic", "data.dev": None})
-    made["training"] = {"epochs": 25, "batch_size": 3, "learning_rate": 3e-3, "eval_strategy": "no"}
+    made["training"] = {"num_train_epochs": 25, "per_device_train_batch_size": 3, "learning_rate": 3e-3, "eval_strategy": "no"}
     run("train", "ranking-post", **made)
     assert agreement(made["output"]) > agreement(encoders[0]) + 0.15
 
@@ -254,11 +254,11 @@ def test_it_learns_the_teachers_order(tmp_path, encoders):
     {"data.shuffle_lists": True},
     {"loss.matryoshka_dims": [16, 8]},
     {"model.prompt": "query: {text}"},
-    {"training": {"max_steps": 1, "batch_size": 3, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
+    {"training": {"max_steps": 1, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
 ])  # fmt: skip
 def test_every_option_trains(tmp_path, encoders, changes, caplog):
     made = settings(tmp_path, encoders, **{"data.dev": None})
-    made["training"] = {"max_steps": 2, "batch_size": 3, "eval_strategy": "no"}
+    made["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "eval_strategy": "no"}
     assert run("train", "ranking-post", **{**made, **changes})["steps"] in (1, 2)
     assert "accumulation" not in caplog.text  # which is the same as larger batches here
 
@@ -280,7 +280,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, encoders, changes, capsys):
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 5)):
         made = settings(tmp_path, encoders, output=str(tmp_path / name), **changes)
-        made["training"] = {**made["training"], "epochs": 3}
+        made["training"] = {**made["training"], "num_train_epochs": 3}
         # Equals, whose order is drawn anew at each step.
         made["data.train"] = [write_chains(tmp_path / "chains.jsonl", [[*texts, texts[0]] for texts in CHAINS])]
         recipe = tmp_path / f"{name}.yaml"
@@ -336,7 +336,7 @@ def test_the_weak_encoder(tmp_path):
     ],
 )
 def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, message):
-    made = settings(tmp_path, encoders, **{"loss.name": "cosent", "data.dev": None})
+    made = settings(tmp_path, encoders, **{"loss": "CoSENTLoss", "data.dev": None})
     with pytest.raises(ValueError, match=message):
         run("train", "raoe-s1", **{**made, **changes})
 

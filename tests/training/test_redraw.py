@@ -65,7 +65,7 @@ def test_steps_are_those_of_what_is_drawn(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
     made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
-                                 "training": {"epochs": 3, "batch_size": 5, "learning_rate": 1e-3}})  # fmt: skip
+                                 "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5, "learning_rate": 1e-3}})  # fmt: skip
     found = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
     assert [metrics["steps"] for metrics in found] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]

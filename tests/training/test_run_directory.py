@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_exactly(tmp_path, changes, capsys):
     results = {}
     for name, kill_at in (("whole", 0), ("killed", 13)):
         made = settings(tmp_path, output=str(tmp_path / name), **{"model.scratch": {**SCRATCH, "dropout": 0.2}})
-        made["training"] = {**made["training"], "epochs": 4}
+        made["training"] = {**made["training"], "num_train_epochs": 4}
         recipe = tmp_path / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump({"extends": "raoe-s1", **made, **changes}))
         if kill_at:

@@ -49,7 +49,7 @@ def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size)
     made = run("train", None, **{
         "model.name": encoder, "model.device": "cpu", "data.train": sources, "output": str(tmp_path / "out"),
         "loss": {"scale": "auto", "mini_batch_size": mini_batch_size, "matryoshka_dims": dims or []},
-        "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "seed": 7},
+        "training": {"num_train_epochs": 1, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "seed": 7},
     })  # fmt: skip
     set_seed(7)
     model = SentenceTransformer(encoder, device="cpu")

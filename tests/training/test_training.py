@@ -30,7 +30,7 @@ def test_writes_a_model_and_what_goes_with_it(finished):
     assert metrics["steps"] == 10
     assert metrics["pairs"] == {"train": 40}
     recipe = yaml.safe_load((out / "recipe.yaml").read_text())
-    assert (recipe["loss"]["name"], recipe["training"]["batch_size"]) == ("raoe", 8)
+    assert (recipe["loss"]["name"], recipe["training"]["per_device_train_batch_size"]) == ("raoe", 8)
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if "loss" in entry]
     assert len(steps) == 5
@@ -81,7 +81,7 @@ def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
 
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
     with pytest.raises(ValueError, match=r"run from 0\.455 to 5\.0; declare data\.score_scale"):
-        run("train", "raoe-s1", **settings(tmp_path, **{"loss.name": "mse"}))
+        run("train", "raoe-s1", **settings(tmp_path, **{"loss": "CosineSimilarityLoss"}))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
         changes["data.score_scale"] = [*scale, 0, 5]
     else:
         changes["data.train"] = changes["data.train"][:1]
-    arguments = load("train", None, settings(tmp_path, **{"loss.name": "mse", **changes}))
+    arguments = load("train", None, settings(tmp_path, **{"loss": "CosineSimilarityLoss", **changes}))
     datasets, _ = training_data(arguments, 42)
     assert datasets["own"]["score"][:] == pytest.approx(wanted)
     if scale:
@@ -119,7 +119,7 @@ def test_a_batch_never_mixes_sources(tmp_path):
     other = write_pairs(tmp_path / "other.tsv", rows=20, scale=500.0)
     made = settings(tmp_path, **{"data.dev": None})
     made["data.train"] = [*made["data.train"], other]
-    made["training"] = {**made["training"], "epochs": 1}
+    made["training"] = {**made["training"], "num_train_epochs": 1}
     from raoe_train.losses.collators import ScoreLabelCollator
 
     seen = []
@@ -195,9 +195,9 @@ def test_development_pairs_that_are_trained_on_are_said(tmp_path, capsys):
 
 def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     made = settings(tmp_path)
-    made["training"] = {"epochs": 30, "batch_size": 8, "learning_rate": 1e-30, "patience": 2}
+    made["training"] = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 1e-30, "patience": 2}
     metrics = run("train", "raoe-s1", **made)
-    assert metrics["epochs"] == 3
+    assert metrics["num_train_epochs"] == 3
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
         ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
         (
-            {"training.dataloader_drop_last": True, "training.batch_size": 50},
+            {"training.dataloader_drop_last": True, "training.per_device_train_batch_size": 50},
             "train has 40 rows, less than a batch of 50",
         ),
     ],

@@ -1,0 +1,72 @@
+"""calibrate: the scale that minimises the loss of the encoder one starts from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import raoe_train as rt
+from raoe_train.losses import RankMarginLoss
+from raoe_train.losses.calibrate import SCALES
+
+
+class Known(torch.nn.Module):
+    """An encoder whose embeddings are known."""
+
+    def __init__(self, vectors):
+        super().__init__()
+        self.vectors = vectors
+
+    def encode(self, texts, **options):
+        return [self.vectors[text] for text in texts]
+
+
+def noisy(spread: float, noise: float, pairs: int = 512, columns=("sentence1", "sentence2")):
+    """Pairs whose cosines are their scores with noise, and the encoder that gives them."""
+    from datasets import Dataset
+
+    seeded = torch.Generator().manual_seed(0)
+    score = torch.rand(pairs, generator=seeded)
+    cosine = (spread * (score + noise * torch.randn(pairs, generator=seeded))).clamp(-1, 1)
+    vectors = {str(n): [c, (1 - c * c) ** 0.5] for n, c in enumerate(cosine.double().tolist())}
+    texts = {columns[0]: ["same"] * pairs, columns[1]: list(vectors)}
+    return Known({"same": [1.0, 0.0], **vectors}), Dataset.from_dict({**texts, "score": score.tolist()})
+
+
+def best(spread, noise, **settings):
+    model, dataset = noisy(spread, noise)
+    return rt.calibrate(model, RankMarginLoss(None), dataset, seed=1, **settings)
+
+
+def test_only_the_product_of_scale_and_spread_counts():
+    assert best(0.1, 0.3) == pytest.approx(4 * best(0.4, 0.3), rel=0.02)
+
+
+def test_noisier_scores_want_a_smaller_scale():
+    chosen = [best(0.25, noise) for noise in (0.1, 0.3, 1.0)]
+    assert chosen[0] > chosen[1] > chosen[2]
+
+
+@pytest.mark.parametrize(("size", "batches"), [(100, 5), (512, 1), (600, 1)])
+def test_it_minimises_the_mean_over_whole_batches(size, batches):
+    model, dataset = noisy(0.25, 0.3)
+    drawn = dataset.shuffle(seed=1)
+    means = {}
+    for scale in SCALES:
+        losses = []
+        for first in range(0, batches * size, size):
+            rows = drawn[first : first + size]
+            texts = (rows[name] for name in ("sentence1", "sentence2"))
+            columns = [torch.tensor([model.vectors[text] for text in column]).float() for column in texts]
+            loss = RankMarginLoss(None, scale=scale)
+            losses.append(loss.compute_loss_from_embeddings(columns, torch.tensor(rows["score"])).item())
+        means[scale] = sum(losses)
+    assert best(0.25, 0.3, batch_size=size) == min(means, key=means.get)
+
+
+def test_columns_and_losses():
+    model, dataset = noisy(0.25, 0.3, columns=("a", "b"))
+    assert rt.calibrate(model, RankMarginLoss(None), dataset, seed=1) == best(0.25, 0.3)
+    for loss, pairs in ((torch.nn.Module(), dataset), (RankMarginLoss(None), dataset.remove_columns("score"))):
+        with pytest.raises(ValueError, match="calibrate takes a loss of scored pairs and two columns"):
+            rt.calibrate(model, loss, pairs)
