@@ -12,6 +12,8 @@ import difflib
 import importlib
 import inspect
 import json
+import operator
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -126,7 +128,7 @@ def parser_of(config: type, prog: str = "", description: str = "") -> ArgumentPa
 
     parser = jsonargparse.ArgumentParser(
         prog=prog, description=description, usage=f"{prog} [RECIPE] [--config FILE] [--section.key VALUE ...]",
-        exit_on_error=False, formatter_class=Formatter,
+        exit_on_error=False, formatter_class=Formatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--config", action="config", help="YAML file of settings; several are layers")
     if hasattr(config, "declare"):
@@ -292,6 +294,14 @@ def _text(path: Path) -> str:
     return text if values else "{}"
 
 
+VALUE = re.compile(
+    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|base 10: '(.*)'"
+)
+PROBLEM = re.compile(
+    r"Problem with given class_path '([\w.]+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
+)
+
+
 def _explained(error: Exception, known: Mapping[str, Any]) -> str:
     """What jsonargparse says, in one line that begins with the key; `known` are a parser's arguments by key."""
     said = " ".join(str(error).split())
@@ -304,14 +314,50 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
     if not said.startswith('Parser key "'):
         return said
     key, _, rest = said.removeprefix('Parser key "').partition('":')
-    if (unknown := rest.partition("Expected a dot import path string: ")[2]) and key in known:
-        names = sorted(_subclasses(getattr(known[key], "_typehint", object)))
+    hint = getattr(known.get(key), "_typehint", None)
+    if (unknown := rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]) and hint:
+        names = sorted(name for base in (hint, *typing.get_args(hint)) for name in _subclasses(base))
         return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
-    return f"{key}: {rest.strip()}"
+    while problem := PROBLEM.search(rest):
+        path, option, inner, rest = problem.groups()
+        keywords = _keywords(Choice(path).chosen)
+        if option:
+            name = path.rpartition(".")[2]
+            return f"unknown key {key}.{option}{nearest(option, keywords)}: {name} has {', '.join(keywords)}"
+        key, hint = f"{key}.{inner}", keywords.get(inner)
+    value = VALUE.search(rest)
+    if hint is None or value is None:
+        return f"{key}: {rest.strip()}"
+    return f"{key} must be {_described(hint)}, got {next(filter(None, value.groups()), '')!r:.200}"
 
 
-def _subclasses(base: type) -> set[str]:
+def _keywords(of: type) -> dict[str, Any]:
+    """{name: type} of the keywords of a class, with those that it passes on to its bases."""
+    made = [cls.__init__ for cls in reversed(of.__mro__) if "__init__" in vars(cls) and cls is not object]
+    hints = [typing.get_type_hints(each) for each in made]
+    return {name: hint for each in hints for name, hint in each.items() if name not in ("model", "return")}
+
+
+def _described(hint: Any) -> str:
+    """A type in words."""
+    words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, of))}"
+    if isinstance(hint, types.UnionType) or origin is typing.Union:
+        return " or ".join(map(_described, of))
+    if origin in (list, dict) or hint in (list, dict):
+        return "a list" if list in (origin, hint) else "a mapping, NAME=VALUE ..."
+    if hint in words or not inspect.isclass(hint):
+        return words.get(hint, str(hint))
+    base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)
+    signs = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
+    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ())]
+    return " ".join([base, " and ".join(limits)]).strip()
+
+
+def _subclasses(base: Any) -> set[str]:
     """The names of a class's subclasses that can be made."""
-    direct: list[type] = base.__subclasses__() if base is not object else []
+    direct: list[type] = base.__subclasses__() if inspect.isclass(base) and base is not object else []
     below = (name for each in direct for name in _subclasses(each))
     return {*below, *(each.__name__ for each in direct if not inspect.isabstract(each))}

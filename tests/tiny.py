@@ -67,11 +67,8 @@ def total(loss: Any) -> torch.Tensor:
     return torch.stack(list(loss.values())).sum() if isinstance(loss, dict) else loss
 
 
-def training_data(arguments: Any, seed: int) -> Any:
-    """(datasets, texts) that a recipe's arguments train on, see read_training_data."""
-    from raoe_train.losses.registry import make_loss
+def training_data(config: Any) -> Any:
+    """(datasets, texts) that a TrainConfig trains on, see read_training_data."""
     from raoe_train.training.training_data import read_training_data
 
-    cache = Path(arguments.output or "", "teacher")
-    options = {"prompt": arguments.model.prompt, "teacher": arguments.teacher, "cache": cache}
-    return read_training_data(arguments.data, make_loss(arguments.loss), seed, **options)
+    return read_training_data(config, Path(config.output or "", "teacher"))

@@ -109,7 +109,7 @@ class TrainConfig:
         """Add all keys to a parser."""
         parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
         parser.add_subclass_arguments(
-            Loss, "loss", skip={"model", "embed"}, instantiate=False,
+            Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False,
             help="loss to train with, a class of raoe_train.losses or the import path of your own; by default RAOELoss",
         )  # fmt: skip
         declare_training(parser)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -53,7 +54,8 @@ def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Seq
     if config.data.dev:
         sums = [_sum(its) for its in made["data.dev"]]
         data.append([f"{cell(' and '.join(config.data.dev))} (dev)", "", " ".join(sums)])
-    recipe = yaml.safe_dump(_said(to_dict(config)), sort_keys=False, allow_unicode=True)
+    said = _said(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
+    recipe = yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
     made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
     return [
         "## What it was trained on, and what came of it",
@@ -73,17 +75,16 @@ def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Seq
     ]
 
 
-def _said(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets: nothing that is null, false or empty, and no section that has no part in the run."""
-    found = {key: _said(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
-    tasks = (settings.get("evaluation") or {}).get("tasks") or []
-    apart = {"output", "overwrite", "dry_run"}
-    apart |= {"polarity"} if not any("polarity" in task for task in tasks) else set()
-    apart |= {"teacher"} if "name" not in found.get("teacher", {}) else set()
-    empty: tuple[Any, ...] = (None, [], {}, "")
-    return {
-        key: value for key, value in found.items() if value not in empty and value is not False and key not in apart
-    }
+def _said(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets: the settings that are not the defaults."""
+    found = {}
+    for key, value in settings.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = _said(value, default)
+        if value not in (default, {}):
+            found[key] = value
+    return found
 
 
 def _sum(of: Any) -> str:

@@ -179,6 +179,7 @@ class Trainer(SentenceTransformerTrainer):
             for name, loss in losses.items()
             for where, part in losses_in(loss)
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
+            if key not in part._non_persistent_buffers_set
         }
 
 

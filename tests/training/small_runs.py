@@ -10,23 +10,15 @@ SCRATCH = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 2, 
 # of a process: trains the recipe that is its first word, and is gone after so many steps as the second says
 KILLED = """
 import os, sys
-import raoe_train.jobs.train as training
-from raoe_train.cli import load
+import raoe_train as rt
+from raoe_train.training.callbacks import LogFile
 
-log_writer = training.log_writer
+def on_step_end(self, args, state, control, **kwargs):
+    if state.global_step == int(sys.argv[2]):
+        os._exit(9)
 
-def killer(path):
-    callback = log_writer(path)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == int(sys.argv[2]):
-            os._exit(9)
-
-    type(callback).on_step_end = on_step_end
-    return callback
-
-training.log_writer = killer
-training.train(**vars(load("train", sys.argv[1])))
+LogFile.on_step_end = on_step_end
+rt.train(sys.argv[1])
 """
 
 
@@ -57,7 +49,8 @@ def settings(folder: Path, **changes):
         "model.max_seq_length": 16,
         "data.train": [write_pairs(folder / "train.tsv")],
         "data.dev": write_pairs(folder / "dev.tsv", rows=24),
-        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 2},
+        "training": {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
+                     "logging_steps": 2},
         "output": str(folder / "out"),
-    }
+    }  # fmt: skip
     return {**made, **changes}

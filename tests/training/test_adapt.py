@@ -12,8 +12,9 @@ from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.jobs.train import TrainConfig
 from raoe_train.training.account import changes, in_words
-from raoe_train.training.arguments import for_all_processes
+from raoe_train.training.arguments import Training, for_all_processes
 from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 
@@ -105,7 +106,7 @@ def test_what_it_says_fits_what_was_found():
     lost = in_words(of((70, 70.5), a=(80, 77)))
     assert lost[1:] == [
         "On 1 set at hand it changed by -3.00 on average.",
-        "To lose less: a larger training.keep, or training.interpolate 0.3 0.5 0.7 1.",
+        "To lose less: a larger training.keep.",
         "To lose nothing: this encoder for texts like its training's, the one before for others.",
         "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
     ]
@@ -184,8 +185,12 @@ def test_batches_are_drawn_for_all_processes(monkeypatch):
 
 def test_steps_at_least():
     sizes = {"a": range(100), "b": range(30)}
-    asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2}
-    assert enough_steps(asked, sizes, 0)["num_train_epochs"] == 2
-    assert enough_steps(asked, sizes, 18)["num_train_epochs"] == 2  # nine batches an epoch
-    assert enough_steps(asked, sizes, 36)["num_train_epochs"] == 4
-    assert enough_steps({**asked, "gradient_accumulation_steps": 3}, sizes, 36)["num_train_epochs"] == 12
+    asked = {"per_device_train_batch_size": 16, "num_train_epochs": 2, "gradient_accumulation_steps": 1}
+
+    def epochs(least, **changes):
+        return enough_steps({**asked, **changes}, sizes, TrainConfig(training=Training(min_steps=least)))
+
+    assert epochs(0)["num_train_epochs"] == 2
+    assert epochs(18)["num_train_epochs"] == 2  # nine batches an epoch
+    assert epochs(36)["num_train_epochs"] == 4
+    assert epochs(36, gradient_accumulation_steps=3)["num_train_epochs"] == 12

@@ -6,9 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from raoe_train.cli import load
-from raoe_train.training import run_directory
-from raoe_train.training.run_directory import begin, claim, newest_checkpoint
+from raoe_train.training.run_directory import newest_checkpoint
 
 
 @pytest.fixture
@@ -49,30 +47,3 @@ def test_no_state_of_the_optimizer(checkpoints, capsys):
     assert newest_checkpoint(checkpoints) is None  # all begins anew, and is said to
     assert capsys.readouterr().out.count("is left out: it has no optimizer's state") == 2
     assert newest_checkpoint(checkpoints, only_model=True).name == "checkpoint-10"
-
-
-def test_a_run_that_is_overwritten_leaves_nothing_to_go_on_from(tmp_path):
-    """Checkpoints of another recipe would be trained on."""
-    out, asked = tmp_path / "out", {"data.train": ["a.tsv"], "output": str(tmp_path / "out")}
-    begin(load("train", "raoe-s1", asked), {})
-    for name in ("checkpoints", "initial", "tensorboard"):
-        (out / name).mkdir()
-    begin(load("train", "raoe-s1", asked), {})
-    assert (out / "checkpoints").is_dir()  # its own
-    begin(load("train", "raoe-s1", {**asked, "loss.margin": 3}), {})
-    assert {path.name for path in out.iterdir()} == {"recipe.yaml", "made_from.json"}
-
-
-def test_a_kill_as_a_run_is_overwritten_leaves_the_directory_to_both(tmp_path, monkeypatch):
-    asked = {"data.train": ["a.tsv"], "output": str(tmp_path / "out"), "overwrite": True}
-    one, other = (load("train", "raoe-s1", {**asked, "loss.margin": margin}) for margin in (2, 3))
-    begin(one, {})
-    (tmp_path / "out" / "notes.txt").touch()
-
-    def killed(*of):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(run_directory, "write_json", killed)
-        begin(other, {})
-    assert claim(one, {}) is None and claim(other, {}) is None

@@ -97,7 +97,7 @@ def test_submission(trained):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": "RAOELoss"}, "no NLI labels: use loss rank_margin or cosent, or loss.gate score"),
+        ({"loss": "RAOELoss"}, "no NLI labels: use RankMarginLoss or CoSENTLoss, or loss.gate score"),
         ({"model.prompt": "{text} given {condition}"}, "must have {condition} and then {text}"),
         ({"data.train": ["hidden.csv"]}, "label -1 is a hidden label"),
     ],

@@ -1,4 +1,4 @@
-"""Training decoders: pretraining one from scratch, triplets, the tiny recipe, analyses in `evaluate`."""
+"""Training decoders: triplets, the tiny recipe, analyses in `evaluate`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from raoe_train import run
 from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model
+from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, training_data
@@ -37,64 +37,35 @@ def nli_file(path, premises=12):
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pretrained")
-    training = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 5e-3, "bf16": False, "logging_steps": 10}
-    metrics = run(
-        "train",
-        "decoder-tiny",
-        **{
-            "model.scratch": SCRATCH,
-            "model.max_seq_length": 32,
-            "model.device": "cpu",
-            "data.train": [nli_file(folder / "nli.tsv")],
-            "training": training,
-            "output": str(folder / "out"),
-        },
-    )
-    return folder, metrics
-
-
-def test_pretraining_predicts_the_next_token(pretrained):
-    folder, metrics = pretrained
-    log = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
-    losses = [entry["loss"] for entry in log if "loss" in entry]
-    assert losses[-1] < 0.3 * losses[0]
-    assert metrics["perplexity"] > 1 and metrics["tokens"] > 100
-    # what is saved is the decoder that was trained, with its head: a known sentence is likely, a shuffled one is not
-    model = AutoModelForCausalLM.from_pretrained(str(folder / "out")).eval()
-    encoder = load_encoder(Model(name=str(folder / "out"), device="cpu"))
-    assert torch.equal(model.model.embed_tokens.weight, encoder[0].model.embed_tokens.weight)
-    ids = encoder.tokenizer([f"{SENTENCES[1]} 1"], return_tensors="pt")["input_ids"]
-    with torch.no_grad():
-        likely = model(input_ids=ids, labels=ids).loss
-        shuffled = ids[:, [0, *reversed(range(1, ids.shape[1]))]]
-        assert likely < 0.5 * model(input_ids=shuffled, labels=shuffled).loss
-
-
-def test_pretraining_wants_a_decoder(tmp_path):
-    settings = {"model.scratch.architecture": "bert", "data.train": [nli_file(tmp_path / "nli.tsv")]}
-    with pytest.raises(ValueError, match="trains a decoder with tied embeddings, not a 'bert'"):
-        run("train", "decoder-tiny", **settings, output=str(tmp_path / "out"))
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    nli_file(folder / "nli.tsv")
+    made = Model(name="scratch", device="cpu", max_seq_length=32, scratch=Scratch(**SCRATCH))
+    model = load_encoder(made, sentences=[text for n in range(12) for text in (f"{text} {n}" for text in SENTENCES)])
+    whole = AutoModelForCausalLM.from_config(model[0].model.config)
+    whole.model.load_state_dict(model[0].model.state_dict())
+    whole.save_pretrained(folder / "out")
+    model.tokenizer.save_pretrained(folder / "out")
+    return folder
 
 
 def test_triplets_of_a_pair_file(tmp_path, capsys):
     source = nli_file(tmp_path / "nli.tsv")
     config = load("train", "bellm-tiny", {"data.train": [source]})
-    datasets, texts = training_data(config, 1)
+    datasets, texts = training_data(config)
     assert datasets["nli"].column_names == ["anchor", "positive", "negative"] and len(datasets["nli"]) == 12
     assert datasets["nli"][0]["positive"].startswith("surely") and datasets["nli"][0]["negative"].startswith("never")
     assert len(list(texts)) == 36
     assert "12 triplets, 12 rows dropped (neutral)" in capsys.readouterr().out
-    datasets, _ = training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}), 1)
+    datasets, _ = training_data(load("train", "bellm-tiny", {"data.train": [source], "data.neutral": True}))
     assert datasets["nli"].column_names == ["anchor", "positive", "negative", "neutral"]
     (tmp_path / "none.tsv").write_text("premise\thypothesis\tlabel\na b\tc\t0\n")
     with pytest.raises(ValueError, match="contradict"):
-        training_data(load("train", "bellm-tiny", {"data.train": [str(tmp_path / "none.tsv")]}), 1)
+        training_data(load("train", "bellm-tiny", {"data.train": [str(tmp_path / "none.tsv")]}))
 
 
-def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
-    folder, _ = pretrained
+def test_infonce_trains_a_bidirectional_decoder(decoder, tmp_path):
+    folder = decoder
     prompt = 'Summarize sentence {text} in one word:"'
     results = {}
     for mini in (None, 4):
@@ -108,7 +79,7 @@ def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
             "data.dev": None,
             "loss.mini_batch_size": mini,
             "evaluation.tasks": [],
-            "training": {"num_train_epochs": 3, "per_device_train_batch_size": 12, "learning_rate": 1e-3, "logging_steps": 1},
+            "training": {"num_train_epochs": 3, "per_device_train_batch_size": 12, "learning_rate": 1e-3},
             "output": str(out),
         }
         metrics = run("train", "bellm-tiny", **made)
@@ -120,8 +91,8 @@ def test_infonce_trains_a_bidirectional_decoder(pretrained, tmp_path):
     torch.testing.assert_close(cached, plain, atol=1e-3, rtol=1e-2)
 
 
-def test_evaluate_with_analyses(pretrained, tmp_path):
-    folder, _ = pretrained
+def test_evaluate_with_analyses(decoder, tmp_path):
+    folder = decoder
     lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
     asked = {
@@ -139,7 +110,7 @@ def test_evaluate_with_analyses(pretrained, tmp_path):
     assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
     assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
     assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
-    with pytest.raises(ValueError, match="analyses must be of degradation, dependency, words, got 'layers'"):
+    with pytest.raises(ValueError, match="analyses must be a list, got"):
         run("evaluate", **{**asked, "analyses": ["layers"]})
 
 
@@ -157,13 +128,3 @@ def test_the_last_token_is_warned_of_in_training(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="raoe_train"):
         load_encoder(Model(**settings), train=True)
     assert "pool the mean" in caplog.text
-
-
-def test_a_language_model_is_not_chosen_by_dev_pairs(tmp_path):
-    """Whose correlation is measured before and after, and no checkpoint is the best."""
-    lines = ["sentence1\tsentence2\tscore", *(f"{text} 1\t{SENTENCES[0]}\t{n}" for n, text in enumerate(SENTENCES))]
-    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n")
-    made = {"model.scratch": SCRATCH, "model.device": "cpu", "data.train": [nli_file(tmp_path / "nli.tsv")],
-            "data.dev": str(tmp_path / "dev.tsv"), "training": {"max_steps": 2, "per_device_train_batch_size": 4}}  # fmt: skip
-    metrics = run("train", "decoder-tiny", **made, output=str(tmp_path / "out"))
-    assert metrics["steps"] == 2 and metrics["best_step"] is None and "spearman" in metrics["after"]

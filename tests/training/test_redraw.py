@@ -10,8 +10,10 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from raoe_train import run
 from raoe_train.data.settings import Data
+from raoe_train.jobs.train import TrainConfig
 from raoe_train.losses import CoSENTLoss
 from raoe_train.training import Trainer
+from raoe_train.training.arguments import Training
 from raoe_train.training.training_data import enough_steps, redrawn
 from tests.tiny import tiny_encoder
 from tests.training.small_runs import settings, write_pairs
@@ -65,7 +67,7 @@ def test_steps_are_those_of_what_is_drawn(tmp_path):
     """Of 48 rows 12 an epoch; the same recipe gives the same encoder, and without redraw another."""
     pairs = write_pairs(tmp_path / "many.tsv", rows=48)
     made = settings(tmp_path, **{"data.train": [pairs], "data.dev": None, "data.max_rows": ROWS, "data.redraw": True,
-                                 "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5, "learning_rate": 1e-3}})  # fmt: skip
+                                 "training": {"num_train_epochs": 3, "per_device_train_batch_size": 5}})  # fmt: skip
     found = [run("train", **{**made, "output": str(tmp_path / name), "data.redraw": name != "c"}) for name in "abc"]
     assert [metrics["steps"] for metrics in found] == [9, 9, 9]
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "abc"]
@@ -74,14 +76,15 @@ def test_steps_are_those_of_what_is_drawn(tmp_path):
 
 def test_at_least_so_many_steps_are_of_what_is_drawn():
     """12 of 48 rows in batches of 5 are 3 steps, so 12 steps are 4 epochs."""
-    drawn = Data(max_rows=ROWS, redraw=True)
-    assert enough_steps({"per_device_train_batch_size": 5}, {"set": range(48)}, 12, drawn)["num_train_epochs"] == 4
+    config = TrainConfig(data=Data(max_rows=ROWS, redraw=True), training=Training(min_steps=12))
+    settings = {"per_device_train_batch_size": 5, "num_train_epochs": 3, "gradient_accumulation_steps": 1}
+    assert enough_steps(settings, {"set": range(48)}, config)["num_train_epochs"] == 4
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"data.max_rows": None}, r"so many rows anew each epoch.*--data\.max_rows"),
+        ({"data.max_rows": None}, r"so many rows again in each epoch: --data\.max_rows"),
         ({"training.batch_sampler": "no_duplicates"}, r"leave training\.batch_sampler out"),
     ],
     ids=str,

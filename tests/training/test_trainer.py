@@ -16,8 +16,7 @@ from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
-from raoe_train.losses.scale import SCALES
-from raoe_train.training.arguments import trainer_settings
+from raoe_train.training.arguments import Training, trainer_settings
 from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
 from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
@@ -44,20 +43,20 @@ def pairs(path, **options):
 @pytest.mark.parametrize("dims", [None, [16, 4]])
 @pytest.mark.parametrize("mini_batch_size", [None, 3])
 def test_a_script_and_a_recipe_are_one(tmp_path, encoder, dims, mini_batch_size):
-    """RAOELoss(model, scale="auto") on two sources: the same tau, the same weights, bit for bit."""
+    """RAOELoss on two sources: the same weights, bit for bit."""
     sources = [write_pairs(tmp_path / "a.tsv"), write_pairs(tmp_path / "b.tsv", rows=24, scale=1.0)]
     made = run("train", None, **{
         "model.name": encoder, "model.device": "cpu", "data.train": sources, "output": str(tmp_path / "out"),
-        "loss": {"scale": "auto", "mini_batch_size": mini_batch_size, "matryoshka_dims": dims or []},
+        "loss": {"scale": 5, "mini_batch_size": mini_batch_size, "matryoshka_dims": dims or []},
         "training": {"num_train_epochs": 1, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "seed": 7},
     })  # fmt: skip
     set_seed(7)
     model = SentenceTransformer(encoder, device="cpu")
     datasets = DatasetDict({name: read_pairs(source) for name, source in zip("ab", sources, strict=True)})
-    loss = RAOELoss(model, scale="auto", mini_batch_size=mini_batch_size, matryoshka_dims=dims or [])
+    loss = RAOELoss(model, scale=5, mini_batch_size=mini_batch_size, matryoshka_dims=dims or [])
     args = arguments(tmp_path)
     trainer = Trainer(model, args, datasets, loss=loss)
-    assert trainer.scales == made["scale"] and set(trainer.scales.values()) <= set(SCALES)
+    assert trainer.scales == made["scale"] == {"a": 5.0, "b": 5.0}
     assert args.prompts is None and trainer.args.prompts == "query: "  # the encoder's own, and args stay as they are
     trainer.train()
     model.save_pretrained(str(tmp_path / "script"))
@@ -87,12 +86,11 @@ def test_a_loss_for_each_dataset(tmp_path, encoder):
     scored = pairs(tmp_path / "a.tsv")
     alone = scored.select_columns(["sentence1", "sentence2"])
     datasets = DatasetDict(scored=scored, alone=alone)
-    losses = {"scored": RAOELoss(model, scale="auto"), "alone": InfoNCELoss(model, 30.0)}
+    losses = {"scored": RAOELoss(model), "alone": InfoNCELoss(model, 30.0)}
     trainer = Trainer(model, arguments(tmp_path, max_steps=4), datasets, loss=losses)
     assert isinstance(trainer.data_collator, ScoreLabelCollator)
-    assert trainer.scales["alone"] == 30.0 and trainer.scales["scored"] in SCALES
+    assert trainer.scales == {"alone": 30.0, "scored": 20.0}
     trainer.train()
-    assert losses["scored"].scale == "auto"  # which was not touched
     with pytest.raises(ValueError, match="made differently, by ListCollator and ScoreLabelCollator"):
         Trainer(model, arguments(tmp_path), datasets, loss={**losses, "alone": ListMLELoss(model)})
 
@@ -145,15 +143,6 @@ def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
     loss.log_scale.register_hook(lambda gradient: seen.append(gradient.item()))
     trainer.train()
     assert len(seen) == 3 and loss.log_scale.item() == pytest.approx(before - 1e-3 * sum(seen), abs=1e-6)
-
-
-def test_auto_wants_scores(encoder):
-    model = SentenceTransformer(encoder, device="cpu")
-    with pytest.raises(ValueError, match="scale 'auto' is measured on scored pairs; for loss infonce give a number"):
-        InfoNCELoss(model, "auto")
-    pair = [torch.randn(4, 3), torch.randn(4, 3)]
-    with pytest.raises(ValueError, match=r"measured by raoe_train\.Trainer"):
-        RAOELoss(model, "auto").compute_loss_from_embeddings(pair, torch.zeros(4, 2))
 
 
 def test_it_stops_at_nan(tmp_path, encoder):
@@ -215,7 +204,7 @@ def test_a_premises_pairs_stand_in_one_batch(tmp_path):
         assert all(len({row % 40 for row in batch}) == 10 for batch in batches)
         orders.append(batches)
     assert orders[0] != orders[1]
-    settings = trainer_settings({"batch_sampler": "by_premise"}, tmp_path, device="cpu", has_dev=False)
+    settings = trainer_settings(Training(batch_sampler="by_premise"), tmp_path, device="cpu", has_dev=False)
     assert settings["batch_sampler"] is PremiseBatchSampler
 
 
@@ -223,6 +212,33 @@ def test_a_premises_pairs_stand_in_one_batch(tmp_path):
 def test_bf16_auto_is_for_cpus_that_multiply_it(monkeypatch, tmp_path, units, expected):
     known = {"avx512": True, "avx512_bf16": False, "amx_bf16": False} | units
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)  # torch 2.6 has none
-    settings = trainer_settings({"bf16": "auto"}, tmp_path, device="cpu", has_dev=False)
+    settings = trainer_settings(Training(bf16="auto"), tmp_path, device="cpu", has_dev=False)
     assert settings["bf16"] is expected and settings["use_cpu"]
-    assert trainer_settings({"bf16": True}, tmp_path, device="cpu", has_dev=False)["bf16"] is True
+    assert trainer_settings(Training(bf16=True), tmp_path, device="cpu", has_dev=False)["bf16"] is True
+
+
+def test_a_model_that_is_made_for_each_trial(tmp_path, encoder):
+    """The form of hyperparameter search: functions that make the model, and the loss of it."""
+    made = []
+
+    def model_init():
+        made.append(SentenceTransformer(encoder, device="cpu"))
+        return made[-1]
+
+    for loss in (RAOELoss, lambda model: stock.CoSENTLoss(model)):
+        data = pairs(tmp_path / "a.tsv") if loss is RAOELoss else pairs(tmp_path / "a.tsv").remove_columns("label")
+        trainer = Trainer(args=arguments(tmp_path, max_steps=2), train_dataset=data, model_init=model_init, loss=loss)
+        trainer.train()
+        assert trainer.state.global_step == 2 and trainer.loss.model is trainer.loss.loss.model is made[-1]
+
+
+def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
+    data, found = pairs(tmp_path / "a.tsv"), []
+    for workers in (0, 2):
+        set_seed(7)
+        model = SentenceTransformer(encoder, device="cpu")
+        args = arguments(tmp_path, max_steps=3, logging_steps=1, dataloader_num_workers=workers)
+        trainer = Trainer(model, args, data, loss=RAOELoss(model))
+        trainer.train()
+        found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert len(found[0]) == 3 and found[0] == found[1]

@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
@@ -17,7 +15,7 @@ from raoe_train.cli import load
 from raoe_train.jobs.check import check_encoder
 from raoe_train.training.training_data import held_out
 from tests.forked import python
-from tests.tiny import SENTENCES, tiny_encoder, training_data
+from tests.tiny import SENTENCES, training_data
 from tests.training.small_runs import settings, write_pairs
 
 
@@ -30,7 +28,7 @@ def test_writes_a_model_and_what_goes_with_it(finished):
     assert metrics["steps"] == 10
     assert metrics["pairs"] == {"train": 40}
     recipe = yaml.safe_load((out / "recipe.yaml").read_text())
-    assert (recipe["loss"]["name"], recipe["training"]["per_device_train_batch_size"]) == ("raoe", 8)
+    assert recipe["loss"]["class_path"].endswith("RAOELoss") and recipe["training"]["per_device_train_batch_size"] == 8
     log = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     steps = [entry for entry in log if "loss" in entry]
     assert len(steps) == 5
@@ -57,26 +55,30 @@ def test_the_model_loads_anywhere_with_its_prompt(finished):
     assert again["tasks"][str(folder / "dev.tsv")]["spearman"] == pytest.approx(task["spearman"], abs=0.2)
 
 
-@pytest.mark.parametrize("name", ["rank_margin", "gated_angular", "cosent", "angle", "mse"])
+@pytest.mark.parametrize(
+    "name", ["RankMarginLoss", "GatedAngularLoss", "CoSENTLoss", "AnglELoss", "CosineSimilarityLoss"]
+)
 def test_every_loss_trains(tmp_path, name):
-    made = settings(tmp_path, **{"loss.name": name, "data.dev": None, "data.score_scale": [0, 5]})
+    made = settings(tmp_path, **{"loss": name, "data.dev": None, "data.score_scale": [0, 5]})
     made["training"] = {**made["training"], "max_steps": 2}
     metrics = run("train", "raoe-s1", **made)
     assert metrics["steps"] == 2 and metrics["before"] == {}
     assert (tmp_path / "out" / "modules.json").is_file()
 
 
-@pytest.mark.parametrize(("loss", "error"), [("rank_margin", True), ("raoe", False), ("mse", False)])
+@pytest.mark.parametrize(
+    ("loss", "error"), [("RankMarginLoss", True), ("RAOELoss", False), ("CosineSimilarityLoss", False)]
+)
 def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
     data = tmp_path / "equal.tsv"
     data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
-    arguments = load("train", None, {"loss.name": loss, "data.train": [str(data)]})
+    arguments = load("train", None, {"loss": loss, "data.train": [str(data)]})
     if error:
         with pytest.raises(ValueError, match="all 40 scores are 1, so that no pair ranks above another: the loss"):
-            training_data(arguments, 1)
+            training_data(arguments)
     else:
-        training_data(arguments, 1)
-        assert ("only its labels are learned from" in caplog.text) == (loss == "raoe")
+        training_data(arguments)
+        assert ("only its labels are learned from" in caplog.text) == (loss == "RAOELoss")
 
 
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
@@ -108,7 +110,7 @@ def test_what_mse_compares_with_cosines(tmp_path, scale, wanted):
     else:
         changes["data.train"] = changes["data.train"][:1]
     arguments = load("train", None, settings(tmp_path, **{"loss": "CosineSimilarityLoss", **changes}))
-    datasets, _ = training_data(arguments, 42)
+    datasets, _ = training_data(arguments)
     assert datasets["own"]["score"][:] == pytest.approx(wanted)
     if scale:
         assert max(datasets["train"]["score"]) == 1 and 0 < min(datasets["train"]["score"]) < 0.2
@@ -141,29 +143,11 @@ def test_max_rows_draws_with_the_seed(tmp_path):
     made = settings(tmp_path, **{"data.max_rows": 7})
     drawn = []
     for seed in (1, 1, 2):
-        datasets, texts = training_data(load("train", None, made), seed)
+        datasets, texts = training_data(load("train", None, {**made, "training.seed": seed}))
         texts = list(texts)
         assert len(datasets["train"]) == 7 and len(texts) == 14
         drawn.append(texts)
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-def test_the_best_weights_of_the_way_are_saved(tmp_path):
-    encoder = tmp_path / "encoder"
-    tiny_encoder(double=False).save_pretrained(str(encoder))
-    made = settings(tmp_path, **{"model.name": str(encoder), "model.scratch": None})
-    run("train", "raoe-s1", **made)
-    asked = {**made, "training": {**made["training"], "interpolate": [0, 0.3, 1]}, "output": str(tmp_path / "between")}
-    metrics = run("train", "raoe-s1", **asked)
-    found = metrics["interpolation"]
-    by_dev = {row["weight"]: row["dev"] for row in found["curve"]}
-    assert by_dev[0] == pytest.approx(metrics["before"]["spearman"])
-    assert metrics["after"]["spearman"] == pytest.approx(max(by_dev.values())) == by_dev[found["weight"]]
-    start, end, saved = (
-        load_file(folder / "model.safetensors") for folder in (encoder, tmp_path / "out", tmp_path / "between")
-    )
-    for name, value in saved.items():
-        torch.testing.assert_close(value, start[name].lerp(end[name], found["weight"]), rtol=1e-6, atol=1e-7)
 
 
 def test_pairs_held_out_are_what_the_best_is_chosen_by(tmp_path, capsys):
@@ -197,20 +181,16 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     made = settings(tmp_path)
     made["training"] = {"num_train_epochs": 30, "per_device_train_batch_size": 8, "learning_rate": 1e-30, "patience": 2}
     metrics = run("train", "raoe-s1", **made)
-    assert metrics["num_train_epochs"] == 3
+    assert metrics["epochs"] == 3
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
-        ({"data.dev": None, "training.interpolate": 0.5}, "training.interpolate needs data.dev"),
-        ({"training.interpolate": [0.5, 2]}, r"training\.interpolate must be at most 1, got 2"),
-        ({"training.interpolate": "half"}, "training.interpolate"),
-        ({"training.interpolate": 0.5, "model.lora": {"r": 4}}, "leave model.lora out"),
         ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
-        ({"training.output_dir": "x"}, "set output"),
-        ({"model.pooling": "median"}, "model.pooling must be one of mean, weighted_mean, cls, max, last, got 'median'"),
+        ({"training.output_dir": "x"}, r"unknown key training\.output_dir"),
+        ({"model.pooling": "median"}, r"model.pooling must be one of mean, .*, last or null, got 'median'"),
         ({"model.name": "./nowhere"}, "no such model directory"),
         ({"data.train": "nowhere.tsv"}, "no such file"),
         (
