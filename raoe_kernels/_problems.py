@@ -51,7 +51,7 @@ def differentiable(
             return _loss_like(problem[0]), ()
         # Autocast would make matrix products of the float32 rows in half precision.
         with torch.autocast(problem[0].device.type, enabled=False):
-            return module.forward(problem, needs)
+            return _serving(module, problem).forward(problem, needs)
 
     def backward(
         problem: Any, saved: tuple, upstream: Tensor, needs: Needs, dtype: torch.dtype, module: ModuleType
@@ -62,7 +62,7 @@ def differentiable(
                 for x, need in zip(problem[:gradients], needs, strict=True)
             )
         with torch.autocast(problem[0].device.type, enabled=False):
-            return module.backward(problem, saved, upstream, needs, dtype)
+            return _serving(module, problem).backward(problem, saved, upstream, needs, dtype)
 
     class Loss(torch.autograd.Function):
         @staticmethod
@@ -101,9 +101,12 @@ def differentiable(
     return loss
 
 
-def backward(
-    problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype
-) -> Gradients:
+def _serving(module: Any, problem: Any) -> Any:
+    """The module itself, or the one that it chooses for such a call."""
+    return module.serving(problem) if hasattr(module, "serving") else module
+
+
+def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """A backend's, where forward has made the gradients."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
 

@@ -31,23 +31,45 @@ def float_tensor(name: str, value: object, ndim: int) -> None:
         raise ValueError(f"{name} must have {ndim} dimension{'s' * (ndim > 1)}, got {describe(value)}")
 
 
-def per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
-    """A tensor that goes along with similarity, (B,) or (K, B): (B,), on the same device, not differentiated."""
+def companion(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
+    """A tensor that goes along with `to`, which messages call `of`: of that shape, on its device."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {describe(value)}")
-    if value.shape != similarity.shape[-1:]:
-        what = "shape" if similarity.ndim == 1 else "columns,"
-        raise ValueError(f"{name} must have similarity's {what} {tuple(similarity.shape[-1:])}, got {describe(value)}")
-    if value.device != similarity.device:
-        raise ValueError(f"{name} must be on similarity's device {similarity.device}, got {describe(value)}")
+    if value.shape != shape or value.device != to.device:
+        shape, device = tuple(shape), to.device
+        raise ValueError(f"{name} must have shape {shape} and be on {of}'s device {device}, got {describe(value)}")
+    return value
+
+
+def integers(name: str, value: object, shape: tuple[int, ...], of: str, to: Tensor) -> Tensor:
+    """A `companion` of numbers that count or name something."""
+    value = companion(name, value, shape, of, to)
+    if value.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers (up to int64), got {describe(value)}")
+    integer_tensor(name, value)
+    return value
+
+
+def target(name: str, value: Tensor) -> Tensor:
+    """A tensor that nothing is differentiated by."""
     if value.requires_grad:
         raise ValueError(f"{name} must not require grad (it is a target), got {describe(value)}; detach it")
     return value
 
 
+def alike(names: str, a: Tensor, b: Tensor) -> None:
+    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
+        raise ValueError(f"{names} must have the same shape, dtype and device, got {describe(a)} and {describe(b)}")
+
+
 def real_tensor(name: str, value: Tensor) -> None:
     if value.is_complex() or value.dtype in _UNORDERED or value.is_quantized:
         raise TypeError(f"{name} must hold real numbers (floats or integers up to int64), got {describe(value)}")
+
+
+def bool_tensor(name: str, value: Tensor) -> None:
+    if value.dtype != torch.bool:
+        raise TypeError(f"{name} must be a bool tensor, got {describe(value)}")
 
 
 def integer_tensor(name: str, value: Tensor) -> None:

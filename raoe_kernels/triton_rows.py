@@ -1,10 +1,26 @@
-"""Rows of a matrix in Triton kernels: whether a thread can load 16 bytes of them at once, and how to say so."""
+"""What all Triton kernels share: how they are compiled, and rows of which a thread loads 16 bytes at once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """A kernel that is compiled once for all sizes, alignments and switches."""
+    names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
+    return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
+
+
+@triton.jit
+def root(x):
+    """The square root, rounded as torch rounds it."""
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 def unit_of(*matrices: Tensor) -> int:

@@ -120,18 +120,6 @@ def _tensors(q: Tensor, k: Tensor, v: Tensor, ndim: int) -> None:
         raise ValueError(f"q's head dimension must be 1 to {MAX_HEAD_DIM}, got {_validate.describe(q)}")
 
 
-def _companion(name: str, value: object, q: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    """An integer tensor that says where q's tokens are."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {_validate.describe(value)}")
-    _validate.integer_tensor(name, value)
-    if shape is not None and value.shape != shape:
-        raise ValueError(f"{name} must have shape {tuple(shape)}, got {_validate.describe(value)}")
-    if value.device != q.device:
-        raise ValueError(f"{name} must be on q's device {q.device}, got {_validate.describe(value)}")
-    return value
-
-
 def _readable(value: Tensor) -> bool:
     """Whether looking at the values costs nothing: no wait for a device, no break in a graph."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -140,8 +128,7 @@ def _readable(value: Tensor) -> bool:
 def _lengths(q: Tensor, lengths: Tensor | None) -> Tensor | None:
     if lengths is None:
         return None
-    if _companion("lengths", lengths, q, q.shape[:1]).dtype == torch.bool:
-        raise TypeError(f"lengths must be integers, got {_validate.describe(lengths)}")
+    _validate.integers("lengths", lengths, q.shape[:1], "q", q)
     if _readable(lengths) and ((lengths < 0) | (lengths > q.shape[2])).any():
         raise ValueError(f"lengths must be 0 to {q.shape[2]}, got {lengths.tolist()}")
     return lengths
@@ -151,14 +138,17 @@ def _mask(q: Tensor, mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     # Floats are refused: they might be an additive mask, where 0 is a real token.
-    mask = _companion("padding_mask", mask, q, (q.shape[0], q.shape[2]))
+    mask = _validate.companion("padding_mask", mask, (q.shape[0], q.shape[2]), "q", q)
+    _validate.integer_tensor("padding_mask", mask)
     return mask if mask.dtype == torch.bool else mask != 0
 
 
 def _packed(q: Tensor, cu_seqlens: Tensor, max_seqlen: int | None) -> tuple[Tensor, int]:
-    _companion("cu_seqlens", cu_seqlens, q, None)
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor, got {_validate.describe(cu_seqlens)}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         raise ValueError(f"cu_seqlens must have shape (sequences + 1,), got {_validate.describe(cu_seqlens)}")
+    _validate.companion("cu_seqlens", cu_seqlens, cu_seqlens.shape, "q", q)
     if cu_seqlens.dtype != torch.int32:
         raise TypeError(f"cu_seqlens must be int32, got {_validate.describe(cu_seqlens)}")
     if isinstance(max_seqlen, bool) or not isinstance(max_seqlen, (int, torch.SymInt)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton_rows import kernel
 from .triton_forward import (
     ALIGN,
     CLEAR,
@@ -21,7 +22,6 @@ from .triton_forward import (
     blank,
     dot,
     keep,
-    kernel,
     places,
     product,
     rows,

@@ -15,19 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..triton_rows import kernel
+
 POINTERS = [
     "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "mask",
     "grad_causal", "grad_full", "grad_mixed", "delta_mixed", "delta_full",
     "grad_q", "grad_k", "grad_v",
 ]  # fmt: skip
-SCALARS = [
-    "apart", "sequences", "tokens", "masked", "whole", "longest", "tiles", "heads", "group", "scale",
-    "q_batch", "q_head", "q_row", "k_batch", "k_head", "k_row", "v_batch", "v_head", "v_row",
-    "out_batch", "out_head", "out_row", "own_batch", "own_head", "own_row",
-]  # fmt: skip
-# All rows begin at multiples of 16 bytes (launches see to it), so Triton need not find out call by call.
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
-
+# All rows begin at multiples of 16 bytes: launches see to it.
 ALIGN = tl.constexpr(8)  # strides come in units of as many elements
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Whether every token of a loop's tiles is real.

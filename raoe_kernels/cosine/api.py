@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _validate
-from .autograd import cosine, cosine_widths
+from .autograd import cosine
 
 
 def pairwise_cosine(
@@ -31,17 +31,10 @@ def pairwise_cosine(
 
     Raises:
         TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
-            is none of.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
     """
     _validate.float_tensor("a", a, 2)
     _validate.float_tensor("b", b, 2)
-    if a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
-        raise ValueError(
-            "a and b must have the same shape, dtype and device, "
-            f"got {_validate.describe(a)} and {_validate.describe(b)}"
-        )
+    _validate.alike("a and b", a, b)
     eps = _validate.number("eps", eps, low=0)
-    if dims is None:
-        return cosine(a, b, eps, backend)
-    return cosine_widths(a, b, eps, _validate.widths("dims", dims, a.shape[1]), backend)
+    return cosine(a, b, eps, () if dims is None else (_validate.widths("dims", dims, a.shape[1]),), backend)

@@ -30,7 +30,6 @@ OP = Op(
     },
 )
 
-
 WIDTHS = Op(
     "pairwise_cosine of several widths",
     (),
@@ -42,17 +41,12 @@ WIDTHS = Op(
 )
 
 
-def cosine(a: Tensor, b: Tensor, eps: float, backend: str) -> Tensor:
-    module = eager(OP, backend, a, b)
-    return _operator(a, b, eps, backend)[0] if module is None else _eager(a, b, eps, (), module)
-
-
-def cosine_widths(a: Tensor, b: Tensor, eps: float, dims: tuple[int, ...], backend: str) -> Tensor:
-    module = eager(WIDTHS, backend, a, b)
-    return _widths_operator(a, b, eps, dims, backend)[0] if module is None else _eager(a, b, eps, (dims,), module)
-
-
-def _eager(a: Tensor, b: Tensor, eps: float, dims: tuple, module: Any) -> Tensor:
+def cosine(a: Tensor, b: Tensor, eps: float, dims: tuple, backend: str) -> Tensor:
+    """(B,) without dims, and (K, B) of (dims,)."""
+    op, operator = (WIDTHS, _widths_operator) if dims else (OP, _operator)
+    module = eager(op, backend, a, b)
+    if module is None:
+        return operator(a, b, eps, *dims, backend)[0]
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Cosine.apply(a, b, eps, dims, module)
     return _forward(a, b, eps, *dims, module)[0]

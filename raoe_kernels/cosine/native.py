@@ -7,8 +7,7 @@ from torch import Tensor
 
 from .._dtypes import wide
 from .._native import FLOATS, address, module
-
-Dims = tuple[int, ...] | None
+from .reference import Dims
 
 
 def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:

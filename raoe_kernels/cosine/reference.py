@@ -7,8 +7,10 @@ from torch import Tensor
 
 from .._dtypes import wide
 
+Dims = tuple[int, ...] | None
 
-def forward(a: Tensor, b: Tensor, eps: float, dims: tuple[int, ...] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+
+def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:
     """c = <a, b> / (|a| |b|), and 1 / |a|, 1 / |b|; all three 0 where |a| or |b| is at most eps."""
     if dims is not None:
         c, inverse_a, inverse_b = zip(*(forward(a[:, :width], b[:, :width], eps) for width in dims), strict=True)
@@ -28,7 +30,7 @@ def backward(
     inverse_a: Tensor,
     inverse_b: Tensor,
     needs: tuple[bool, bool],
-    dims: tuple[int, ...] | None = None,
+    dims: Dims = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """dc/da = (unit b - c unit a) / |a|, and the same with a and b exchanged; the sum over the widths."""
     if dims is None:

@@ -9,8 +9,7 @@ from torch import Tensor
 from .._dtypes import wide
 from .._widths import from_here_on, segments
 from . import reference
-
-Dims = tuple[int, ...] | None
+from .reference import Dims
 
 
 def forward(a: Tensor, b: Tensor, eps: float, dims: Dims = None) -> tuple[Tensor, Tensor, Tensor]:

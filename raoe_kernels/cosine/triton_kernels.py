@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
-from ..triton_rows import tile, unit_of
+from ..triton_rows import kernel, root, tile, unit_of
 
 # Rows x columns of a step, eight elements a thread: 16 bytes of half precision. Up to FEW rows all four warps share a
 # row: an H200 holds 8,448 warps, and one a row would leave most of it idle.
@@ -20,9 +20,7 @@ MANY_ROWS, FEW_ROWS = (4, 256), (1, 1024)
 FEW = 2048
 WARPS = 4
 
-SCALARS = ["n", "columns", "row_a", "column_a", "row_b", "column_b", "eps", "need_a", "need_b"]
 POINTERS = ["a", "b", "c", "inverse_a", "inverse_b", "grad", "grad_a", "grad_b"]
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 
 @kernel
@@ -46,8 +44,8 @@ def cosine_forward(
         dot += x * y
         square_a += x * x
         square_b += y * y
-    norm_a = _root(tl.sum(square_a, 1))
-    norm_b = _root(tl.sum(square_b, 1))
+    norm_a = root(tl.sum(square_a, 1))
+    norm_b = root(tl.sum(square_b, 1))
     bound = tl.full((), eps, dtype)
     dead = (norm_a <= bound) | (norm_b <= bound)
     over_a = tl.where(dead, 0.0, 1 / tl.where(dead, 1.0, norm_a))
@@ -55,11 +53,6 @@ def cosine_forward(
     tl.store(c + rows, tl.where(dead, 0.0, tl.sum(dot, 1) * over_a * over_b), inside)
     tl.store(inverse_a + rows, over_a, inside)
     tl.store(inverse_b + rows, over_b, inside)
-
-
-@triton.jit
-def _root(x):
-    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
 @kernel
@@ -143,6 +136,6 @@ def variants() -> Iterator[Variant]:
         pointers |= dict.fromkeys(("a", "b", "grad_a", "grad_b"), f"*{dtype}")
         for shape, ((rows, columns), unit) in shapes.items():
             constants = {"ROWS": rows, "COLUMNS": columns, "UNIT": unit}
-            for kernel in (cosine_forward, cosine_backward):
-                name = f"{kernel.__name__} {dtype} {shape}"
-                yield Variant(name, kernel, signature_of(kernel, **pointers), constants, WARPS)
+            for function in (cosine_forward, cosine_backward):
+                name = f"{function.__name__} {dtype} {shape}"
+                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)

@@ -32,8 +32,7 @@ def guided_log_probs(current: Tensor, previous: Tensor, *, guidance: float, back
 
     Raises:
         TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
-            is none of.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
     """
     _check(current, previous)
     rows = log_probs(_rows(current), _rows(previous), _validate.number("guidance", guidance, low=0), backend)
@@ -67,11 +66,7 @@ def guided_argmax(current: Tensor, previous: Tensor, *, guidance: float, backend
 def _check(current: Tensor, previous: Tensor) -> None:
     for name, value in (("current", current), ("previous", previous)):
         _validate.float_tensor(name, value, max(1, getattr(value, "ndim", 1)))
-    if current.shape != previous.shape or current.dtype != previous.dtype or current.device != previous.device:
-        raise ValueError(
-            "current and previous must have the same shape, dtype and device, "
-            f"got {_validate.describe(current)} and {_validate.describe(previous)}"
-        )
+    _validate.alike("current and previous", current, previous)
 
 
 def _rows(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._dtypes import wide
 from ..triton_compile import Variant, signature_of
-from ..triton_rows import at, unit_of
+from ..triton_rows import at, kernel, unit_of
 
 # Columns of a slice, by bytes a logit: 64 bytes of a context a thread (32 of float64), all of them loaded before the
 # first is used. 8 rows of 128k bfloat16 logits are 128 programs for the 132 multiprocessors of an H200. Smaller slices
@@ -27,9 +27,6 @@ IN_CACHE = 32 << 20
 
 POINTERS = ["current", "previous", "result", "best", "of_current", "of_previous", "grad", "by_current", "by_previous",
             "sums", "scores"]  # fmt: skip
-SCALARS = ["first", "slices", "rows", "columns", "row_current", "row_previous", "row_grad", "column_grad", "guidance",
-           "need_current", "need_previous"]  # fmt: skip
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 
 @triton.jit
@@ -225,8 +222,9 @@ def guided_argmax_join(scores, best, result, slices: tl.int64, JOINED: tl.conste
     tl.store(result + row, where)
 
 
-def _row(logits: Tensor) -> Tensor:
-    return logits if logits.stride(1) == 1 else logits.contiguous()
+def _rows(*logits: Tensor) -> tuple[Tensor, ...]:
+    """With the columns of each row next to each other."""
+    return tuple(x if x.stride(1) == 1 else x.contiguous() for x in logits)
 
 
 def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
@@ -237,7 +235,7 @@ def _groups(rows: int, bytes_a_row: int) -> Iterator[tuple[int, int]]:
 
 def forward(current: Tensor, previous: Tensor, guidance: float) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = current.shape
-    current, previous = _row(current), _row(previous)
+    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     result = current.new_empty(rows, columns, dtype=wide(current.dtype))
@@ -266,7 +264,7 @@ def backward(
     needs: tuple[bool, bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     rows, columns = current.shape
-    current, previous = _row(current), _row(previous)
+    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous, grad)
     slices = triton.cdiv(columns, COLUMNS[size])
     grads = [current.new_empty(rows, columns) if need else None for need in needs]
@@ -294,7 +292,7 @@ def backward(
 
 def argmax(current: Tensor, previous: Tensor, guidance: float) -> Tensor:
     rows, columns = current.shape
-    current, previous = _row(current), _row(previous)
+    current, previous = _rows(current, previous)
     size, unit = current.itemsize, unit_of(current, previous)
     slices = triton.cdiv(columns, COLUMNS[size])
     scores = current.new_empty(rows, slices, dtype=wide(current.dtype))
@@ -316,11 +314,11 @@ def variants() -> Iterator[Variant]:
         pointers = dict.fromkeys(POINTERS, "*fp64" if dtype == "fp64" else "*fp32") | {"best": "*i64"}
         pointers |= dict.fromkeys(("current", "previous", "by_current", "by_previous"), f"*{dtype}")
         for unit, rows in ((16, "aligned"), (1, "any")):
-            for kernel in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *joining):
-                constants = {"COLUMNS": COLUMNS[size], "UNIT": unit} | ({"JOINED": JOINED} if kernel in joining else {})
-                yield Variant(
-                    f"{kernel.__name__} {dtype} {rows}", kernel, signature_of(kernel, **pointers), constants, WARPS
-                )
+            for function in (guided_forward_sums, guided_backward_sums, guided_argmax_slices, *joining):
+                constants = {"COLUMNS": COLUMNS[size], "UNIT": unit}
+                constants |= {"JOINED": JOINED} if function in joining else {}
+                name = f"{function.__name__} {dtype} {rows}"
+                yield Variant(name, function, signature_of(function, **pointers), constants, WARPS)
     for dtype in ("fp32", "fp64"):
         signature = signature_of(guided_argmax_join, scores=f"*{dtype}", best="*i64", result="*i64")
         yield Variant(f"guided_argmax_join {dtype}", guided_argmax_join, signature, {"JOINED": JOINED}, 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _validate
-from .arguments import check_mask, check_range, directed, guiding, ignored, integers, like_anchors
+from .arguments import check_mask, check_range, check_rows, directed, guiding, ignored, integers, like_anchors
 from .autograd import info_nce
 from .problem import HARDNESS, Problem
 from .widths import info_nce_widths
@@ -36,9 +36,9 @@ def info_nce_loss(
     """Mean over the anchors of -log softmax(scale cos(anchor, column))[its positive]; columns are positives and
     negatives.
 
-    BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, sentence-transformers'
-    MultipleNegativesRankingLoss with cos_sim, in all its forms, and GISTEmbedLoss. Logits come and go by chunks: memory
-    is O((N + P + M) D) and a buffer of 64 MiB (or of one row of logits), on CUDA 256 MiB (or 1,024 rows).
+    BeLLM (Li & Li 2024) Eq. 6, SimCSE (Gao et al. 2021) Eq. 1 and 5, all forms of sentence-transformers'
+    MultipleNegativesRankingLoss with cos_sim, and GISTEmbedLoss. Logits are made in chunks: memory is O((N + P + M) D)
+    plus a buffer of 64 MiB (at least one row of logits), on CUDA 256 MiB (at least 1,024 rows).
 
     Args:
         anchors: (N, D) float16, bfloat16, float32 or float64. Rows are normalised here, and the gradient goes through
@@ -55,15 +55,14 @@ def info_nce_loss(
             left out; or a pair of integer tensors (anchor_ids (N,), column_ids (P + M,)): left out where the ids are
             equal. An anchor's own positive always counts, whatever `ignore` says of it. Ids hold in all directions, for
             two anchors and for two columns too; a bool needs query_to_doc, alone or with doc_to_query of `anchors`.
-        symmetric: the mean of this loss and of the other direction, short for
-            directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction": the positive of anchor i, among
-            all N anchors, is to find anchor i. Anchor j is left out there where `ignore` says that column targets[i] is
-            no negative of anchor j (j != i).
-        directions: what else is in the softmax beside "query_to_doc", which must be there: similarities of anchor i's
-            positive with all anchors, its own included ("doc_to_query"); of anchor i with all other anchors
-            ("query_to_query"); of its positive with the documents of other anchors, positives and negatives
-            ("doc_to_doc") or positives alone ("positive_to_positive", GISTEmbed's). Where M is a multiple of P the
-            negatives i, P + i, 2 P + i, … are documents of positive i's anchor; otherwise nobody's.
+        symmetric: the mean of both directions; in the second the positive of anchor i finds anchor i among all N. Short
+            for directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction". If `ignore` leaves column
+            targets[i] out for anchor j, it leaves anchor j out for the positive of anchor i.
+        directions: "query_to_doc" and what else is in the softmax: similarities of anchor i's positive with all anchors
+            ("doc_to_query"); of anchor i with all other anchors ("query_to_query"); of its positive with the positives
+            and negatives of other anchors ("doc_to_doc"), or with their positives alone ("positive_to_positive",
+            GISTEmbed's). If M is a multiple of P, negatives i, P + i, 2 P + i, … belong to positive i's anchor;
+            otherwise negatives belong to no anchor.
         partition_mode: "joint", one softmax over all directions, or "per_direction", one each and their mean, for
             query_to_doc and doc_to_query alone.
         all_anchors: (P, D) anchors to be found, row j that of positive j, where `anchors` are a part of them. The ids
@@ -82,38 +81,29 @@ def info_nce_loss(
             `ignore` and `symmetric` only: auto takes scan for the rest.
 
     Returns:
-        (), or (K,) with dims, float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have the dtype
-        of what they are of. NaN, and NaN gradients, where any row (of dims, its first so many columns) holds a NaN or
-        an infinity, an ignored one too, or has no finite norm.
+        (), or (K,) with dims, float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have their
+        input's dtype. The loss and all gradients are NaN if any row, also an ignored one, is not finite or has no
+        finite norm; with dims this holds for the columns of each width.
 
     Raises:
         TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
-            is none of.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
     """
-    _validate.float_tensor("anchors", anchors, 2)
-    like_anchors("positives", positives, anchors)
-    if negatives is not None:
-        like_anchors("negatives", negatives, anchors)
-    rows, negative_count = len(anchors), 0 if negatives is None else len(negatives)
-    columns, found = len(positives) + negative_count, rows
+    rows, columns = check_rows(anchors, positives, negatives, targets)
+    found = rows
     if all_anchors is not None:
         like_anchors("all_anchors", all_anchors, anchors)
+        _validate.companion("all_anchors", all_anchors, positives.shape, "positives", positives)
         found = len(all_anchors)
-        if found != len(positives):
-            raise ValueError(
-                f"all_anchors must have a row for each of the {len(positives)} positives, "
-                f"got {_validate.describe(all_anchors)}"
-            )
     scale = _validate.learnable_scale(scale, anchors.device)
     names, joint = directed(directions, partition_mode, symmetric)
     if hardness_mode is not None:
         _validate.one_of("hardness_mode", hardness_mode, HARDNESS)
     strength = _validate.number("hardness_strength", hardness_strength, low=0)
-    if hardness_mode in HARDNESS[:2] and negative_count % max(1, len(positives)):
+    if hardness_mode in HARDNESS[:2] and columns % max(1, len(positives)):
         raise ValueError(
             f"negatives must be as many for each of the {len(positives)} positives with hardness_mode "
-            f"{hardness_mode!r}, got {negative_count}"
+            f"{hardness_mode!r}, got {columns - len(positives)}"
         )
     mask, anchor_ids, column_ids = ignored(ignore, rows if isinstance(ignore, Tensor) else found, columns, anchors)
     check_mask(mask, names, all_anchors)
@@ -131,11 +121,6 @@ def info_nce_loss(
         of = "positives" if problem.target_count < columns else "positives and negatives"
         check_range(targets, problem.target_count, of=of)
         problem = problem._replace(targets=targets)
-    elif len(positives) < rows:
-        raise ValueError(
-            f"positives must have a row for each of the {rows} anchors where no targets are given, "
-            f"got {_validate.describe(positives)}"
-        )
     if dims is None:
         return info_nce(problem, backend)
     widths = _validate.widths("dims", dims, anchors.shape[1])

@@ -8,7 +8,21 @@ import torch
 from torch import Tensor
 
 from .. import _validate
-from .pools import DIRECTIONS
+from .problem import DIRECTIONS
+
+
+def check_rows(anchors: Tensor, positives: Tensor, negatives: Tensor | None, targets: object) -> tuple[int, int]:
+    """(rows, columns) of a call."""
+    _validate.float_tensor("anchors", anchors, 2)
+    like_anchors("positives", positives, anchors)
+    if negatives is not None:
+        like_anchors("negatives", negatives, anchors)
+    if targets is None and len(positives) < len(anchors):
+        raise ValueError(
+            f"positives must have a row for each of the {len(anchors)} anchors where no targets are given, "
+            f"got {_validate.describe(positives)}"
+        )
+    return len(anchors), len(positives) + (0 if negatives is None else len(negatives))
 
 
 def like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
@@ -22,17 +36,7 @@ def like_anchors(name: str, value: Tensor, anchors: Tensor) -> None:
 
 def integers(name: str, value: object, shape: tuple[int, ...], anchors: Tensor) -> Tensor:
     """An int64 tensor of that shape on anchors' device."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers, got {_validate.describe(value)}")
-    if value.dtype == torch.bool:
-        raise TypeError(f"{name} must be integers (up to int64), got {_validate.describe(value)}")
-    _validate.integer_tensor(name, value)
-    if tuple(value.shape) != shape or value.device != anchors.device:
-        raise ValueError(
-            f"{name} must have shape {shape} and be on anchors' device {anchors.device}, "
-            f"got {_validate.describe(value)}"
-        )
-    return value.to(torch.int64)
+    return _validate.integers(name, value, shape, "anchors", anchors).to(torch.int64)
 
 
 def pair_of_ids(name: str, value: object, rows: int, columns: int, anchors: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,17 +75,7 @@ def ignored(
     if isinstance(ignore, Tensor):
         if ignore.dtype != torch.bool:
             raise TypeError(f"ignore must be bool, or a pair of id tensors, got {_validate.describe(ignore)}")
-        if tuple(ignore.shape) != (rows, columns) or ignore.device != anchors.device:
-            raise ValueError(
-                f"ignore must have shape {(rows, columns)} and be on anchors' device {anchors.device}, "
-                f"got {_validate.describe(ignore)}"
-            )
-        return ignore, None, None
-    if not isinstance(ignore, (tuple, list)) or len(ignore) != 2:
-        raise TypeError(
-            "ignore must be a bool tensor or a pair of integer tensors (anchor_ids, column_ids), "
-            f"got {_validate.describe(ignore)}"
-        )
+        return _validate.companion("ignore", ignore, (rows, columns), "anchors", anchors), None, None
     return None, *pair_of_ids("ignore", ignore, rows, columns, anchors)
 
 
@@ -136,17 +130,10 @@ def guiding(
     if not isinstance(guide, (tuple, list)) or len(guide) != len(counts):
         got = f"{len(guide)} of them" if isinstance(guide, (tuple, list)) else _validate.describe(guide)
         raise TypeError(f"guide must be a tuple of tensors ({', '.join(counts)}), got {got}")
-    for i, (rows, (name, count)) in enumerate(zip(guide, counts.items(), strict=True)):
+    for i, (rows, count) in enumerate(zip(guide, counts.values(), strict=True)):
         _validate.float_tensor(f"guide[{i}]", rows, 2)
-        if len(rows) != count or rows.device != positives.device:
-            raise ValueError(
-                f"guide[{i}] must have a row for each of the {count} {name} and be on their device {positives.device}, "
-                f"got {_validate.describe(rows)}"
-            )
-        if rows.shape[1] != guide[0].shape[1] or rows.dtype != guide[0].dtype:
-            raise ValueError(
-                f"guide[{i}] must have guide[0]'s columns and dtype, "
-                f"got {_validate.describe(rows)} and {_validate.describe(guide[0])}"
-            )
+        _validate.companion(f"guide[{i}]", rows, (count, guide[0].shape[1]), "positives", positives)
+        if rows.dtype != guide[0].dtype:
+            raise ValueError(f"guide[{i}] must have guide[0]'s dtype {guide[0].dtype}, got {_validate.describe(rows)}")
     first, second, *third = (rows.detach() for rows in guide)
     return first, second, third[0] if third else None

@@ -1,8 +1,12 @@
-"""What every backend of info_nce_loss is given, and the rules about rows that they share."""
+"""What every backend of info_nce_loss is given, and the rules that they share: about rows, and about pools and blocks.
+
+A pool is what one softmax is over. Its blocks are the directions: logits of the row's anchor, or of its positive, with
+all anchors, or with positives and negatives. The own pair is in the first block.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +16,8 @@ from .._dtypes import wide
 # A row up to this norm counts as zero: torch.nn.functional.cosine_similarity's eps.
 EPS = 1e-8
 
+# The own pair's first: a pool begins with a block that has it.
+DIRECTIONS = ("query_to_doc", "doc_to_query", "query_to_query", "doc_to_doc", "positive_to_positive")
 SYMMETRIC = "query_to_doc doc_to_query"
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 
@@ -21,12 +27,12 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_scale      () float, to be used instead of scale, or None
+    learnt_scale    () float, to be used instead of scale, or None
     targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
     guide_anchors   (A, G), guide_positives (P, G), guide_negatives (M, G): another encoder's rows, or None
-    directions      names of DIRECTIONS, spaces between them; joint: one softmax for all of them, otherwise one for each, and their mean
+    directions      names of DIRECTIONS, with spaces between; joint: one softmax for all, or one each and their mean
     hardness        ST's hardness_mode, "" for none; strength is what cosines are multiplied by before they are added
     margin          by which the guide's cosine of the own pair is lowered; relative: times that cosine's size
     """
@@ -97,6 +103,13 @@ def own_anchors(problem: Problem) -> Tensor:
     return own_columns(problem)
 
 
+def is_ignored(problem: Any, rows: slice) -> Tensor | None:
+    """(n, C), of some anchors: columns that the caller calls no negatives; None where there are none."""
+    if problem.anchor_ids is not None:
+        return problem.anchor_ids[rows, None] == problem.column_ids
+    return None if problem.ignored is None else problem.ignored[rows]
+
+
 def units_of(*parts: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of all parts over their norms, in one matrix; 1 / norm of each; and inverse_norms' poison."""
     given = [x for x in parts if x is not None]
@@ -162,3 +175,44 @@ def split(
         by_columns[:positives] if by_columns is not None and needs[1] else None,
         by_columns[positives:] if by_columns is not None and needs[2] else None,
     )
+
+
+class Block(NamedTuple):
+    """Logits of every row with the first `width` of some columns.
+
+    from_documents   rows are the anchors' positives, not the anchors
+    to_documents     columns are positives and negatives, not anchors
+    """
+
+    from_documents: bool
+    to_documents: bool
+    width: int
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the own pair is among them, and counts; otherwise what belongs to the row itself is left out."""
+        return self.from_documents != self.to_documents
+
+
+def pools(problem: Problem) -> list[list[Block]]:
+    anchors = len(problem.anchors if problem.all_anchors is None else problem.all_anchors)
+    table = dict(zip(DIRECTIONS, (
+        Block(False, True, problem.column_count), Block(True, False, anchors), Block(False, False, anchors),
+        Block(True, True, problem.column_count), Block(True, True, len(problem.positives)),
+    ), strict=True))  # fmt: skip
+    blocks = [table[name] for name in DIRECTIONS if name in problem.directions.split()]
+    return [blocks] if problem.joint else [[block] for block in blocks]
+
+
+def of_one_query(problem: Problem, targets: Tensor, count: int) -> Tensor:
+    """(n, k) of some rows' targets, positives: columns below `count` that are documents of the same query, which are
+    its positive and, where negatives are a matrix or several of as many rows, every P-th after it."""
+    step = max(1, len(problem.positives))
+    if problem.column_count % step:
+        return targets[:, None]
+    return targets[:, None] + torch.arange(0, count, step, device=targets.device)
+
+
+def lowered(problem: Problem, of_own: Tensor) -> Tensor:
+    """From the guide's cosine of the own pair, the cosine above which others are left out."""
+    return of_own - (of_own.abs() * problem.margin if problem.relative else problem.margin)

@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from .._problems import Gradients, backward
-from .pools import Block, lowered, of_one_query, pools
 from .problem import (
+    Block,
     Problem,
+    lowered,
     mean_factor,
+    of_one_query,
     own_anchors,
     own_columns,
+    pools,
     split,
     through_normalisation,
     units_of,

@@ -1,7 +1,7 @@
 """info_nce_loss in plain torch, a chunk of rows at a time: one bounded buffer of logits, and no matrix of them.
 
 The loss is a mean over the rows, so the gradient of a chunk is complete as soon as its logits are: three matrix
-products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward. unit_rows.py has them.
+products through BLAS a block (logits, rows' gradient, columns' gradient), all made in forward. chunks.py has them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ from torch import Tensor
 from .._dtypes import wide
 from .._problems import Gradients, backward
 from . import chunks
-from .pools import Block, lowered, of_one_query, pools
+from .chunks import Halves, UnitRows, cosines, halves, multiply, unit_rows
 from .problem import (
+    Block,
     Problem,
     add_rows,
     losses,
+    lowered,
     mean_factor,
+    of_one_query,
     own_columns,
+    pools,
     split,
     through_normalisation,
 )
-from .unit_rows import Halves, UnitRows, cosines, halves, multiply, unit_rows
 
 __all__ = ["backward", "forward"]
 

@@ -24,7 +24,7 @@ from .triton_passes import (
     info_nce_rows,
     info_nce_weights,
 )
-from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, half, through_norms, units_of
+from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, empty_weights, half, through_norms, units_of
 
 # Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
@@ -75,9 +75,7 @@ def _pass(
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
-        weights = logits
-        if gradient and logits.dtype != units.rows.dtype:
-            weights = torch.empty_like(logits, dtype=units.rows.dtype)
+        weights = empty_weights(logits, units, gradient)
         info_nce_weights[(len(logits),)](
             logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
             column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
@@ -125,7 +123,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
         weigh = _pass(problem, units, stats, own_weights, by_column)
         by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
-    if problem.targets is not None and own_weights is not None and by_columns is not None:
+    if problem.targets is not None:
         # Several may be one column's; where all have their own, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
     loss = (stats[:2] if problem.symmetric else stats).mean()

@@ -10,29 +10,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton_rows import at
+from ..triton_rows import at, kernel, root
 
 NONE, MASK, IDS = 0, 1, 2  # what says which columns an anchor ignores
 # Columns of the buffer, and of the scaled rows, are a multiple of this: 16-byte loads, and tensor cores' alignment.
 UNIT = tl.constexpr(16)
 EPS = tl.constexpr(1e-8)  # problem.EPS
 
-SCALARS = ["row_count", "column_count", "positive_count", "width", "units", "first", "row_place", "column_place"]
-SCALARS += ["anchor_row", "anchor_column", "positive_row", "positive_column", "negative_row", "negative_column"]
-SCALARS += ["mask_row", "mask_column", "target_count", "has_targets", "back", "scattered", "scale", "stretch"]
-SCALARS += ["first_column", "anchor_grads", "limit"]
 POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
 POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
 POINTERS += ["grad_negatives", "loss", "upstream", "own_weights"]
-
-# One compilation for all numbers and alignments.
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 
 @triton.jit
 def _over_norm(square):
     """1 / norm from its square: 0 for a row that counts as zero, NaN where it is not finite."""
-    norm = tl.sqrt_rn(square) if square.dtype == tl.float32 else tl.sqrt(square)
+    norm = root(square)
     over = tl.where(norm <= EPS, 0.0, 1 / tl.where(norm <= EPS, 1.0, norm))
     return tl.where(norm < float("inf"), over, float("nan"))
 

@@ -54,9 +54,15 @@ def half(dtype: torch.dtype) -> float:
     return HALF if dtype == torch.float16 else 1.0
 
 
-def add_to_columns(by_columns: Tensor, places: Tensor, rows: Tensor, own_weights: Tensor) -> None:
+def empty_weights(logits: Tensor, units: Units, gradient: bool) -> Tensor:
+    """Where the weights of logits go: to their place, unless there are some and they have another dtype."""
+    in_place = not gradient or logits.dtype == units.rows.dtype
+    return logits if in_place else torch.empty_like(logits, dtype=units.rows.dtype)
+
+
+def add_to_columns(by_columns: Tensor | None, places: Tensor, rows: Tensor, own_weights: Tensor | None) -> None:
     """Adds to row places[i], where there is one, row i times the weight at its own positive."""
-    if len(by_columns):
+    if by_columns is not None and own_weights is not None and len(by_columns):
         inside = (places >= 0) & (places < len(by_columns))
         add_rows(by_columns, places.clamp(0, len(by_columns) - 1), rows * (own_weights * inside)[:, None])
 

@@ -45,19 +45,13 @@ def list_mle_loss(
 
     Raises:
         TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
-            is none of.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
     """
     _validate.float_tensor("student", student, 2)
-    _check_like_student("teacher", teacher, student)
-    _validate.real_tensor("teacher", teacher)
-    if teacher.requires_grad:
-        raise ValueError(
-            f"teacher must not require grad (it is a target), got {_validate.describe(teacher)}; detach it"
-        )
+    _validate.real_tensor("teacher", _validate.companion("teacher", teacher, student.shape, "student", student))
+    _validate.target("teacher", teacher)
     if mask is not None:
-        _check_like_student("mask", mask, student)
-        _check_bool("mask", mask)
+        _validate.bool_tensor("mask", _validate.companion("mask", mask, student.shape, "student", student))
     scale = _validate.scale(scale)
     order = None
     if _validate.one_of("ties", ties, TIES) == "random":
@@ -99,28 +93,8 @@ def refine_similarity(phi: Tensor, omega: float, *, mask: Tensor | None = None, 
     _validate.float_tensor("phi", phi, max(2, getattr(phi, "ndim", 2)))
     if phi.shape[-1] != phi.shape[-2]:
         raise ValueError(f"phi must be square in its last two dimensions, got {_validate.describe(phi)}")
-    if phi.requires_grad:
-        raise ValueError(f"phi must not require grad (it is a target), got {_validate.describe(phi)}; detach it")
+    _validate.target("phi", phi)
     omega = _validate.number("omega", omega, low=0)
     if mask is not None:
-        _check_bool("mask", mask)
-        if mask.shape != phi.shape[:-1] or mask.device != phi.device:
-            raise ValueError(
-                f"mask must have shape {tuple(phi.shape[:-1])} on {phi.device}, got {_validate.describe(mask)}"
-            )
+        _validate.bool_tensor("mask", _validate.companion("mask", mask, phi.shape[:-1], "phi", phi))
     return refine(phi, mask, omega, backend)
-
-
-def _check_like_student(name: str, value: object, student: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {_validate.describe(value)}")
-    if value.shape != student.shape or value.device != student.device:
-        raise ValueError(
-            f"{name} must have student's shape {tuple(student.shape)} on its device {student.device}, "
-            f"got {_validate.describe(value)}"
-        )
-
-
-def _check_bool(name: str, value: object) -> None:
-    if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        raise TypeError(f"{name} must be a bool tensor, got {_validate.describe(value)}")

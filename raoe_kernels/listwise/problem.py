@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import NamedTuple
 
 import torch
@@ -26,25 +24,16 @@ class Problem(NamedTuple):
     scale: float
 
 
-# (problem, whether a gradient is needed) -> the sum over the lists, and its gradient (R, n) or None.
-OfLists = Callable[[Problem, bool], tuple[Tensor, Tensor | None]]
-
-
-def mean_of_lists(of_lists: OfLists) -> Callable[[Problem, tuple[bool, ...]], tuple[Tensor, Gradients]]:
-    """A backend's `forward`: the mean, and its gradient; both NaN, but for what is masked, where a value is NaN."""
-
-    @wraps(of_lists)
-    def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, Gradients]:
-        teacher, mask = problem.teacher, problem.mask
-        loss, grad = of_lists(problem, needs[0])
-        loss = loss / len(teacher)
-        if teacher.is_floating_point():
-            broken = teacher.isnan()
-            broken = (broken if mask is None else broken & mask).any()
-            loss = loss.masked_fill(broken, torch.nan)
-        if grad is not None:
-            grad = (grad / len(teacher)).masked_fill(loss.isnan(), torch.nan)
-            grad = grad if mask is None else grad.masked_fill(~mask, 0)
-        return loss, (grad,)
-
-    return forward
+def mean_of_lists(problem: Problem, loss: Tensor, grad: Tensor | None) -> tuple[Tensor, Gradients]:
+    """From the sum over the lists and its gradient, (R, n), the mean and its; both NaN, but for what is masked, where a
+    value is NaN."""
+    teacher, mask = problem.teacher, problem.mask
+    loss = loss / len(teacher)
+    if teacher.is_floating_point():
+        broken = teacher.isnan()
+        broken = (broken if mask is None else broken & mask).any()
+        loss = loss.masked_fill(broken, torch.nan)
+    if grad is not None:
+        grad = (grad / len(teacher)).masked_fill(loss.isnan(), torch.nan)
+        grad = grad if mask is None else grad.masked_fill(~mask, 0)
+    return loss, (grad,)

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import backward
+from .._problems import Gradients, Needs, backward
 from .problem import Problem, mean_of_lists
 
 __all__ = ["backward", "forward", "refine"]
 
 
-@mean_of_lists
-def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """Eq. 8-9: for every item of a list, the log-probability that it is drawn first of those that are left."""
     student, teacher, mask, order, scale = problem
     scores = scale * student.to(wide(student.dtype))
@@ -28,7 +27,7 @@ def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
             loss = loss + s[left].logsumexp(0) - s[chosen]
             grad[row, left] += s[left].softmax(0)
             grad[row, chosen] -= 1
-    return loss, scale * grad if need_grad else None
+    return mean_of_lists(problem, loss, scale * grad if needs[0] else None)
 
 
 def refine(phi: Tensor, mask: Tensor | None, omega: float) -> Tensor:

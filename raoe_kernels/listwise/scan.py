@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._dtypes import wide
-from .._problems import backward
+from .._problems import Gradients, Needs, backward
 from .problem import Problem, mean_of_lists
 
 __all__ = ["backward", "forward", "refine"]
@@ -18,8 +18,7 @@ LINEAR = 85.0
 """As far below a row's largest score, less ln n, exponentials and sums of their reciprocals are float32 numbers."""
 
 
-@mean_of_lists
-def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
+def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
     """With s sorted by teacher and S_k = logsumexp of s_k …, the loss is sum S_k - s_k, and
 
     dL/ds_m = sum_{k <= m} exp(s_m - S_k) - 1 = exp(s_m + Q_m) - 1,    Q_m = logsumexp_{k <= m} of -S_k
@@ -49,15 +48,15 @@ def forward(problem: Problem, need_grad: bool) -> tuple[Tensor, Tensor | None]:
         remaining = s.flip(1).logcumsumexp(1).flip(1)
         terms = remaining - s
     loss = (terms if inside is None else terms.masked_fill(~inside, 0)).sum()
-    if not need_grad:
-        return loss, None
+    if not needs[0]:
+        return mean_of_lists(problem, loss, None)
     if linear:
         chosen = left.reciprocal() if inside is None else left.reciprocal().masked_fill(~inside, 0)
         grad = weight * chosen.cumsum(1) - 1
     else:
         chosen = -remaining if inside is None else (-remaining).masked_fill(~inside, -INF)
         grad = (s + chosen.logcumsumexp(1)).exp() - 1
-    return loss, torch.empty_like(grad).scatter_(1, items, scale * grad)
+    return mean_of_lists(problem, loss, torch.empty_like(grad).scatter_(1, items, scale * grad))
 
 
 def _descending(teacher: Tensor, order: Tensor | None) -> Tensor:

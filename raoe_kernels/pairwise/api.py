@@ -48,8 +48,7 @@ def rank_margin_loss(
 
     Raises:
         TypeError, ValueError: naming the argument.
-        RuntimeError: `backend` was named and cannot run here; or a second derivative was asked for, which there
-            is none of.
+        RuntimeError: `backend` was named and cannot run here, or a second derivative was asked for.
     """
     params = _params.make(True, False, scale, margin, ties)
     _check_similarity(similarity)
@@ -126,34 +125,20 @@ def raoe_loss(
     return (losses[0], losses[1]) if return_parts else losses[0]
 
 
-# The checks of a call cost more than its arithmetic at a few hundred pairs, so what is as it should be is seen first.
-_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-_KEYS = frozenset((torch.float32, torch.float64, torch.int64))
-
-
 def _check_similarity(similarity: Tensor) -> None:
-    if not (isinstance(similarity, Tensor) and similarity.ndim == 1 and similarity.dtype in _FLOATS):
-        rows = isinstance(similarity, Tensor) and similarity.ndim == 2
-        _validate.float_tensor("similarity", similarity, 2 if rows else 1)
-        if rows and not len(similarity):
-            raise ValueError(f"similarity must have 1 or more rows, got {_validate.describe(similarity)}")
+    rows = isinstance(similarity, Tensor) and similarity.ndim == 2
+    _validate.float_tensor("similarity", similarity, 2 if rows else 1)
+    if rows and not len(similarity):
+        raise ValueError(f"similarity must have 1 or more rows, got {_validate.describe(similarity)}")
 
 
-def _fits(value: Tensor | None, similarity: Tensor) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and value.dtype in _KEYS
-        and value.shape == similarity.shape[-1:]
-        and value.device == similarity.device
-        and not value.requires_grad
-    )
+def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
+    return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 
 def _scores(scores: Tensor | None, similarity: Tensor) -> Tensor:
     """Scores as float32, float64 or int64, whichever holds them exactly."""
-    if scores is not None and _fits(scores, similarity):
-        return scores
-    scores = _validate.per_pair("scores", scores, similarity)
+    scores = _per_pair("scores", scores, similarity)
     _validate.real_tensor("scores", scores)
     if scores.dtype in (torch.float32, torch.float64, torch.int64):
         return scores
@@ -164,13 +149,10 @@ def _gated(
     similarity: Tensor, scores: Tensor | None, labels: Tensor | None, gate: str
 ) -> tuple[Tensor, Tensor | None]:
     """What the angular objective sorts by, and the labels that restrict it if any."""
-    if gate == "label+score" and isinstance(labels, Tensor) and labels.dtype == torch.int64:
-        if _fits(labels, similarity):
-            return _scores(scores, similarity), labels
     _validate.one_of("gate", gate, GATES)
     if gate == "score":
         return _scores(scores, similarity), None
-    labels = _validate.per_pair("labels", labels, similarity)
+    labels = _per_pair("labels", labels, similarity)
     _validate.integer_tensor("labels", labels)
     labels = labels if labels.dtype == torch.int64 else labels.to(torch.int64)
     if gate == "label":

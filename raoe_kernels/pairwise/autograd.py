@@ -4,7 +4,7 @@ A backend is two functions: `forward(similarity, scores, labels, params, need_gr
 shapes () and (B,), or (2,) and (2, B) with params.parts, in float64 for float64 similarity and in float32 otherwise;
 for similarity (K, B) they are (K,) and (K, B), or (2, K) and (2, K, B); and
 `backward(gradients, upstream, dtype) -> gradient of similarity`. The loss is a function of similarity alone, so its
-gradient is made in forward, and backward only scales it (gradient.py).
+gradient is made in forward, and backward only scales it (params.py).
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dispatch import Backend, Op, triton_missing
+from .._dispatch import Backend, Op, refuse_second_derivative, triton_missing
 from .._dtypes import wide
 from .._native import missing as native_missing
 from .._operator import eager, with_gradients
-from .gradient import backward
-from .params import PairwiseParams
+from .params import PairwiseParams, backward
 
 OP = Op(
     "pairwise",
@@ -60,13 +59,8 @@ def _run(
 ) -> tuple[Tensor, Tensor | None]:
     if similarity.numel() == 0:
         return _empty(similarity, params, need_grad)
-    return module.forward(
-        similarity.contiguous(),
-        scores.contiguous(),
-        None if labels is None else labels.contiguous(),
-        params,
-        need_grad,
-    )
+    labels = None if labels is None else labels.contiguous()
+    return module.forward(similarity.contiguous(), scores.contiguous(), labels, params, need_grad)
 
 
 def _empty(similarity: Tensor, params: PairwiseParams, need_grad: bool) -> tuple[Tensor, Tensor | None]:
@@ -87,11 +81,7 @@ class _PairwiseLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "the pairwise losses have no second derivative: they were differentiated with create_graph=True "
-                '(backend="reference" in your own autograd graph has one)'
-            )
+        refuse_second_derivative("a pairwise loss")
         (grads,) = ctx.saved_tensors
         return ctx.multiply(grads, upstream, ctx.dtype), None, None, None, None
 

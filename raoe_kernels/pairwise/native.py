@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from .._native import FLOATS, address, module
-from .gradient import backward as multiply
-from .gradient import by_row
-from .params import TIES, PairwiseParams
+from .params import TIES, PairwiseParams, by_row
+from .params import backward as multiply
 
 _WIDE = frozenset((torch.float32, torch.float64))
 _KEYS = {torch.float32: 0, torch.float64: 1, torch.int64: 2}
@@ -39,23 +38,9 @@ def _forward(
     losses = torch.empty(shape, dtype=result, device=device)
     grads = torch.empty((*shape, size), dtype=result, device=device) if need_grad else None
     arguments = (
-        address(similarity),
-        address(scores),
-        address(labels),
-        size,
-        FLOATS[dtype],
-        _KEYS[scores.dtype],
-        _TIES[ties],
-        rank,
-        angle,
-        parts,
-        scale,
-        threshold,
-        rank_weight,
-        angle_weight,
-        losses.data_ptr(),
-        address(grads),
-    )
+        address(similarity), address(scores), address(labels), size, FLOATS[dtype], _KEYS[scores.dtype],
+        _TIES[ties], rank, angle, parts, scale, threshold, rank_weight, angle_weight, losses.data_ptr(), address(grads),
+    )  # fmt: skip
     compiled = module(kind)
     if kind == "cpu":
         compiled.pairwise(*arguments, *(rows or (1,)), torch.get_num_threads())
@@ -72,7 +57,7 @@ _by_row = by_row(_forward)
 
 
 def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-    """As gradient.py's.
+    """As params.py's.
 
     On a CPU torch's product takes more code than this one, and from 2^15 pairs on it wakes OpenMP threads, which then
     spin on the cores that the next forward wants.
@@ -83,13 +68,7 @@ def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) ->
     grad = torch.empty(shape, dtype=dtype)
     first, last = (each.contiguous() for each in (upstream[0], upstream[-1]))  # a sum's are one number, expanded
     module("cpu").scale(
-        grads.data_ptr(),
-        size,
-        FLOATS[dtype],
-        len(upstream),
-        *(rows or (1,)),
-        address(first),
-        address(last),
+        grads.data_ptr(), size, FLOATS[dtype], len(upstream), *(rows or (1,)), address(first), address(last),
         grad.data_ptr(),
-    )
+    )  # fmt: skip
     return grad

@@ -1,12 +1,15 @@
-"""What a pairwise loss is asked to do, as every backend receives it."""
+"""What a pairwise loss is asked to do, as every backend receives it, and what backends share: backward, where one has
+nothing better, and several rows of similarity as so many calls."""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from .. import _validate
 
@@ -40,24 +43,14 @@ class PairwiseParams(NamedTuple):
         return (2,) if self.parts else ()
 
 
-def make(
-    rank: bool,
-    angle: bool,
-    scale: object,
-    margin: object = 0,
-    ties: object = "average",
-    rank_weight: object = 1.0,
-    angle_weight: object = 1.0,
-    parts: bool = False,
-) -> PairwiseParams:
-    """Check the constants and bring them into the form the backends use."""
-    constants = (rank, angle, scale, margin, ties, rank_weight, angle_weight, parts)
+def make(*constants: Any, **named: Any) -> PairwiseParams:
+    """Check the constants of a call, see `_make`, and bring them into the form the backends use."""
     if torch.compiler.is_compiling():
-        return _make(*constants)
+        return _make(*constants, **named)
     try:
-        params = _remembered(*constants)
+        params = _remembered(*constants, **named)
     except TypeError:  # something that cannot be remembered: what is wrong with it is said below
-        params = _make(*constants)
+        params = _make(*constants, **named)
     if params.scale < 1:
         _validate.warn_of_temperature(params.scale)
     return params
@@ -67,11 +60,11 @@ def _make(
     rank: bool,
     angle: bool,
     scale: object,
-    margin: object,
-    ties: object,
-    rank_weight: object,
-    angle_weight: object,
-    parts: bool,
+    margin: object = 0,
+    ties: object = "average",
+    rank_weight: object = 1.0,
+    angle_weight: object = 1.0,
+    parts: bool = False,
 ) -> PairwiseParams:
     doubled = 2 * _validate.number("margin", margin, low=0)
     return PairwiseParams(
@@ -89,3 +82,33 @@ def _make(
 
 # A training run makes the same few over and over. Typed, because 1, 1.0 and True are not the same margin.
 _remembered = lru_cache(maxsize=64, typed=True)(_make)
+
+
+Forward = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def by_row(forward: Forward) -> Forward:
+    """A backend's forward of similarity (B,), as one of (K, B), too."""
+
+    @wraps(forward)
+    def of_rows(similarity: Tensor, *others, **options) -> tuple[Tensor, Tensor | None]:
+        if similarity.ndim == 1:
+            return forward(similarity, *others, **options)
+        losses, grads = zip(*(forward(row, *others, **options) for row in similarity), strict=True)
+        return torch.stack(losses, -1), None if grads[0] is None else torch.stack(grads, -2)
+
+    return of_rows
+
+
+def backward(grads: Tensor, upstream: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """Sum over the parts of (gradient of the part) x (gradient from above it), in the dtype of similarity.
+
+    grads (B,) with one upstream scalar, or (2, B) with two; or (K, B) and (2, K, B), with upstream of (K,).
+    """
+    if upstream[0].ndim:
+        upstream = tuple(each[:, None] for each in upstream)
+    if len(upstream) == 1:
+        grad = grads * upstream[0]
+    else:
+        grad = torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1])
+    return grad if grad.dtype == dtype else grad.to(dtype)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gradient import backward, by_row
-from .params import PairwiseParams
+from .params import PairwiseParams, backward, by_row
 
 __all__ = ["backward", "forward"]
 

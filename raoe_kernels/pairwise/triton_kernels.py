@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..triton_compile import Variant, signature_of
+from ..triton_rows import kernel
 from . import triton_tiles
-from .gradient import backward, by_row
-from .params import PairwiseParams
+from .params import PairwiseParams, backward, by_row
 from .triton_block import between, by_labels, count_ranks, flip, larger, order_key, smaller
 from .triton_math import (
     DENSE,
@@ -29,7 +29,6 @@ from .triton_math import (
     doubled_rank,
     exponents,
     inverses,
-    kernel,
     log_one_plus,
     product,
     scalar,

@@ -8,12 +8,10 @@ reverse scans have been wrong before (triton#4362).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from inspect import signature
-from typing import Any
-
 import triton
 import triton.language as tl
+
+from ..triton_rows import root
 
 # Tie rules as the kernels receive them: the position in this tuple. Under the last two, ranks are one to a
 # position and one to a run; the others come from the first and last position of the run of equal scores.
@@ -25,12 +23,6 @@ AVERAGE = tl.constexpr(0)
 
 CLIP = tl.constexpr(1e-6)  # as in reference.py
 HALF_PI = tl.constexpr(1.5707963267948966)
-
-
-def kernel(function: Callable[..., None]) -> Any:
-    """A kernel that is compiled once for all sizes, alignments and switches."""
-    names = [p.name for p in signature(function).parameters.values() if p.annotation != "tl.constexpr"]
-    return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)(function)
 
 
 @triton.jit
@@ -79,11 +71,6 @@ def inverses(up, mask, linear):
     if linear:
         down = 1.0 / up
     return tl.where(mask, down, none(up.dtype, linear))
-
-
-@triton.jit
-def _add(a, b):
-    return a + b
 
 
 @triton.jit
@@ -214,8 +201,7 @@ def angle(c):
     size = tl.abs(c)
     near = size > 0.5
     square = tl.where(near, (1 - size) * 0.5, size * size)
-    root = tl.sqrt_rn(square) if c.dtype == tl.float32 else tl.sqrt(square)
-    t = tl.where(near, root, size)
+    t = tl.where(near, root(square), size)
     asin = t + t * square * _asin_series(square)
     theta = tl.where(near, 2 * asin, HALF_PI - asin)
     return tl.where(c < 0, 2 * HALF_PI - theta, theta)

@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..triton_compile import Variant, signature_of
+from ..triton_rows import kernel
 from .triton_block import by_labels, flip
 from .triton_math import (
     AVERAGE,
@@ -32,7 +33,6 @@ from .triton_math import (
     doubled_rank,
     exponents,
     inverses,
-    kernel,
     log_one_plus,
     none,
     plus,
@@ -322,9 +322,8 @@ def partners(
         else:
             first, last = _run(values, p, n, AVERAGE)
             before, behind = _looked_up(rows + 2 * n, first, last + 1, inside, n, linear)
-        angle_loss, angle_slope = _objective(
-            x, inside, before, behind, shares + tiles, tile, tiles, linear, final
-        )  # fmt: skip
+        shares += tiles
+        angle_loss, angle_slope = _objective(x, inside, before, behind, shares, tile, tiles, linear, final)
         weight = scalar(angle_weight, dtype)
         angle_slope = through_angle(c, weight * factor * angle_slope) + poison
         angle_loss = weight * angle_loss + poison

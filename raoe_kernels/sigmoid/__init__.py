@@ -1,6 +1,6 @@
 """The sigmoid loss of all pairs of a batch, without the matrix of logits."""
 
 from .api import sigmoid_loss
-from .autograd import OP
+from .problem import OP
 
 __all__ = ["OP", "sigmoid_loss"]

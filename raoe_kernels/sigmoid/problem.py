@@ -1,4 +1,5 @@
-"""What every backend of sigmoid_loss is given, and the rules about columns that they share."""
+"""What every backend of sigmoid_loss is given (what a backend is says _problems.py), and the rules about columns that
+they share."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .._dispatch import Backend, Op, triton_missing
+from .._problems import differentiable
 
 
 class Problem(NamedTuple):
@@ -40,6 +44,26 @@ class Problem(NamedTuple):
         return len(self.positives) + (0 if self.negatives is None else len(self.negatives))
 
 
+OP = Op(
+    "sigmoid",
+    ("sigmoid_loss",),
+    {
+        "reference": Backend(f"{__package__}.reference"),
+        "scan": Backend(f"{__package__}.scan"),
+        "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
+    },
+)
+
+sigmoid = differentiable(
+    OP,
+    Problem,
+    "Tensor anchors, Tensor positives, Tensor? negatives, Tensor scale, Tensor bias, Tensor? targets, Tensor? ignored, "
+    "Tensor? anchor_ids, Tensor? column_ids, Tensor? anchor_groups, Tensor? column_groups",
+    5,
+    lambda problem: len(problem.anchors) == 0 or problem.column_count == 0,
+)
+
+
 def own_columns(problem: Problem) -> tuple[Tensor, Tensor | None]:
     """(N,) int64, the column of each anchor's positive, one there is whatever was asked for; and (N,) bool, whether it
     is one, None where all are."""
@@ -56,13 +80,6 @@ def mean_factor(problem: Problem, poison: Tensor) -> Tensor:
         return factor
     outside = ((problem.targets < -1) | (problem.targets >= problem.column_count)).any()
     return factor.masked_fill(outside, torch.nan)
-
-
-def is_ignored(problem: Problem, rows: slice) -> Tensor | None:
-    """(n, C), of some anchors: columns that the caller calls no negatives; None where there are none."""
-    if problem.anchor_ids is not None and problem.column_ids is not None:
-        return problem.anchor_ids[rows, None] == problem.column_ids
-    return None if problem.ignored is None else problem.ignored[rows]
 
 
 def is_grouped(problem: Problem, rows: slice) -> Tensor | None:

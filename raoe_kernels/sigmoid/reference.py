@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._problems import Gradients, backward
-from ..infonce.problem import split, through_normalisation, units_of
-from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
+from ..infonce.problem import is_ignored, split, through_normalisation, units_of
+from .problem import Problem, is_grouped, mean_factor, own_columns
 
 __all__ = ["backward", "forward"]
 

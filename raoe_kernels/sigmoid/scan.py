@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .._problems import Gradients, backward
 from ..infonce.chunks import sweep
-from ..infonce.problem import through_normalisation, units_of
-from .problem import Problem, is_grouped, is_ignored, mean_factor, own_columns
+from ..infonce.problem import is_ignored, through_normalisation, units_of
+from .problem import Problem, is_grouped, mean_factor, own_columns
 
 __all__ = ["backward", "forward"]
 

@@ -12,7 +12,16 @@ from torch import Tensor
 
 from .._problems import Gradients
 from ..infonce.chunks import sweep
-from ..infonce.triton_units import HALF, INTERPRETED, Units, add_to_columns, half, through_norms, units_of
+from ..infonce.triton_units import (
+    HALF,
+    INTERPRETED,
+    Units,
+    add_to_columns,
+    empty_weights,
+    half,
+    through_norms,
+    units_of,
+)
 from ..triton_compile import Variant, signature_of
 from .problem import Problem
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, sigmoid_weights
@@ -42,9 +51,7 @@ def _pass(
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
-        weights = logits
-        if gradient and logits.dtype != units.rows.dtype:
-            weights = torch.empty_like(logits, dtype=units.rows.dtype)
+        weights = empty_weights(logits, units, gradient)
         sigmoid_weights[(len(logits),)](
             logits, weights, stats if own_weights is None else own_weights, units.inverse, problem.scale, problem.bias,
             targets, triton.reinterpret(stats if mask is None else mask, torch.uint8), *ids, stats, first,
@@ -72,7 +79,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
             wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
         weigh = _pass(problem, units, stats, own_weights)
         by_rows, by_columns = sweep(units.rows, units.columns, weigh, needs[0], wanted)
-    if problem.targets is not None and own_weights is not None and by_columns is not None:
+    if problem.targets is not None:
         # Several may be one column's; where all have their own, backward adds them.
         add_to_columns(by_columns, problem.targets - start, units.rows, own_weights)
     loss, *by_numbers = stats.mean(1).unbind()

@@ -7,16 +7,12 @@ import triton
 import triton.language as tl
 
 from ..infonce.triton_passes import IDS, MASK, NONE, UNIT, leaves_out, log_one_plus, narrow
+from ..triton_rows import kernel
 
 __all__ = ["IDS", "MASK", "NONE", "UNIT", "sigmoid_weights"]
 
-SCALARS = ["first", "row_count", "column_count", "units", "row_place", "has_targets", "mask_row", "mask_column"]
-SCALARS += ["shrink", "stretch"]
 POINTERS = ["logits", "weights", "own_weights", "inverse", "scale", "bias", "targets", "mask", "row_ids", "column_ids"]
 POINTERS += ["row_groups", "column_groups", "stats"]
-
-# One compilation for all numbers and alignments.
-kernel = triton.jit(do_not_specialize=SCALARS + POINTERS, do_not_specialize_on_alignment=POINTERS)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ WRONG = [
     ((Q, K, K), {"lengths": -LENGTHS}, ValueError, r"lengths must be 0 to 3, got \[-3, -1\]"),
     ((Q, K, K), {"padding_mask": MASK.float()}, TypeError, "padding_mask.*float32"),
     ((Q, K, K), {"padding_mask": MASK[:, :2]}, ValueError, r"padding_mask must have shape \(2, 3\).*\(2, 2\)"),
-    ((Q, K, K), {"padding_mask": MASK.to("meta")}, ValueError, "padding_mask must be on q's device cpu"),
+    ((Q, K, K), {"padding_mask": MASK.to("meta")}, ValueError, "padding_mask must have .* and be on q's device cpu"),
     ((Q, K, K), {"max_seqlen": 3}, ValueError, "max_seqlen goes with cu_seqlens.*3"),
     ((Q, K, K), {"cu_seqlens": ENDS, "max_seqlen": 4}, ValueError, r"q must have 3 dimensions.*\(2, 4, 3, 8\)"),
     ((P, P, P), {"cu_seqlens": ENDS}, TypeError, "max_seqlen must be an integer, got None"),

@@ -11,7 +11,7 @@ import torch
 
 import raoe_kernels
 from raoe_kernels import info_nce_loss
-from raoe_kernels.infonce import api, chunks, scan, unit_rows
+from raoe_kernels.infonce import api, chunks, scan
 from raoe_kernels.infonce.problem import Problem, mean_factor
 from raoe_kernels.testing import assert_gradient_accurate, assert_loss_accurate
 from tests.kernels.conftest import DEVICES
@@ -89,14 +89,14 @@ HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=[
 @pytest.fixture
 def multiplied(monkeypatch):
     """The dtypes that are multiplied where a CPU's rows of half precision count as a GPU's."""
-    dtypes = set()
+    dtypes, product = set(), chunks.product
 
     def product_of(x, y, *to, **add):
         dtypes.update((x.dtype, y.dtype))
-        return chunks.product(x, y, *to, **add)
+        return product(x, y, *to, **add)
 
-    monkeypatch.setattr(unit_rows, "pays", lambda given: given.dtype.itemsize == 2)
-    monkeypatch.setattr(unit_rows, "product", product_of)
+    monkeypatch.setattr(chunks, "pays", lambda given: given.dtype.itemsize == 2)
+    monkeypatch.setattr(chunks, "product", product_of)
     return dtypes
 
 

@@ -355,8 +355,8 @@ def test_torch_operations_of_a_native_call():
     ("shapes", "message"),
     [
         (((0, 4), (4,)), r"similarity must have 1 or more rows, got float32 tensor of shape \(0, 4\)"),
-        (((2, 4), (2,)), r"scores must have similarity's columns, \(4,\), got"),
-        (((2, 4), (2, 4)), r"scores must have similarity's columns, \(4,\), got"),
+        (((2, 4), (2,)), r"scores must have shape \(4,\) and"),
+        (((2, 4), (2, 4)), r"scores must have shape \(4,\) and"),
         (((1, 2, 4), (4,)), r"similarity must have 1 dimension.*\(1, 2, 4\)"),
     ],
 )

@@ -82,7 +82,7 @@ KERNELS = [
         ("_starts(group) | _starts(run)", "_starts(group)"),
     ),
     *of(
-        "raoe_kernels/pairwise/gradient.py",
+        "raoe_kernels/pairwise/params.py",
         "kernels/test_pairwise_by_hand.py kernels/test_pairwise_edges.py -k cpu-scan",
         ("torch.addcmul(grads[0] * upstream[0], grads[1], upstream[1])", "(grads[0] + grads[1]) * upstream[0]"),
     ),
@@ -178,7 +178,7 @@ KERNELS = [
         ("(others / most)", "(most / others)"),
     ),
     *of(
-        "raoe_kernels/infonce/unit_rows.py",
+        "raoe_kernels/infonce/chunks.py",
         "kernels/test_infonce_forms.py -k halves",
         (".mul_(columns.over)", ""),
         ("product(x.high, y.low, add=made)", "pass"),

@@ -44,7 +44,8 @@ WIDTHS = Op(
 def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Tensor:
     """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`."""
     needs = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows]
-    module = eager(WIDTHS, backend, *problem[:_TENSORS])
+    tensors: Any = problem[:_TENSORS]
+    module = eager(WIDTHS, backend, *tensors)
     if module is None:
         return _operator(*problem, dims, backend)
     return _Widths.apply(module, dims, *problem) if any(needs) else _run(problem, dims, None, _NONE, module)[0]
@@ -74,8 +75,8 @@ def _each_width(
 ) -> tuple[Tensor, Gradients]:
     sums, losses, needs = _zeros(problem, needs), [], (*needs, False, False)
     for width, weight in zip(dims, weights.unbind(), strict=True):
-        anchors, positives, negatives = (None if x is None else x[:, :width] for x in problem.rows)
-        prefix = problem._replace(anchors=anchors, positives=positives, negatives=negatives)
+        rows: Any = (None if x is None else x[:, :width] for x in problem.rows)
+        prefix = problem._replace(**dict(zip(Problem._fields[:3], rows, strict=True)))
         loss, saved = module.forward(prefix, needs)
         losses.append(loss)
         if not any(needs):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from ..._native import FLOATS, address, module
-from ..problem import Problem
-from .scan import sweep
-
-
-def forward(
-    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """As autograd.py says."""
-    return sweep(problem, dims, weights, needs, weigh)
+from . import scan
 
 
 def weigh(
@@ -35,3 +29,6 @@ def weigh(
         *products.shape, FLOATS[products.dtype], torch.get_num_threads(),
     )  # fmt: skip
     return losses, along_rows
+
+
+forward = partial(scan.forward, weigh=weigh)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..._dtypes import wide
+from ..._problems import Gradients, Needs
 from ..._widths import from_here_on, segments
-from ..problem import EPS, Problem, add_rows, losses, mean_factor, own_columns, split
+from ..problem import EPS, Problem, add_rows, is_ignored, losses, mean_factor, own_columns, split
 
 # Bytes of all widths' logits: enough rows for products at full speed, and little enough for a CPU's last cache.
 BUFFER = 24 << 20
@@ -45,34 +46,29 @@ class _Side(NamedTuple):
 
 
 # (products, scale / |row|, 1 / |column|, own columns, columns left out, weights, along the columns) -> losses, and
-# along the rows, (K, n); see `weigh`.
+# along the rows, (K, n); see `weigh_in_torch`.
 Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor], tuple[Tensor, Tensor | None]]
 
 
 def forward(
-    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: tuple[bool, ...]
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """As autograd.py says."""
-    return sweep(problem, dims, weights, needs, weigh)
-
-
-def sweep(
-    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: tuple[bool, ...], weigh: Weigh
-) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """`forward` of a backend that has `weigh`."""
+    problem: Problem, dims: tuple[int, ...], weights: Tensor, needs: Needs, weigh: Weigh | None = None
+) -> tuple[Tensor, Gradients]:
+    """As autograd.py says; `weigh` is the compiled one of native.py, or else this file's."""
+    weigh = weigh or weigh_in_torch
     a, poison_a = _side((problem.anchors,), dims, needs[0])
     k, poison_k = _side((problem.positives, problem.negatives), dims, needs[1] or needs[2])
     factor = mean_factor(problem, poison_a + poison_k)
     targets, positives = own_columns(problem), len(problem.positives)
     wanted = slice(0 if needs[1] else positives, problem.column_count if needs[2] else positives)
     here = weights * factor if any(needs) else None
-    total = _direction(a, k, targets, problem.scale, here, _ignored(problem), wanted, weigh)
+    total = _direction(a, k, targets, problem.scale, here, lambda chunk: is_ignored(problem, chunk), wanted, weigh)
     if problem.symmetric:
         own = torch.arange(len(problem.anchors), device=targets.device)
         rows, by = [x[targets] for x in k.rows], [torch.zeros_like(x) for x in a.rows if k.by]
         found = _Side(rows, k.inverse[:, targets].contiguous(), by, torch.zeros_like(a.along), None)
-        back = _ignored_back(problem, targets)
-        total = total + _direction(found, a, own, problem.scale, here, back, slice(None), weigh)
+        total = total + _direction(
+            found, a, own, problem.scale, here, lambda chunk: _ignored_back(problem, targets[chunk]), slice(None), weigh
+        )
         for sums, more in zip(k.by, by, strict=True):
             add_rows(sums, targets, more)
         add_rows(k.along.t(), targets, found.along.t())
@@ -86,7 +82,7 @@ def _direction(
     targets: Tensor,
     scale: float,
     weights: Tensor | None,
-    ignored: Callable[[slice], Tensor] | None,
+    ignored: Callable[[slice], Tensor | None],
     wanted: slice,
     weigh: Weigh,
 ) -> Tensor:
@@ -103,7 +99,8 @@ def _direction(
         products = buffer[: widths * len(here[0]) * count].view(widths, len(here[0]), count)
         for rows, columns, dots in zip(here, found.rows, products, strict=True):
             torch.mm(rows, columns.T, out=dots)
-        left_out = None if ignored is None else ignored(chunk).contiguous()
+        left_out = ignored(chunk)
+        left_out = None if left_out is None else left_out.contiguous()
         made, along = weigh(
             products, of_rows[:, chunk].contiguous(), found.inverse, targets[chunk], left_out, weights, found.along
         )
@@ -118,7 +115,7 @@ def _direction(
     return total
 
 
-def weigh(
+def weigh_in_torch(
     products: Tensor,
     of_rows: Tensor,
     of_columns: Tensor,
@@ -186,17 +183,8 @@ def _finished(side: _Side, dims: tuple[int, ...], given: Tensor) -> Tensor | Non
     return torch.nn.functional.pad(side.whole, (0, missing)) if missing else side.whole
 
 
-def _ignored(problem: Problem) -> Callable[[slice], Tensor] | None:
-    """Of some anchors, (n, C): columns that are no negatives of theirs."""
-    mask, anchor_ids, column_ids = problem.ignored, problem.anchor_ids, problem.column_ids
-    if anchor_ids is not None and column_ids is not None:
-        return lambda chunk: anchor_ids[chunk, None] == column_ids
-    return None if mask is None else lambda chunk: mask[chunk]
-
-
-def _ignored_back(problem: Problem, targets: Tensor) -> Callable[[slice], Tensor] | None:
+def _ignored_back(problem: Problem, rows: Tensor) -> Tensor | None:
     """Of some anchors' positives, (n, N): anchors whose negatives they are not."""
-    mask, anchor_ids, column_ids = problem.ignored, problem.anchor_ids, problem.column_ids
-    if anchor_ids is not None and column_ids is not None:
-        return lambda chunk: column_ids[targets[chunk], None] == anchor_ids
-    return None if mask is None else lambda chunk: mask[:, targets[chunk]].T
+    if problem.anchor_ids is not None and problem.column_ids is not None:
+        return problem.column_ids[rows, None] == problem.anchor_ids
+    return None if problem.ignored is None else problem.ignored[:, rows].T
