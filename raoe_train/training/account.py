@@ -23,7 +23,7 @@ def in_words(metrics: Mapping[str, Any]) -> list[str]:
     found, keep = changes(metrics), metrics.get("keep", 0)
     if not found:
         return []
-    said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "a"
+    said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "some"
     if (gain := found.pop("dev", None)) is not None:
         before, after = scores(metrics)["dev"]
         said.append(f"On its development pairs the encoder went from {before:.2f} to {after:.2f} ({gain:+.2f}).")

@@ -115,8 +115,8 @@ def check_training(training: Training, has_dev: bool) -> None:
             f"training.eval_strategy {training.eval_strategy} needs data.dev to evaluate on; "
             "without it the last model is kept: --training.eval_strategy no"
         )
-    if training.eval_steps is not None and training.eval_strategy not in (None, "steps"):
-        raise ValueError(f"training.eval_steps has no effect with eval_strategy {training.eval_strategy}")
+    if training.eval_steps is not None and training.eval_strategy == "epoch":
+        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: leave one of them out")
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
