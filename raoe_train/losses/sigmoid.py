@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.duplicates import Duplicates, duplicates
-from raoe_train.losses.gathering import averaged, gather_rows, visited
+from raoe_train.losses.gathering import averaged, visited
 from raoe_train.losses.in_batch import InBatchLoss
 
 
@@ -32,7 +31,6 @@ class SigmoidLoss(InBatchLoss):
         learn_scale: scale and bias are parameters: `log_scale`, within CLIP's 1 and 100, and `logit_bias`. The
             optimizer's learning rate for an encoder is small for them: for another, give
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}.
-        mask_duplicates: leave false negatives out, see InfoNCELoss.
 
     Raises:
         ValueError: see InBatchLoss; a bias that is no finite number.
@@ -60,43 +58,23 @@ class SigmoidLoss(InBatchLoss):
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
         anchors, columns = embeddings[0], torch.stack(embeddings[1:])
-        same = duplicates(gather_rows(texts, sizes)) if texts is not None and self.mask_duplicates else None
+        ids = self.duplicate_ids(texts, sizes)
         rows = torch.arange(start, start + len(anchors), device=anchors.device)
-
         scale: Any = self.differentiable_scale()
         bias: Any = averaged(self.logit_bias) if self.learn_scale else self.bias
 
         def part(process: int, anchors: Tensor, columns: Tensor, *learned: Tensor) -> Tensor:
             """Of the columns of one process, (columns, its rows, D)."""
             first = sum(sizes[:process])
-            here = None
-            if same is not None:
-                theirs = same.columns.reshape(len(columns), -1)[:, first : first + sizes[process]]
-                here = same._replace(rows=same.rows[rows], columns=theirs.flatten())
+            ignore = None
+            if ids is not None:
+                theirs = ids[1].reshape(len(columns), -1)[:, first : first + sizes[process]]
+                ignore = (ids[0][rows], theirs.flatten())
             targets = rows - first if first == start else torch.full_like(rows, -1)
             numbers = dict(zip(("scale", "bias"), learned or (scale, bias), strict=True))
-            return _compared(anchors, columns.flatten(0, 1), targets, here, **numbers)
+            return sigmoid_loss(anchors, columns.flatten(0, 1), targets=targets, ignore=ignore, **numbers)
 
         learned = (scale, bias) if self.learn_scale else ()
         if len(sizes) == 1:
             return part(0, anchors, columns, *learned)
         return visited(part, sizes, anchors, columns, *learned)
-
-
-def _compared(anchors: Tensor, columns: Tensor, targets: Tensor, same: Duplicates | None, **numbers: Any) -> Tensor:
-    """Mean over the anchors of sigmoid_loss, without the pairs that are duplicates."""
-
-    def loss(which: Any, ignore: Any) -> Tensor:
-        return sigmoid_loss(anchors[which], columns, targets=targets[which], ignore=ignore, **numbers)
-
-    if same is None:
-        return loss(slice(None), None)
-    row_ids, column_ids, fits = same.ids()
-    # Both questions make a GPU wait for its queue; a mask for every row would cost a byte a logit instead.
-    if fits.all():
-        # Most batches have no duplicates, and comparing ids is one more pass over the logits.
-        alone = torch.bincount(column_ids, minlength=same.texts + 1)[row_ids].sum() == (targets >= 0).sum()
-        return loss(slice(None), None if alone else (row_ids, column_ids))
-    by_ids, by_mask = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    of_ids = loss(by_ids, (row_ids[by_ids], column_ids)) * len(by_ids)
-    return (of_ids + loss(by_mask, same.mask(by_mask)) * len(by_mask)) / len(anchors)
