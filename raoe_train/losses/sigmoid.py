@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.gathering import averaged, visited
+from raoe_train.losses.gathering import averaged, gather_rows
 from raoe_train.losses.in_batch import InBatchLoss
 
 
@@ -20,9 +20,7 @@ class SigmoidLoss(InBatchLoss):
     ``sigmoid_loss``.
 
     Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. The value is
-    SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice. There is no softmax: gathered, a
-    process holds one other process's columns at a time, and what they add to their gradient goes back at once. There
-    the loss is to be differentiated with the same factor before it in all processes, as a trainer does.
+    SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice.
 
     Args:
         model, scale, cached: see InBatchLoss.
@@ -57,24 +55,13 @@ class SigmoidLoss(InBatchLoss):
     def of_columns(
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
-        anchors, columns = embeddings[0], torch.stack(embeddings[1:])
+        own = embeddings[0]
+        # Column by column: blocks of rows of several columns would not stay in order.
+        columns = torch.cat([gather_rows(column, sizes) for column in embeddings[1:]])
+        targets = torch.arange(start, start + len(own), device=own.device)
         ids = self.duplicate_ids(texts, sizes)
-        rows = torch.arange(start, start + len(anchors), device=anchors.device)
-        scale: Any = self.differentiable_scale()
+        ignore = None if ids is None else (ids[0][targets], ids[1])
         bias: Any = averaged(self.logit_bias) if self.learn_scale else self.bias
-
-        def part(process: int, anchors: Tensor, columns: Tensor, *learned: Tensor) -> Tensor:
-            """Of the columns of one process, (columns, its rows, D)."""
-            first = sum(sizes[:process])
-            ignore = None
-            if ids is not None:
-                theirs = ids[1].reshape(len(columns), -1)[:, first : first + sizes[process]]
-                ignore = (ids[0][rows], theirs.flatten())
-            targets = rows - first if first == start else torch.full_like(rows, -1)
-            numbers = dict(zip(("scale", "bias"), learned or (scale, bias), strict=True))
-            return sigmoid_loss(anchors, columns.flatten(0, 1), targets=targets, ignore=ignore, **numbers)
-
-        learned = (scale, bias) if self.learn_scale else ()
-        if len(sizes) == 1:
-            return part(0, anchors, columns, *learned)
-        return visited(part, sizes, anchors, columns, *learned)
+        return sigmoid_loss(
+            own, columns, scale=self.differentiable_scale(), bias=bias, targets=targets, ignore=ignore
+        )
