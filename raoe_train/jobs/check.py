@@ -51,8 +51,8 @@ def check(config: CheckConfig) -> dict[str, Any]:
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
         "pooling": [names], "model", "versions"}, also written to `output` if that is given. A difference is the largest
-        one between normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the
-        model says otherwise. Errors are those of load_encoder.
+        one between normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state
+        depends on later tokens; it fails where the model says otherwise. Errors are those of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
