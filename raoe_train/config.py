@@ -192,9 +192,9 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
     return [*layers, *options, *flags]
 
 
-def make(section: type[T], name: str, **settings: Any) -> T:
-    """An object of a dataclass, its values checked as those of a recipe; messages put `name` before its keys."""
-    return getattr(parse(dataclasses.make_dataclass("Made", [(name, section)]), settings={name: settings}), name)
+def make(section: type[T], key: str, /, **settings: Any) -> T:
+    """An object of a dataclass, its values checked as those of a recipe; messages put `key` before its keys."""
+    return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), settings={key: settings}), key)
 
 
 def build(of: type[T], values: Mapping[str, Any]) -> T:

@@ -106,7 +106,7 @@ class TrainConfig:
         """Add all keys to a parser."""
         parser.add_class_arguments(cls, as_group=True, skip={"loss", "training"})
         parser.add_subclass_arguments(
-            Loss, "loss", skip={"model", "embed"}, instantiate=False, default={"class_path": RAOELoss.__name__},
+            Loss, "loss", skip={"model", "embed", "similarity_fct"}, instantiate=False, default={"class_path": RAOELoss.__name__},
             help="loss to train with, a class of raoe_train.losses or the import path of your own",
         )  # fmt: skip
         declare_training(parser)
