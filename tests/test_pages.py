@@ -69,6 +69,9 @@ def test_a_command_is_one_that_there_is(page):
                 layers = [f"--config={recipe_path(recipe)}"] if recipe in shipped() else []
             elif job == "prepare" and rest and not rest[0].startswith("-"):
                 rest = ["--names", *rest]
+            if "--config" in rest:  # of a file of the reader's
+                place = rest.index("--config")
+                del rest[place : place + 2]
             known = [word for word in rest if word not in ("--traceback", "--help") and not word.startswith("--print_")]
             options = [word for word in words_of(config, known) if not word.partition("=")[2].isupper()]
             assert parse_words(config, [*layers, *options]), words
