@@ -155,7 +155,7 @@ def listwise(lists: int, arch: int) -> Call:
     from raoe_kernels import list_mle_loss
 
     op = declared("listwise")
-    student, teacher = (torch.rand(lists, op.ITEMS) for _ in range(2))
+    student, teacher = (torch.empty(lists, op.ITEMS, device="meta") for _ in range(2))
 
     def step() -> None:
         list_mle_loss(student.requires_grad_(), teacher, scale=op.SCALE, backend="scan").backward()
