@@ -287,7 +287,7 @@ def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
