@@ -107,6 +107,8 @@ class Output:
         if SETTINGS in found and not different(found[SETTINGS], self.settings) and not found.get(FINISHED):
             return
         if self.folder:
+            if FINISHED in found:  # a kill while its files go leaves none that is finished
+                write_json(self.record, {**found, FINISHED: False})
             for name in found.get(FILES, []):
                 if Path(name).name == name:  # a path could lead elsewhere
                     remove(self.path / name)
