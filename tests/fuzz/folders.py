@@ -1,16 +1,9 @@
-"""SentEval's folders: valid files of each layout, and the naive reading of them."""
+"""SentEval's folders: valid files of each layout."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
-from typing import Any
 
-from raoe_train.data.labelled import labelled_table
-from raoe_train.data.pairs import pair_table
-from raoe_train.data.senteval import senteval_splits
-from tests.fuzz.mutations import spoilt_bytes
-from tests.fuzz.naive import lines, number, text, word
 from tests.fuzz.tables import say
 
 SUBSETS = ("FNWN", "headlines", "OnWN")
@@ -53,67 +46,3 @@ def made(name: str, rng: Random) -> dict[str, bytes]:
         if name == "sts13":
             files[_gold(file)] = "".join(rng.choice(("", f"{n}.25")) + "\n" for n in range(count)).encode()
     return files
-
-
-def right(name: str, files: dict[str, bytes]) -> list[dict[str, Any]]:
-    """The naive reading."""
-    found = []
-    for file, split in LAYOUTS[name].items():
-        every = lines(files[file], "latin-1" if name in ("mr", "trec") else "utf-8")
-        scores = lines(files[_gold(file)]) if name == "sts13" else []
-        for place, line in enumerate(every):
-            if line is None or (name in HEADED and place == 0):
-                continue
-            parts = line.split("\t")
-            row: dict[str, Any]
-            if name == "mr":
-                row = {"text": _tokens(line), "label": "01"[file.endswith("pos")]}
-            elif name == "trec":
-                head, colon, rest = line.partition(":")
-                row = {"text": _tokens(rest.partition(" ")[2]) if colon else None, "label": word(head)}
-            elif name == "sst2":
-                both = len(parts) > 1
-                row = {"text": _tokens(parts[0]), "label": word(_tokens(parts[1]) if both else None)}
-            elif name == "mrpc":
-                first, second = (_tokens(part) for part in parts[3:5]) if len(parts) > 4 else (None, None)
-                row = {"text": first, "second": second, "label": word(_tokens(parts[0]))}
-            elif name == "sts13":
-                score = scores[place] if place < len(scores) else ""
-                first, second = (_tokens(part) for part in parts[:2]) if len(parts) > 1 else (None, None)
-                subset = file.split(".")[2]
-                row = {"sentence1": first, "sentence2": second, "score": number(score), "subset": subset}
-            else:
-                at = (4, 5, 6) if name == "stsb" else (3, 1, 2)
-                its = [_tokens(parts[place]) for place in at] if len(parts) > max(at) else [None] * 3
-                row = {"sentence1": its[1], "sentence2": its[2], "score": number(its[0])}
-            if None not in row.values() and all(text(row[column]) for column in row if column != "score"):
-                found.append(row | ({"split": split} if "label" in row else {}))
-    return found
-
-
-def _tokens(said: str) -> str:
-    return " ".join(said.split())
-
-
-def read(rng: Random, folder: Path) -> tuple[Any, Any, bool, tuple[str, ...]]:
-    """(what is read of a set of which a file may be spoilt, or the error; the naive reading; whether every row has to
-    be there; names that a message may have)."""
-    name = rng.choice(list(LAYOUTS))
-    files = made(name, rng)
-    for _ in range(rng.choice((0, 1, 1, 2))):
-        file = rng.choice(list(files))
-        files[file] = spoilt_bytes(files[file], rng)
-    for file, content in files.items():
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        (folder / file).write_bytes(content)
-    how = rng.choice(("raise", "skip"))
-    try:
-        sources = [source for those in (senteval_splits(folder, name) or {}).values() for source in those]
-        if "score" in next(iter(right(name, made(name, Random(0))))):
-            table = pair_table(sources, require=("score",), any_labels=True, on_error=how)[0]
-        else:
-            table = labelled_table(sources, on_error=how)[0]
-        found: Any = table.to_list()
-    except BaseException as error:
-        found = error
-    return found, right(name, files), how == "raise", tuple(Path(file).name for file in files)
