@@ -111,7 +111,10 @@ def recipe_path(recipe: str | Path) -> Path:
 
 def nearest(word: str, known: Iterable[Any]) -> str:
     """ " (did you mean WORD?)" for the nearest of the known words, or nothing."""
-    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
+    section, dot, key = word.rpartition(".")
+    names = [str(name) for name in known]
+    close = [name for name in names if dot and key and name.startswith(section + dot) and key.rstrip("s") in name]
+    close = close[:1] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -191,7 +194,7 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
         if key == "config" and given[key]:
             layers.append(f"--config={_text(recipe_path(given.pop(key)[0]))}")
             key = ""
-    options = [f"--{name}={_words(values, kinds.get(name))}" for name, values in given.items()]
+    options = [f"--{name}={_words(name, values, kinds.get(name))}" for name, values in given.items()]
     return [*layers, *options, *flags]
 
 
@@ -255,10 +258,10 @@ def _options(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str =
         if isinstance(value, Mapping) and section and "class_path" not in value:
             yield from _options(value, kinds, f"{key}.")
         else:
-            yield key, _words([value] if isinstance(value, (str, Path)) else value, kinds.get(key))
+            yield key, _words(key, [value] if isinstance(value, (str, Path)) else value, kinds.get(key))
 
 
-def _words(values: Any, kind: Any) -> str:
+def _words(key: str, values: Any, kind: Any) -> str:
     """A value, or the words of a command line, as the text of one option."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, (str, Path)) for value in values):
         return json.dumps(values, default=str)
@@ -267,6 +270,8 @@ def _words(values: Any, kind: Any) -> str:
     lists = [each for each in kinds if typing.get_origin(each) is list]
     if not words and bool in kinds:
         return "true"
+    if len(words) != 1 and kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
+        raise ValueError(f"{key} takes one value, got {len(words)}")
     if any(typing.get_origin(each) is dict for each in kinds) and words and all("=" in word for word in words):
         pairs = (word.partition("=") for word in words)
         return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in pairs) + "}"
@@ -295,7 +300,7 @@ def _text(path: Path) -> str:
 
 
 VALUE = re.compile(
-    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|base 10: '(.*)'"
+    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|(?:base 10|to float): '([^']*)'"
 )
 PROBLEM = re.compile(
     r"Problem with given class_path '([\w.]+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
@@ -315,6 +320,8 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
         return said
     key, _, rest = said.removeprefix('Parser key "').partition('":')
     hint = getattr(known.get(key), "_typehint", None)
+    if "Unable to load config" in rest or dataclasses.is_dataclass(hint):
+        return f"{key} is a section: set --{key}.KEY VALUE, or name a file of it"
     if (unknown := rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]) and hint:
         names = sorted(name for base in (hint, *typing.get_args(hint)) for name in _subclasses(base))
         return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
@@ -335,7 +342,7 @@ def _keywords(of: type) -> dict[str, Any]:
     """{name: type} of the keywords of a class, with those that it passes on to its bases."""
     made = [cls.__init__ for cls in reversed(of.__mro__) if "__init__" in vars(cls) and cls is not object]
     hints = [typing.get_type_hints(each) for each in made]
-    return {name: hint for each in hints for name, hint in each.items() if name not in ("model", "return")}
+    return {name: hint for each in hints for name, hint in each.items() if name not in ("self", "args", "kwargs", "model", "embed", "return")}
 
 
 def _described(hint: Any) -> str:
@@ -343,11 +350,11 @@ def _described(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return f"one of {', '.join(map(str, of))}"
+        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
     if isinstance(hint, types.UnionType) or origin is typing.Union:
         return " or ".join(map(_described, of))
-    if origin in (list, dict) or hint in (list, dict):
-        return "a list" if list in (origin, hint) else "a mapping, NAME=VALUE ..."
+    if origin in (list, dict, Sequence) or hint in (list, dict):
+        return "a list" if dict not in (origin, hint) else "a mapping, NAME=VALUE ..."
     if hint in words or not inspect.isclass(hint):
         return words.get(hint, str(hint))
     base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)
