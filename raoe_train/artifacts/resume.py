@@ -173,11 +173,12 @@ def owned(path: str | Path) -> Iterator[None]:
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
     """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose
-    record has their names before."""
+    record has their names before. Not before then another model goes that is there."""
     saved = partial(output.path / "model")
     remove(saved)  # a killed process's: safetensors' temporary files have another name each time
     saved.mkdir()
     yield saved
+    output.begin()
     found = sorted(saved.iterdir())
     output.own(*(path.name for path in found))
     for path in found:
