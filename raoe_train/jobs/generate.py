@@ -114,6 +114,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     with FileLock(output.parts / "merge.lock"):
         if finished := output.finished():  # another process has ended since
             return finished
+        output.begin()  # before the merged file is there, which a kill could leave without a record
         merged = lines.merge(
             [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
         )
