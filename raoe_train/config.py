@@ -268,13 +268,16 @@ def _words(key: str, values: Any, kind: Any) -> str:
     words = [_home(str(value)) for value in values]
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     lists = [each for each in kinds if typing.get_origin(each) is list]
-    if not words and bool in kinds:
+    if not words and (kind is None or bool in kinds):
         return "true"
     if len(words) != 1 and kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
         raise ValueError(f"{key} takes one value, got {len(words)}")
-    if any(typing.get_origin(each) is dict for each in kinds) and words and all("=" in word for word in words):
-        pairs = (word.partition("=") for word in words)
-        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in pairs) + "}"
+    mapping = next((each for each in kinds if typing.get_origin(each) is dict), None)
+    if mapping and words and all("=" in word for word in words):
+        texts = str in typing.get_args(typing.get_args(mapping)[1])  # where a number is a name
+        pairs = ((name, value) for name, _, value in (word.partition("=") for word in words))
+        quoted = ((name, json.dumps(value) if texts and value != "null" else value) for name, value in pairs)
+        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in quoted) + "}"
     if len(words) == 1 and (not lists or str in kinds or words[0].startswith("[")):
         return words[0]
     numbers = bool(lists) and typing.get_args(lists[0])[0] is not str
