@@ -128,6 +128,17 @@ class Output:
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return found
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In this block no other process is that asks for it, too; they wait. Its lock is not among the parts, which a
+        process that finishes removes."""
+        lock = FileLock(self.path.with_name(f".{self.path.name}.finish.lock"))
+        with lock:
+            try:
+                yield
+            finally:
+                Path(lock.lock_file).unlink(missing_ok=True)
+
     def awaited(self) -> dict[str, Any]:
         """The result that another process is about to finish."""
         while not (result := self.finished()):

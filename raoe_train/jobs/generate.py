@@ -111,7 +111,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(ours), len(waiting))
-    with FileLock(output.parts / "merge.lock"):
+    with output.alone():
         if finished := output.finished():  # another process has ended since
             return finished
         output.begin()  # before the merged file is there, which a kill could leave without a record
