@@ -76,7 +76,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
-    monkeypatch.setattr(endpoint.time, "sleep", waits.append)
+    monkeypatch.setattr("openai._base_client.time.sleep", waits.append)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     waits.clear()
 

@@ -13,7 +13,7 @@ import torch
 
 import raoe_train.encoders.neighbours as neighbours
 from raoe_train import run
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.cli import main
 from raoe_train.data.labelled import classes, distinct, labelled_table
 from raoe_train.data.mined_examples import Neighbours, random_pairs, thinned, triangle, triplets
@@ -153,7 +153,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(once, "SHARD", 2)
+    monkeypatch.setattr(resume, "SHARD", 2)
     search, calls = mining.nearest_by_class, []
 
     def dies(unit, classes, k, start, stop):
@@ -231,7 +231,7 @@ def test_drawing_is_fair():
 
 
 def test_random_pairs():
-    """All there are, each once, where as many are asked for; else half of each kind."""
+    """All there are, each resume, where as many are asked for; else half of each kind."""
     classes = np.array([0, 1, 1, 2, 0, 1])
     every, available = random_pairs(classes, 100, 0)
     listed = {frozenset(row[:2]): row[2] for row in every.tolist()}

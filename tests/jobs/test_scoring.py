@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raoe_train import run
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
 from raoe_train.encoders import frozen
@@ -54,7 +54,7 @@ def killed(*_, **__):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(once, "SHARD", 8)
+    monkeypatch.setattr(resume, "SHARD", 8)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
     code = (
-        "import sys; from raoe_train import run; from raoe_train.artifacts import once; once.SHARD = 16\n"
+        "import sys; from raoe_train import run; from raoe_train.artifacts import resume; resume.SHARD = 16\n"
         "run('score', None, **{'data.input': sys.argv[1], 'teachers': sys.argv[2:4], 'output': sys.argv[4], "
         "'device': 'cpu'})"
     )
@@ -178,7 +178,7 @@ def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_pat
     scored(pairs, teachers, whole)
     encoded.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(once, "gathered", killed)
+        patch.setattr(resume, "gathered", killed)
         for others in (teachers[::-1], teachers):
             with pytest.raises(Killed):
                 scored(pairs, others, output)
@@ -199,7 +199,7 @@ def test_killed_between_the_output_and_its_summary(
     if before:
         scored(f"{pairs}#dev", teachers, output)
     with monkeypatch.context() as patch:
-        patch.setattr(once, "finish", killed)
+        patch.setattr(resume, "finish", killed)
         with pytest.raises(Killed):
             scored(pairs, teachers, output, overwrite=before)
     encoded.clear()
