@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import json
+import math
 import operator
 import re
 import types
@@ -35,14 +36,10 @@ if TYPE_CHECKING:
     AboveZeroToOne = float
 else:
     from jsonargparse.typing import ClosedUnitInterval as ZeroToOne
-    from jsonargparse.typing import (
-        NonNegativeFloat,
-        NonNegativeInt,
-        PositiveFloat,
-        PositiveInt,
-        restricted_number_type,
-    )
+    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
+    PositiveFloat = restricted_number_type("PositiveFiniteFloat", float, [(">", 0), ("<", math.inf)])
+    NonNegativeFloat = restricted_number_type("NonNegativeFiniteFloat", float, [(">=", 0), ("<", math.inf)])
     AtLeast2 = restricted_number_type("AtLeast2", int, (">=", 2))
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
@@ -323,9 +320,10 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
         return said
     key, _, rest = said.removeprefix('Parser key "').partition('":')
     hint = getattr(known.get(key), "_typehint", None)
-    if "Unable to load config" in rest or dataclasses.is_dataclass(hint):
+    unknown = rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]
+    if "Unable to load config" in rest or dataclasses.is_dataclass(hint) or (unknown and _dataclass_in(hint)):
         return f"{key} is a section: set --{key}.KEY VALUE, or name a file of it"
-    if (unknown := rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]) and hint:
+    if unknown and hint:
         names = sorted(name for base in (hint, *typing.get_args(hint)) for name in _subclasses(base))
         return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
     while problem := PROBLEM.search(rest):
@@ -362,7 +360,7 @@ def _described(hint: Any) -> str:
         return words.get(hint, str(hint))
     base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)
     signs = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
-    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ())]
+    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ()) if limit < math.inf]
     return " ".join([base, " and ".join(limits)]).strip()
 
 
