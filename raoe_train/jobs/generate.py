@@ -24,7 +24,7 @@ from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.seeds import Seeds, select_seeds
+from raoe_train.generation.seeds import Seeds, check_clusters, select_seeds
 from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.shared import job, needed
 
@@ -79,6 +79,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         # without a chat template nothing but an end of line tells a model that its turn is over
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
+        if asks:
+            asks.sampling = sampling
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
         "model": identity(LanguageModel(model.name) if asks else model),
@@ -138,6 +140,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
     """The ids of the sentences that the clusters chose, of one process for all; another number of threads may choose
     otherwise, so that the choice is kept with the unfinished work."""
+    check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
