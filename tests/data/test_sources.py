@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from raoe_train.config import Choice
 from raoe_train.data import read_pairs
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.pairs_to_score import PairsToScore
@@ -128,8 +129,10 @@ def test_a_pool_to_be_scored(two_files):
 
 def test_a_pool_to_train_on(two_files):
     first, second = two_files
-    datasets, _ = training_data(TrainConfig(data=Data(train=[f"{first}+{second}", f"{first}#dev"])))
+    loss = Choice("raoe_train.losses.SoftmaxLoss")
+    data = Data(train=[f"{first}+{second}", f"{first}#dev"])
+    datasets, _ = training_data(TrainConfig(data=data, loss=loss))
     assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
     with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
-        training_data(TrainConfig(data=different))
+        training_data(TrainConfig(data=different, loss=loss))

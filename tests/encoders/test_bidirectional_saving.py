@@ -131,7 +131,7 @@ def test_the_check_fails_where_it_should(saved, tmp_path, capsys):
         patch.setattr(modeling, "create_bidirectional_mask", lambda *_, **__: None)
         found = run("check", **{"model.name": str(folder / "full"), "output": str(tmp_path / "check.json")})
     assert any(name.startswith("padding") for name in found["failed"])
-    assert json.loads((tmp_path / "check.json").read_text()) == found
+    assert found.items() <= json.loads((tmp_path / "check.json").read_text()).items()
     assert "FAILED" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:  # the layer has become causal
 

@@ -127,5 +127,5 @@ def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog
     monkeypatch.setattr(frozen, "encode_sentences", lambda *given, ask=frozen.encode_sentences, **how: (
         asked.append(given[1]), ask(*given, **how))[1])  # fmt: skip
     np.testing.assert_array_equal(frozen.embeddings(teacher, SENTENCES, "reference"), made)
-    assert asked == [SENTENCES[:4]] and f"{first} is damaged, and is made anew" in caplog.text
+    assert asked == [SENTENCES[:4]] and f"{first} is damaged and is made again" in caplog.text
     assert first.read_bytes() == content

@@ -249,8 +249,9 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
 def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
     made = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
+    (tasks.parent / "folder").mkdir()
     with pytest.raises(ValueError, match="is a folder: name a file"):
-        run("evaluate", **made, output=str(tmp_path))
+        run("evaluate", **made, output=str(tasks.parent / "folder"))
     with pytest.raises(ValueError, match="is no decoder"):
         run("evaluate", **made, analyses=["words"])
 

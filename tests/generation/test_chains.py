@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from raoe_train import run
 from raoe_train.artifacts.resume import Lines
 from raoe_train.cli import load
-from raoe_train.generation import Chain, decoding
+from raoe_train.generation import Chain
 from raoe_train.jobs import generate as job
 from tests.decoders import saved_decoder
 from tests.forked import Python, python
@@ -102,7 +102,7 @@ def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, 
         assert line["settings"]["guidance"] == (1.5 if method == "guided" else 1.0)
         assert line["settings"]["steps"] == STEPS and "transformers" in line["versions"]
     assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt"]
-    assert result == json.loads((tmp_path / "chains.jsonl.json").read_text())
+    assert result.items() <= json.loads((tmp_path / "chains.jsonl.json").read_text()).items()
     assert (result["chains"], result["sentences"], result["failed_chains"]) == (11, 55, {})
     assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
 
@@ -179,7 +179,7 @@ def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     ids=str,
 )
 def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops):
-    seen, real, load = [], decoding.GuidedDecoder, job.load_tokenizer
+    seen, real, load = [], job.GuidedDecoder, job.load_tokenizer
 
     def spying(model, tokenizer, sampling, **options):
         seen.append(sampling.stop_strings)
@@ -190,7 +190,7 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
         tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
         return tokenizer
 
-    monkeypatch.setattr(decoding, "GuidedDecoder", spying)
+    monkeypatch.setattr(job, "GuidedDecoder", spying)
     if "generation.chat" in more:
         monkeypatch.setattr(job, "load_tokenizer", chatting)
     result = run("generate", **options(writer, sentences, tmp_path / "chains.jsonl"), **more)
@@ -205,7 +205,10 @@ def test_whose_place_it_is(writer, sentences, tmp_path):
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("generate", **options(writer, sentences, output))
     assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
-    run("generate", **options(writer, sentences, output), overwrite=True)
+    with pytest.raises(ValueError, match="was not written by raoe-train"):  # whose it is, it stays
+        run("generate", **options(writer, sentences, output), overwrite=True)
+    output.unlink()
+    run("generate", **options(writer, sentences, output))
     first = output.read_bytes()
     sentences.write_text("another man\n")
     with pytest.raises(ValueError, match=r"of other settings or inputs \(different: input\)"):
@@ -321,7 +324,7 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"model.dtype": "int8"}, r"model\.dtype must be one of"),
         ({"model.pooling": "mean"}, r"unknown key model\.pooling"),
         ({"data.input": "/no/such.txt"}, "no such file"),
-        ({"generation.guidance": "inf"}, r"generation\.guidance must be finite"),
+        ({"generation.guidance": "inf"}, r"generation\.guidance must be a number at least 0, got 'inf'"),
         ({"seeds.encoder.name": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
     ],
 )

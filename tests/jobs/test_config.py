@@ -105,6 +105,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--model.max_seq_length 0", "model.max_seq_length must be an integer above 0 or null, got '0'"),
         ("--model.dtype float8", "float32, bfloat16, float16 or null, got 'float8'"),
         ("--model x", "model is a section: set --model.KEY VALUE"),
+        ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
         ("--model.name a b", "model.name takes one value, got 2"),
         ("--output", "output takes one value, got 0"),
         ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),
