@@ -206,6 +206,8 @@ def build(of: type[T], values: Mapping[str, Any]) -> T:
     made: dict[str, Any] = {}
     for name, value in values.items():
         section = _dataclass_in(hints.get(name))
+        if section and not isinstance(value, Mapping) and not (value is None and hints[name] is not section):
+            raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
         made[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
     if OTHERS in hints:
         made = {**{name: made.pop(name) for name in [*made] if name in hints and name != OTHERS}, OTHERS: made}
@@ -300,7 +302,8 @@ def _text(path: Path) -> str:
 
 
 VALUE = re.compile(
-    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|(?:base 10|to float): '([^']*)'"
+    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|"
+    r"(?:base 10|to float): '([^']*)'"
 )
 PROBLEM = re.compile(
     r"Problem with given class_path '([\w.]+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
@@ -343,7 +346,8 @@ def _keywords(of: type) -> dict[str, Any]:
     """{name: type} of the keywords of a class, with those that it passes on to its bases."""
     made = [cls.__init__ for cls in reversed(of.__mro__) if "__init__" in vars(cls) and cls is not object]
     hints = [typing.get_type_hints(each) for each in made]
-    return {name: hint for each in hints for name, hint in each.items() if name not in ("self", "args", "kwargs", "model", "embed", "return")}
+    others = ("self", "args", "kwargs", "model", "embed", "return")
+    return {name: hint for each in hints for name, hint in each.items() if name not in others}
 
 
 def _described(hint: Any) -> str:

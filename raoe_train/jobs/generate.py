@@ -165,9 +165,7 @@ def _endpoint(model: LanguageModel, generation: Generation) -> Any:
     for each in fields(LanguageModel):
         if each.name not in ("name", "dtype") and getattr(model, each.name) != each.default:  # the recipe has a dtype
             raise ValueError(f"model.{each.name} has no effect on a model that generation.endpoint has")
-    return Endpoint(
-        generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key
-    )
+    return Endpoint(generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key)
 
 
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
