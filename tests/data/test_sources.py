@@ -11,8 +11,8 @@ from raoe_train.data.pairs_to_score import PairsToScore
 from raoe_train.data.settings import Data, Input
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.jobs.train import TrainConfig
-from tests.tiny import training_data
 from tests.data.made import HEADER, write
+from tests.tiny import training_data
 
 
 def test_what_is_a_file(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from raoe_train.artifacts import resume
 from tests.faults.kills import disturbed
 from tests.faults.small_jobs import make_jobs
 
-SHORTER = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("mine", "evaluate", "encode", "export", "prepare")]
+SHORTER = ("mine", "evaluate", "encode", "export", "prepare")
 KILLS, SEED = int(os.environ.get("KILLS", "3")), int(os.environ.get("FAULTS_SEED", "0"))
 
 

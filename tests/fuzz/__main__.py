@@ -21,7 +21,6 @@ from tests.fuzz.mutations import packed, spoilt_bytes, spoilt_rows, written
 from tests.fuzz.naive import Broken, records, unpacked
 from tests.fuzz.tables import TABLES, Table, alike, same_order
 
-
 LONGEST = 5000  # characters of a message
 
 

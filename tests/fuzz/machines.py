@@ -1,5 +1,5 @@
-"""State machines: shards, lines and folders of runs, through changes, kills and several processes. After every step what
-is found has to be what a machine without a memory would make.
+"""State machines: shards, lines and folders of runs, through changes, kills and several processes. After every step
+what is found has to be what a machine without a memory would make.
 
 A kill is a child that ends itself at its n-th change of a file, as suddenly as SIGKILL ends it.
 """
@@ -89,7 +89,7 @@ def lines(folder: Path, rng: Random, steps: int) -> None:
                 with of.writing():
                     for key in sorted({*ids[rank::2]} - of.done()):
                         of.write({"id": key, "text": "é" * key, **({"reason": "x"} if key % 3 == 2 else {})})
-                if of.merge(ids, lambda line: line["id"]) is not None:
+                if of.merge(ids, dict) is not None:
                     output.finish({})
 
             return work

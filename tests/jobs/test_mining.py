@@ -328,7 +328,7 @@ def test_bad_settings(tmp_path, circle, options, message):
 def test_the_input_is_never_replaced(circle):
     """Not even with overwrite: the texts would be lost."""
     before = Path(circle).read_bytes()
-    with pytest.raises(ValueError, match="is data.input, an input"):
+    with pytest.raises(ValueError, match=r"is data\.input, an input"):
         run("mine", None, **{"data.input": circle, "model.name": "x", "output": circle, "overwrite": True})
     assert Path(circle).read_bytes() == before
 

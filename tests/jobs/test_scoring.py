@@ -336,7 +336,7 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
         run(header)
     with pytest.raises(ValueError, match=r"line 1: a tsv file cannot hold \['x'\]"):
         run('{"sentence1": "a", "sentence2": "b", "extra": ["x"]}\n', name="in.jsonl")
-    with pytest.raises(ValueError, match="is data.input, an input"):
+    with pytest.raises(ValueError, match=r"is data\.input, an input"):
         run(header + "a\tb\n", output="in.tsv")
     with pytest.raises(ValueError, match="the suffix names no format"):
         run(header + "a\tb\n", output="out")
