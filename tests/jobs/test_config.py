@@ -6,7 +6,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -124,15 +123,8 @@ def test_another_loss_keeps_the_keywords_that_it_has_too():
 
 
 def test_a_loss_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "my_losses.py").write_text(
-        textwrap.dedent("""
-        from raoe_train.losses import Loss
-
-        class MyLoss(Loss):
-            def __init__(self, model, power: int = 2):
-                super().__init__(model)
-        """)
-    )
+    own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n    def __init__(self, model, power: int = 2): ...\n"
+    (tmp_path / "my_losses.py").write_text(own)
     monkeypatch.syspath_prepend(tmp_path)
     loss = command("--loss", "my_losses.MyLoss", "--loss.power", "3").loss
     assert loss.chosen.__name__ == "MyLoss" and loss.init_args["power"] == 3
