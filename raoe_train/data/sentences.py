@@ -41,4 +41,5 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
             raise ValueError(f"{opened.place()}: {problem}") from None
         text = fields[column]
         good = isinstance(text, str)
-        yield opened.place(), text if good else "", None if good else f"{column} is {text!r}, not a text"
+        problem = None if good else str(RowProblem(f"{column} is {text!r}, not a text"))
+        yield opened.place(), text if good else "", problem

@@ -76,7 +76,8 @@ def export(config: ExportConfig) -> dict[str, Any]:
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder
-    output.begin()
+    if not output.replaces:
+        output.begin()
     with replacing_model(output) as made:
         encoder.save_pretrained(str(made))
     print(f"{'merged, ' if ours or theirs else ''}saved to {target}")

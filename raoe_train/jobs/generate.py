@@ -24,7 +24,7 @@ from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.seeds import Seeds, select_seeds
+from raoe_train.generation.seeds import Seeds, check_clusters, select_seeds
 from raoe_train.generation.starts import acceptable, read_starts
 from raoe_train.jobs.shared import job, needed
 
@@ -79,6 +79,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         # without a chat template nothing but an end of line tells a model that its turn is over
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
+        if asks:
+            asks.sampling = sampling
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
         "model": identity(LanguageModel(model.name) if asks else model),
@@ -111,9 +113,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(ours), len(waiting))
-    with FileLock(output.parts / "merge.lock"):
+    with output.alone():
         if finished := output.finished():  # another process has ended since
             return finished
+        output.begin()  # before the merged file is there, which a kill could leave without a record
         merged = lines.merge(
             [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
         )
@@ -137,6 +140,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
     """The ids of the sentences that the clusters chose, of one process for all; another number of threads may choose
     otherwise, so that the choice is kept with the unfinished work."""
+    check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
@@ -161,9 +165,7 @@ def _endpoint(model: LanguageModel, generation: Generation) -> Any:
     for each in fields(LanguageModel):
         if each.name not in ("name", "dtype") and getattr(model, each.name) != each.default:  # the recipe has a dtype
             raise ValueError(f"model.{each.name} has no effect on a model that generation.endpoint has")
-    return Endpoint(
-        generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key
-    )
+    return Endpoint(generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key)
 
 
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from raoe_train.data.labelled import labelled_table
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.ranking_lists import list_table
 from raoe_train.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
-from raoe_train.losses.registry import loss_settings
 from raoe_train.training.run_directory import newest_checkpoint
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
@@ -129,16 +128,7 @@ def test_a_class_that_no_column_holds(tmp_path):
 def test_yaml_that_no_value_comes_of(tmp_path, text):
     path = write(tmp_path / "r.yaml", text)
     with pytest.raises(ValueError, match=r"r\.yaml is not valid YAML"):
-        load("lists", path)
-
-
-def test_a_recipe_with_a_byte_order_mark(tmp_path):
-    assert load("lists", write(tmp_path / "r.yaml", b"\xef\xbb\xbfseed: 7\n")).seed == 7
-
-
-def test_a_loss_is_named_by_a_text():
-    with pytest.raises(ValueError, match=r"loss\.name must be one of"):
-        loss_settings({"name": {"name": "raoe"}, "scale": 3})
+        load("score", path)
 
 
 def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path):
