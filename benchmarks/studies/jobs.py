@@ -14,9 +14,8 @@ from typing import Any
 import raoe_train as rt
 from raoe_train import cli
 from raoe_train.artifacts.markdown import cell, made_with, table
-from raoe_train.data.ranking_lists import list_table
-from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
-from raoe_train.evaluation.tasks import main_score, read_tasks, split_word
+from raoe_train.data.lists import list_table
+from raoe_train.evaluation.tasks import Outcomes, main_score, read_outcomes, read_tasks, split_word
 
 __all__ = ["Outcomes", "cell", "made_with", "main_score", "read_outcomes", "split_word", "table"]
 

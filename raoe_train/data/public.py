@@ -1,4 +1,4 @@
-"""Public sets by their names: where they come from, and whether they are whole. The table is public.yaml."""
+"""Public sets by their names: where they come from and how their rows are read, as public.yaml says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, parse_score, parse_sentence, parse_word
+from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
 from raoe_train.data.files import READERS, data_kind
-from raoe_train.data.ranking_lists import parse_list
-from raoe_train.data.rows import Reader, Tally, by_column, each_kept
+from raoe_train.data.lists import parse_list
 from raoe_train.data.senteval import senteval_splits
 from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import Reader, Tally, by_column, each_kept
 
 TABLE = Path(__file__).with_name("public.yaml")
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
@@ -41,14 +41,14 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, list[Source]]]:
-    """(where they are, {split: sources}) of a set: the publishers' files below `copies`, SentEval's folders there, the
-    hub's folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
+def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
+    """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
+    folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
     columns = Columns(its.get("named"))
     files = its.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: [_file(folder, file, columns)] for split, file in files.items()}
+            return str(folder), {split: _file(folder, file, columns) for split, file in files.items()}
     if copies and its["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
@@ -58,26 +58,11 @@ def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[st
             if folder.is_dir():
                 path, where = str(folder), str(folder)
                 break
-        sources[split] = [open_source(f"hub:{path}#{part}", its.get("named"))]
+        sources[split] = open_source(f"hub:{path}#{part}", its.get("named"))
     if not sources:
         wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "a folder of SentEval"
         raise ValueError(f"{name} is on no hub that is known: get {wanted} from {its['page']}, and say --copies DIR")
     return where, sources
-
-
-def public_rows(
-    its: dict[str, Any], splits: dict[str, list[Source]], left_out: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    """The rows of all splits, with our columns and `split` where it has them; what has no gold label is counted."""
-    readers: dict[str, Reader] = {"score": parse_score, "label": _label}
-    known = {name: readers.get(name, parse_sentence) for name in its["columns"]}
-    parse = by_column({**known, "subset": parse_word}, its["columns"])
-    for split, sources in splits.items():
-        for source in sources:
-            tally = Tally("raise")
-            for row in each_kept(source, parse_list if its["kind"] == "lists" else parse, tally):
-                yield {"split": split, **row} if split else row
-            left_out += tally.dropped
 
 
 def _file(folder: Path, file: str, columns: Columns) -> Source:
@@ -87,11 +72,19 @@ def _file(folder: Path, file: str, columns: Columns) -> Source:
     return open_source(f"{path}#{file.partition('#')[2]}".rstrip("#"), columns.mapping)
 
 
+def public_rows(its: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of all splits, with our columns and `split` where it has them; `left_out` counts dropped rows."""
+    readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
+    known = {name: readers.get(name, parse_sentence) for name in (*its["columns"], "subset")}
+    parse = parse_list if its["kind"] == "lists" else by_column(known, its["columns"])
+    for split, source in splits.items():
+        tally = Tally("raise")
+        for row in each_kept(source, parse, tally):
+            yield {"split": split, **row} if split else row
+        left_out += tally.dropped
+
+
 def _label(column: str, value: Any) -> str:
-    try:
-        word = parse_word(column, value)
-    except RowProblem:
-        word = ""
-    if word in NO_GOLD_LABEL:
+    if (word := as_word(value)) in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}", reason="no gold label")
     return word

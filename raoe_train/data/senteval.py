@@ -7,15 +7,15 @@ Texts are as SentEval hands them to encoders: its tokens, joined by one space.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from raoe_train.data.columns import Columns, RowProblem
 from raoe_train.data.files import Row, text_lines
-from raoe_train.data.sources import Source
+from raoe_train.data.sources import Source, pooled
 
 ROOTS = ("", "downstream", "data/downstream")
-"""Where below the folder of data SentEval's folders may lie."""
+"""Where SentEval's folders may lie below the folder of data."""
 
 STS_SUBSETS = {
     "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
@@ -29,9 +29,9 @@ THREE = ("train", "dev", "test")
 Rows = Callable[[Path], Iterator[Row]]
 
 
-def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
-    """{split: its files' rows} of a set in SentEval's layout; {"": …} for sets without splits, None for a name that is
-    not in SETS or has no folder in any of ROOTS below `folder`. Columns are those of SETS, and split."""
+def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
+    """{split: its rows} of a set in SentEval's layout, with a column split; {"": its rows} of a set without splits;
+    None for a set that is not in SETS or has no folder in any of ROOTS below `folder`."""
     place, splits = SETS.get(name, ("", {}))
     base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
     if base is None or not splits:
@@ -39,67 +39,55 @@ def senteval_splits(folder: Path, name: str) -> dict[str, list[Source]] | None:
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
 
-    def source(file: str, rows: Rows, split: str) -> Source:
-        return Source(str(base / file), "line", Columns(), _of_split(rows(base / file), split))
+    def rows(split: str, path: Path, read: Rows) -> Iterator[Row]:
+        for line, fields in read(path):
+            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
 
-    return {split: [source(file, rows, split) for file, rows in files.items()] for split, files in splits.items()}
+    def source(split: str, files: dict[str, Rows]) -> Source:
+        paths = {base / file: read for file, read in files.items()}
+        sources = [Source(str(path), "line", Columns(), rows(split, path, read)) for path, read in paths.items()]
+        return pooled(str(base), sources, Columns())
 
-
-def _of_split(rows: Iterator[Row], split: str) -> Iterator[Row]:
-    for line, fields in rows:
-        yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
+    return {split: source(split, files) for split, files in splits.items()}
 
 
 def _tokens(text: str) -> str:
     return " ".join(text.split())
 
 
-def _of_class(label: str) -> Rows:
+def _of_class(path: Path, label: str) -> Iterator[Row]:
     """A file of sentences of one class."""
-
-    def rows(path: Path) -> Iterator[Row]:
-        for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
-            yield line, {"label": label, "text": _tokens(text or "")}
-
-    return rows
+    for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
+        yield line, {"label": label, "text": _tokens(text or "")}
 
 
-def _fields(header: bool = False, **places: int) -> Rows:
+def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
     """A tab-separated file: its columns by their places."""
-
     least = max(places.values()) + 1
-
-    def rows(path: Path) -> Iterator[Row]:
-        for line, text in text_lines(path):
-            parts = (text or "").split("\t")
-            if len(parts) >= least:
-                fields: Any = {name: _tokens(parts[place]) for name, place in places.items()}
-            else:
-                fields = RowProblem(f"{len(parts)} fields, where there should be at least {least}")
-            if line > header:
-                yield line, fields
-
-    return rows
+    for line, text in text_lines(path):
+        parts = (text or "").split("\t")
+        if line <= header:
+            continue
+        if len(parts) >= least:
+            yield line, {name: _tokens(parts[place]) for name, place in places.items()}
+        else:
+            yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
 
 
-def _scored(subset: str) -> Rows:
+def _scored(path: Path, subset: str) -> Iterator[Row]:
     """A file of pairs, whose scores are in a file beside it."""
-
-    def rows(path: Path) -> Iterator[Row]:
-        gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
-        scores = [line for _, line in text_lines(gold)]
-        texts = list(text_lines(path))
-        if len(scores) != len(texts):
-            raise ValueError(f"{gold} has {len(scores)} lines, {path.name} {len(texts)}")
-        for (line, text), score in zip(texts, scores, strict=True):
-            if score == "":  # not part of the set
-                continue
-            first, tab, rest = (text or "").partition("\t")
-            second = rest.partition("\t")[0]
-            fields = {"subset": subset, "score": score, "sentence1": _tokens(first), "sentence2": _tokens(second)}
-            yield line, fields if tab else RowProblem("not two sentences with a tab between them")
-
-    return rows
+    gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
+    scores = [line for _, line in text_lines(gold)]
+    texts = list(text_lines(path))
+    if len(scores) != len(texts):
+        raise ValueError(f"{gold} has {len(scores)} lines, {path.name} {len(texts)}")
+    for (line, text), score in zip(texts, scores, strict=True):
+        if score == "":  # not part of the set
+            continue
+        first, tab, rest = (text or "").partition("\t")
+        second = rest.partition("\t")[0]
+        fields = {"subset": subset, "score": score, "sentence1": _tokens(first), "sentence2": _tokens(second)}
+        yield line, fields if tab else RowProblem("not two sentences with a tab between them")
 
 
 def _questions(path: Path) -> Iterator[Row]:
@@ -111,14 +99,18 @@ def _questions(path: Path) -> Iterator[Row]:
 
 
 def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
-    return {"": {positive: _of_class("1"), negative: _of_class("0")}}
+    return {"": {positive: partial(_of_class, label="1"), negative: partial(_of_class, label="0")}}
 
 
-STSB = _fields(score=4, sentence1=5, sentence2=6)
+def _sts(name: str) -> dict[str, dict[str, Rows]]:
+    return {"test": {f"STS.input.{subset}.txt": partial(_scored, subset=subset) for subset in STS_SUBSETS[name]}}
+
+
+STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
 SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
-SICK = _fields(header=True, sentence1=1, sentence2=2, score=3)
-SST = _fields(text=0, label=1)
-MRPC = _fields(header=True, label=0, sentence1=3, sentence2=4)
+SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3)
+SST = partial(_fields, text=0, label=1)
+MRPC = partial(_fields, header=True, label=0, sentence1=3, sentence2=4)
 
 SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "mr": ("MR", _classes("rt-polarity.pos", "rt-polarity.neg")),
@@ -130,9 +122,6 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
-    **{
-        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{each}.txt": _scored(each) for each in subsets}})
-        for name, subsets in STS_SUBSETS.items()
-    },
+    **{name: (f"STS/{name.upper()}-en-test", _sts(name)) for name in STS_SUBSETS},
 }
 """{set: (folder, {split: {file: how its rows are read}})}"""

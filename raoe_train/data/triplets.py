@@ -1,4 +1,4 @@
-"""Triplets of an anchor, an entailed and a contradicting text: what InfoNCE with hard negatives trains on."""
+"""Triplets of an anchor, an entailed and a contradicting text, which InfoNCE with hard negatives trains on."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from raoe_train.data.columns import NLI_LABELS, ROLES, LabelMap, parse_label, parse_sentence, resolve_label_map
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.rows import Counts, Parse, Tally, by_column, each_kept
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import to_table
+from raoe_train.data.tables import Counts, Parse, Tally, by_column, each_kept, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSES = ("entailment", "contradiction", "neutral")
-"""What a premise's hypotheses are to it, in the order of the roles positive, negative, neutral."""
+"""The classes of a premise's hypotheses, in the order of the roles positive, negative, neutral."""
 
 PAIRINGS = ("one", "zip", "all")
 
@@ -35,33 +34,30 @@ def triplet_table(
 ) -> tuple[Dataset, Counts]:
     """Read triplets, or make them of NLI pairs.
 
-    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral)
-    holds triplets, which are taken as they are, repeated ones too. Any other holds pairs of a premise and a
-    hypothesis with a label, which are grouped by the premise's exact text.
+    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral) holds
+    triplets, which are taken as they are. Any other holds pairs of a premise and a hypothesis with a label, which are
+    grouped by the premise's exact text.
 
-    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the
-    same premise (footnote 7: "we only sample one") and leaves premises without one out (issue 238 of its repository:
-    275,601 triplets are left of 314k pairs); the code that made its file is not published. The default here is one
-    triplet a premise: a premise that stands in a batch twice would have its own positive among the negatives.
+    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the same
+    premise and leaves premises without one out. The default here is one triplet a premise: with several, a premise that
+    stands in a batch twice would have its own positive among the negatives.
 
     Args:
-        source, columns, on_error: as for pair_table.
+        source, columns, on_error: as for read_pairs.
         labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
         neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
             in it, section 6.3.)
         pairing: of pairs, in file order. "one": a premise's first entailed with its first contradicting hypothesis;
             "zip": its i-th with its i-th, as many as it has of the fewer; "all": every combination.
 
-    Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
-    "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
-    "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus"
-    (hypotheses that the pairing leaves over).
+    Rows that are always dropped, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked
+    for; "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
+    "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus" (hypotheses
+    that the pairing leaves over).
 
     Returns:
         (Dataset, counts, "kept" the rows that stand in a triplet). Columns anchor, positive, negative and, if asked
-        for, neutral: strings; of NLI the premise, an entailed, a contradicting and a neutral hypothesis. Losses of
-        sentence-transformers go by this order: anchor, positive, then every further one a negative. Errors are those of
-        read_pairs.
+        for, neutral: strings, in the order that losses of sentence-transformers expect. Errors are those of read_pairs.
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
@@ -72,7 +68,7 @@ def triplet_table(
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    chosen: list[Parse] = []  # what the first row is, all are
+    chosen: list[Parse] = []  # the first row decides for all
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
         if not chosen:
@@ -128,7 +124,7 @@ def _combine(
 
 
 def _advice(labels: set[int]) -> str:
-    """What pairs with these labels lack that gave no triplet."""
+    """Why pairs with these labels gave no triplet."""
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
     why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
     if absent:

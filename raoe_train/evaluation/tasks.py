@@ -1,10 +1,11 @@
-"""Tasks to evaluate encoders on: one registry of kinds, and one way from names to scores.
+"""Tasks to evaluate encoders on: the registry of kinds, where a task's data is, and how scores are made of tasks.
 
-A new kind is a file with a function that reads a Task, and a line in KINDS.
+A new kind is a function that reads a Task, and a line in KINDS.
 """
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,20 +14,25 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.resume import beside
+from raoe_train.artifacts.writing import replacing
 from raoe_train.config import PositiveInt, Seed, nearest
-from raoe_train.data.conditional import is_conditional
-from raoe_train.data.sources import is_file
+from raoe_train.data.columns import Columns
+from raoe_train.data.files import data_kind, read_rows
+from raoe_train.data.pairs import is_conditional
+from raoe_train.data.public import STS, TRANSFER
+from raoe_train.data.senteval import senteval_splits
+from raoe_train.data.sources import BUILTIN, Source, is_file, pooled
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.finding import NoSuchTask
-from raoe_train.evaluation.outcomes import Outcomes
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
-    "rerank": "raoe_train.evaluation.rerank:read_rerank",
-    "captions": "raoe_train.evaluation.caption_retrieval:read_caption_task",
+    "rerank": "raoe_train.evaluation.retrieval:read_rerank",
+    "captions": "raoe_train.evaluation.retrieval:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "mteb-english-v1": "raoe_train.evaluation.mteb:read_english_v1",
     "mteb-english-v2": "raoe_train.evaluation.mteb:read_english_v2",
@@ -35,16 +41,19 @@ KINDS = {
 """The function of each kind, (name, Reading) -> Task; imported when asked for."""
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "sts": ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick"),
-    "transfer": ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"),
+    "sts": STS,
+    "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
 }
-"""Names that need no kind in front of them, by their kind. Other bare names are of kind DEFAULT."""
+"""{kind: names that need no kind in front of them}. Other bare names are of kind DEFAULT."""
 
 BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}
-"""Suites that mteb has under these names; each is a kind of its own."""
+"""{suite: its name in mteb}; each is a kind of its own."""
 
 DEFAULT = "sts"
+ALL_PAIRS = "-all"
+TRAIN, TEST = "train", "test"
+EXAMPLES = ".examples.npz"
 
 
 @dataclass
@@ -73,7 +82,7 @@ class Polarity:
 
 
 Batcher = Literal["bellm", "angle"] | None
-"""How sentences of kinds sts and transfer are handed over: as they are, or as these papers' code does it."""
+"""Whether sentences of kinds sts and transfer are changed as these papers' code does."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +93,31 @@ class Reading:
     columns: Mapping[str, Any] | None = None  # {our column name: the files'}
     on_error: str = "raise"  # a malformed row, or "skip"
     prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
-    cache: Path | None = None  # for results of tasks that take long, so that they can go on
+    cache: Path | None = None  # for results of tasks that take long, so that they can resume
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # of transfer tasks
     batcher: Batcher = None
 
+    @property
+    def rows(self) -> dict[str, Any]:
+        """How rows are read, for readers of raoe_train.data."""
+        return {"columns": self.columns, "on_error": self.on_error}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How an encoder did on each of n examples of a task, so that two encoders can be compared."""
+
+    values: np.ndarray  # [n] float64 whose mean is the main metric x100; with gold, what the encoder gives
+    gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
+
 
 @dataclass(frozen=True)
 class Task:
-    """A set of data with a measure, which is of embeddings of its sentences, or one that encodes by itself."""
+    """Data with a metric: a score of embeddings of its sentences, or a run of its own."""
 
     kind: str  # its name in KINDS
-    main: str  # the main one of its metrics, x100 and the higher the better, which averages are taken of
+    main: str  # the name of its main metric, x100 and the higher the better, which averages are taken of
     content: Any  # what a result depends on, as plain values: the data itself, or its name and version
     sentences: list[str] = field(default_factory=list)  # the n texts to encode; repeated ones are encoded once
     # [n, d] float32 embeddings -> ({metric: value, None where it is undefined}, what the main one is made of)
@@ -103,14 +125,22 @@ class Task:
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
 
 
+class NoSuchTask(ValueError):
+    """A name that nothing in data.dir has."""
+
+
 def suite_tasks(suites: Sequence[str]) -> list[str]:
     """The tasks of suites, each once; "all" is every one of SUITES."""
     for name in suites:
         if name not in (*SUITES, *BENCHMARKS, "all"):
             raise ValueError(f"suite must be of {', '.join([*SUITES, *BENCHMARKS])} or all, got {name!r}")
-    found = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
-    of_mteb = [pkgutil.resolve_name("raoe_train.evaluation.mteb:words")(name) for name in BENCHMARKS if name in suites]
-    return [*found, *(word for words in of_mteb for word in words)]
+    tasks = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
+    for kind in BENCHMARKS:
+        if kind in suites:
+            from raoe_train.evaluation.mteb import benchmark
+
+            tasks += [f"{kind}:{name}" for name in benchmark(kind)]
+    return tasks
 
 
 def split_word(word: str) -> tuple[str, str]:
@@ -129,16 +159,16 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
-    """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
+    """Each task by its word. All are read before any is scored, so that an error in one costs no encoding.
 
     Args:
         tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-            files (FILE, FILE#split, builtin#test) are sts. How NAME is found is said in docs/evaluation.md.
+            files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found.
         data_dir: folder of the sets.
         how: the other fields of Reading.
 
     Raises:
-        ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
+        ValueError: no tasks, one twice, unknown ones (all are named), or data that its kind cannot use.
         FileNotFoundError: a file that is not there.
     """
     if isinstance(tasks, str) or not tasks:
@@ -176,11 +206,74 @@ def batched(text: str, batcher: str) -> str:
     return text[:-1] + "." if text.endswith("?") else text
 
 
-def evaluate_encoder(
-    model: Any, tasks: Sequence[str], data_dir: str | Path | None = None, batch_size: int = 64, **how: Any
-) -> dict[str, Any]:
-    """What evaluate_tasks finds on the tasks of read_tasks, which takes `tasks`, `data_dir` and `how`."""
-    return evaluate_tasks(model, read_tasks(tasks, data_dir, **how), batch_size)
+def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str | Source:
+    """What find_task finds, or else SentEval's folders in data_dir, opened."""
+    try:
+        return find_task(task, data_dir, kind, whole=whole)
+    except NoSuchTask:
+        name, _, split = task.partition("#")
+        splits = senteval_splits(Path(data_dir or "").expanduser(), name.removesuffix(ALL_PAIRS).lower())
+        if not data_dir or splits is None:
+            raise
+    if split and split not in splits:
+        raise ValueError(f"task {task!r}: SentEval's {name} has no split {split!r}; it has {', '.join(splits)}")
+    if not split and (whole or name.endswith(ALL_PAIRS) or TEST not in splits):
+        return pooled(f"task {task!r}", list(splits.values()), Columns())
+    return splits[split or TEST]
+
+
+def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
+    """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
+
+    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*. Where the file has splits, its
+    test split is meant, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than
+    one file.
+    """
+    name, _, split = task.partition("#")
+    if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
+        return task
+    if not data_dir:
+        raise NoSuchTask("data.dir is missing: the folder where tasks are looked up by name")
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
+    near, all_files = _data_files(folder, "*", f"{kind}/*"), _data_files(folder, "*", "*/*")
+
+    def named(base: str) -> list[Path]:
+        return near.get(base.lower()) or all_files.get(base.lower(), [])
+
+    files = named(name)
+    if not files and name.endswith(ALL_PAIRS):
+        files, whole = named(name.removesuffix(ALL_PAIRS)), True
+    if not files:
+        raise NoSuchTask(
+            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, all_files))}: neither {name}.* nor "
+            f"*/{name}.*; there are: {', '.join(sorted(all_files))}"
+        )
+    if len(files) > 1:
+        raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
+    file = str(files[0])
+    if split:
+        return f"{file}#{split}"
+    splits: dict[str, None] = {}
+    for _, fields in [] if whole else read_rows(file):
+        if isinstance(fields, dict) and "split" in fields:
+            splits[str(fields["split"])] = None
+            if TEST in splits:
+                return f"{file}#{TEST}"
+    if len(splits) > 1:
+        listed = ", ".join(splits)
+        raise ValueError(f"{file} has splits {listed} and none is {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+    return file
+
+
+def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
+    """{name in small letters: data files} at these places in a folder."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted(path for place in places for path in folder.glob(place)):
+        if data_kind(path) and path.is_file():
+            files.setdefault(Path(path.name.removesuffix(".gz")).stem.lower(), []).append(path)
+    return files
 
 
 def evaluate_tasks(
@@ -200,10 +293,10 @@ def evaluate_tasks(
     for word, task in tasks.items():
         results[word] = {"kind": task.kind, "main": task.main}
         if task.score:
-            metrics, made_of = task.score(next(parts))
+            metrics, examples = task.score(next(parts))
             results[word] |= metrics
             if outcomes is not None:
-                outcomes[word] = made_of
+                outcomes[word] = examples
         if task.run:
             results[word] |= task.run(model, batch_size)
 
@@ -218,11 +311,11 @@ def evaluate_tasks(
 
 
 def _categories(kind: str, results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[float | None]] = {}
+    categories: dict[str, list[float | None]] = {}
     for result in results:
         if result["kind"] == kind and "category" in result:
-            found.setdefault(result["category"], []).append(main_score(result))
-    return {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(found.items())}
+            categories.setdefault(result["category"], []).append(main_score(result))
+    return {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(categories.items())}
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
@@ -267,3 +360,30 @@ def table(result: Mapping[str, Any]) -> str:
 
 def _cell(value: float | int | None) -> str:
     return "undefined" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"
+
+
+def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
+    """Keep the outcomes of each task, by its word, beside the result that has those settings."""
+    arrays = {f"{word}\tvalues": of.values for word, of in outcomes.items()}
+    arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
+    with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)
+
+
+def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
+    """What write_outcomes wrote; {} where there is none, or that of other settings."""
+    path = beside(result, EXAMPLES)
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            kept = dict(arrays)
+        of_tasks = [array for name, array in kept.items() if "\t" in name]
+        if any(array.ndim != 1 or array.dtype != float or not array.size for array in of_tasks):
+            raise ValueError("an array is no list of numbers")
+    except Exception as error:  # zipfile's, zlib's or NumPy's
+        raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None
+    if str(kept.get("made_from")) != digest(settings):
+        return {}
+    words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
+    return {word: Outcomes(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.data.labelled import labelled_table
+from raoe_train.data.mining import labelled_table
 from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
-from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import Reading, Task
+from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
 
 DEV = ("dev", "validation", "valid")
 
@@ -24,13 +22,12 @@ DEV = ("dev", "validation", "valid")
 def read_transfer(name: str, reading: Reading) -> Task:
     """The labelled sentences or pairs of a task, with all their splits."""
     source = find_source(name, reading.data_dir, "transfer", whole=True)
-    data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
-    there = data.to_dict()
-    columns = [there.get(name) for name in ("text", "second", "label", "split")]
+    data = labelled_table(source, **reading.rows)[0].to_dict()
+    columns = [data.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
     settings = (reading.classifier or Classifier()).settings()
-    _check(labels, split, source if isinstance(source, str) else f"task {name!r}", settings["kfold"])
-    # nothing about a classifier that there always was, so that what was evaluated with it is found again
+    _check(labels, split, str(source), settings["kfold"])
+    # the default classifier is not part of the content, so that results from before there were others stay valid
     content = columns if settings == Classifier().settings() else [*columns, settings]
     score = partial(classify, data=columns, settings=settings)
     return Task("transfer", "accuracy", content, [*first, *(second or [])], score)

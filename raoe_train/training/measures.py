@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.config import PositiveInt
-from raoe_train.data.conditional import read_scored
+from raoe_train.data.pairs import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier

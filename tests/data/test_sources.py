@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from raoe_train.data import read_pairs
-from raoe_train.data.pairs import pair_table
-from raoe_train.data.pairs_to_score import PairsToScore
+from raoe_train.data.pairs import PairsToScore, pair_table
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.losses import RAOELoss
@@ -51,18 +50,6 @@ def test_hub_dataset(monkeypatch):
     assert counts["dropped"] == {"no gold label": 1}
     with pytest.raises(ValueError, match=r"say which split.*train, test"):
         read_pairs("nli")
-
-
-def test_several_sources(tmp_path):
-    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\na\tb\t1\t-\tx\n")
-    second = write(tmp_path / "b.tsv", HEADER + "c\td\t2\t1\tx\n")
-    data, counts = pair_table([first, second])
-    assert (data["sentence1"], data["score"], data["label"]) == (["a", "c"], [1, 2], [0, 1])
-    assert counts == {"read": 3, "kept": 2, "dropped": {"no gold label": 1}}
-    with pytest.raises(ValueError, match=r"'score', 'label'\], but .* has \['sentence1', 'sentence2'\]"):
-        read_pairs([first, write(tmp_path / "c.tsv", "sentence1\tsentence2\na\tb\n")])
-    with pytest.raises(ValueError, match="nothing to read"):
-        read_pairs([])
 
 
 @pytest.fixture

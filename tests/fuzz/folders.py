@@ -6,9 +6,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from raoe_train.data.labelled import labelled_table
+from raoe_train.data.columns import Columns
+from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.senteval import senteval_splits
+from raoe_train.data.sources import pooled
 from tests.fuzz.mutations import spoilt_bytes
 from tests.fuzz.naive import lines, number, text, word
 from tests.fuzz.tables import say
@@ -108,7 +110,7 @@ def read(rng: Random, folder: Path) -> tuple[Any, Any, bool, tuple[str, ...]]:
         (folder / file).write_bytes(content)
     how = rng.choice(("raise", "skip"))
     try:
-        sources = [source for those in (senteval_splits(folder, name) or {}).values() for source in those]
+        sources = pooled(name, list((senteval_splits(folder, name) or {}).values()), Columns())
         if "score" in next(iter(right(name, made(name, Random(0))))):
             table = pair_table(sources, require=("score",), any_labels=True, on_error=how)[0]
         else:

@@ -1,4 +1,4 @@
-"""Ranking sentences: lists whose sentences go further and further from the first, as `generate` writes them."""
+"""Ranking sentences: lists of sentences, each further from the first than the one before, as `generate` writes them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import ast
 import os
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import RowProblem, optional_word, parse_sentence
-from raoe_train.data.rows import Counts, read_table
+from raoe_train.data.columns import RowProblem, as_word, parse_sentence
 from raoe_train.data.sources import Source
+from raoe_train.data.tables import Counts, read_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SHORTEST = 3  # of two sentences each ranks the other after itself, whatever a model thinks of them
+SHORTEST = 3  # two sentences leave nothing to rank
 
 
 def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, Counts]:
-    """Read lists of sentences: rows with `sentences`, a list of texts, and an `id` if they have one.
+    """Read lists of sentences: rows with `sentences`, a list of texts, and perhaps an `id` and a `method`.
 
-    Source, on_error and errors are those of read_pairs. Of other columns only `method` is read. Malformed, by the
-    reason they are counted under: "malformed row", "no list", "hole" (a sentence that is null, empty or no text),
-    "shorter than 3", "duplicate id" (the first one stays). A list is never shortened or closed up around a hole: the
-    places of its sentences are what it says.
+    Source, on_error and errors are those of read_pairs. Malformed rows are counted as "malformed row", "no list",
+    "hole" (a sentence that is null, empty or no text), "shorter than 3" or "duplicate id" (the first one stays). A list
+    is never closed up around a hole, because the places of its sentences are what it says.
 
     Returns:
         (Dataset, counts). Columns id (string; "line N" where a row has none), sentences (list of at least three
@@ -36,14 +35,13 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
         if name in lines:
             raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         lines[name] = source.line
-        return {"id": name, "sentences": sentences, "method": optional_word(fields.get("method"))}
+        return {"id": name, "sentences": sentences, "method": as_word(fields.get("method"))}
 
     return read_table(source, parse, "list", on_error=on_error)
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """{"sentences"} of a row; RowProblem as list_table says. A column list_sent whose text is a list, as the paper's
-    authors publish theirs, is one, too."""
+    """{"sentences"} of a row. The paper's authors publish theirs in a column list_sent, each list as text."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:
