@@ -14,7 +14,7 @@ from typing import Any
 import raoe_train as rt
 from raoe_train import cli
 from raoe_train.artifacts.markdown import cell, made_with, table
-from raoe_train.data.lists import list_table
+from raoe_train.data.triplets import list_table
 from raoe_train.evaluation.tasks import Outcomes, main_score, read_outcomes, read_tasks, split_word
 
 __all__ = ["Outcomes", "cell", "made_with", "main_score", "read_outcomes", "split_word", "table"]

@@ -23,7 +23,8 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""The line where a row starts (in parquet: its number), from 1, with the row's fields, or what is wrong with it."""
+"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it: whether that ends
+the job is the caller's to decide)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
@@ -31,10 +32,6 @@ def data_kind(path: str | os.PathLike[str]) -> str | None:
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
     return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet compresses its pages itself
-
-
-def compressed(path: Path) -> bool:
-    return path.name.lower().endswith(".gz")
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
@@ -58,11 +55,7 @@ def known_kind(path: Path) -> str:
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """The rows of a data file in order.
-
-    A malformed row is a (line, RowProblem): the caller decides whether it ends the job. ValueError for a file that is
-    broken as a whole (damaged .gz, no header).
-    """
+    """The rows of a data file in order; ValueError for one that is broken as a whole (damaged .gz, no header)."""
     path = existing_file(path)
     return READERS[known_kind(path)](path)
 
@@ -74,7 +67,7 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
     """
     number = 0
     try:
-        with (gzip.open if compressed(path) else open)(path, "rb") as file:
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
             for number, raw in enumerate(cast(Iterable[bytes], file), 1):
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
@@ -200,7 +193,7 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             return
         with open(temporary, "wb") as plain:
             # no name and no time in the header: the same rows give the same bytes
-            binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if compressed(path) else plain
+            binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
                 for row in values if kind == "jsonl" else itertools.chain([columns], values):
                     _write_row(file, kind, columns, row)

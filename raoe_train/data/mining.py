@@ -53,7 +53,7 @@ def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
         name: parse_sentence(column, fields[column]) for name, column in zip(("text", "second"), columns, strict=False)
     }
     label = parse_word(found["label"], fields[found["label"]])
-    return {**texts, "label": label, "split": as_word(fields.get(found.get("split")))}
+    return {**texts, "label": label, "split": as_word(fields[found["split"]]) if "split" in found else ""}
 
 
 def distinct(data: Dataset, counts: Mapping[str, Any]) -> tuple[Dataset, Counts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from raoe_train.data.columns import (
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Input
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Counts, Reader, Tally, by_column, each_kept, read_table, to_table
+from raoe_train.data.tables import Counts, Reader, Tally, by_column, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -196,10 +197,8 @@ def read_scored(
 
 
 class PairsToScore:
-    """Pairs with all their columns, to be written again with more of them; rows without a gold label are kept.
-
-    They are read once to be checked, before hours of encoding, and once to be written. A value that the format `kind`
-    cannot hold, and a column to be `added` that is already there, are errors.
+    """Pairs with all their columns, to be written again with more of them; rows without a gold label are kept. Values
+    that the format `kind` cannot hold, and a column to be `added` that is already there, are errors.
 
     Attributes:
         pairs: datasets.Dataset of sentence1 and sentence2.
@@ -210,39 +209,29 @@ class PairsToScore:
     """
 
     def __init__(self, data: Input, kind: str, added: Sequence[str] = ()) -> None:
-        self.data, self.kind, self.label_map = data, kind, resolve_label_map(data.labels)
-        columns, labels, sha256, tally = dict[str, None](), list[int](), hashlib.sha256(), Tally(data.on_error)
+        label_map, tally = resolve_label_map(data.labels), Tally(data.on_error)
+        columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
 
-        def pairs() -> Iterator[dict[str, str]]:
-            for fields, sentences, label in self._checked(tally):
-                columns.update(dict.fromkeys(fields))
-                labels.append(label)
-                sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
-                yield sentences
+        def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+            found = source.columns.find(fields, TEXTS, OPTIONAL)
+            row: dict[str, Any] = {name: parse_sentence(found[name], fields[found[name]]) for name in TEXTS}
+            for value in fields.values() if kind in ("tsv", "csv") else ():
+                cell(value, kind)
+            try:
+                labels.append(parse_label("label", fields[found["label"]] if "label" in found else None, label_map))
+            except RowProblem:
+                labels.append(-1)  # a score needs no label; reading the file for training reports it
+            columns.update(dict.fromkeys(fields))
+            sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
+            return {**row, "fields": pickle.dumps(fields)}
 
-        self.pairs = to_table(pairs())
-        self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
+        table = to_table(tally.kept(open_source(str(data.input), data.columns), parse))
         self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
         if taken := [name for name in added if name in columns]:
             raise ValueError(f"{data.input} has {', '.join(taken)} already; rename or remove the column first")
+        self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
+        self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The fields of each row, as they are written."""
-        return (fields for fields, _, _ in self._checked(Tally(self.data.on_error)))
-
-    def _checked(self, tally: Tally) -> Iterator[tuple[dict[str, Any], dict[str, str], int]]:
-        return each_kept(open_source(str(self.data.input), self.data.columns), self._parse, tally)
-
-    def _parse(self, fields: dict[str, Any], source: Source) -> tuple[dict[str, Any], dict[str, str], int]:
-        found = source.columns.find(fields, TEXTS, OPTIONAL)
-        sentences = {name: parse_sentence(found[name], fields[found[name]]) for name in TEXTS}
-        label = -1
-        if "label" in found:
-            try:
-                label = parse_label(found["label"], fields[found["label"]], self.label_map)
-            except RowProblem:
-                pass  # a score needs no label; reading the file for training reports it
-        if self.kind in ("tsv", "csv"):
-            for value in fields.values():
-                cell(value, self.kind)
-        return fields, sentences, label
+        return (pickle.loads(row["fields"]) for row in self._fields)

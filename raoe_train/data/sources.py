@@ -11,7 +11,7 @@ from typing import Any
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
+from raoe_train.data.files import Row, data_kind, existing_file, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
 """The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with a hypothesis of each label."""
@@ -94,15 +94,11 @@ def pooled(name: str, sources: Sequence[Source], columns: Columns) -> Source:
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What a file's rows depend on: SHA-256 of its bytes, its format and the split; of a pool that of each file; None
-    for a source that is no file."""
-    if len(parts := pool(name)) > 1:
-        files = [contents(part) for part in parts]
-        return None if None in files else {"pool": files}
+    """What a file's rows depend on: its bytes' SHA-256, its format and the split; None for a source that is no file."""
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
-    kind = f"{data_kind(path)}{' in gzip' if compressed(path) else ''}"
+    kind = f"{data_kind(path)}{' in gzip' if path.suffix.lower() == '.gz' else ''}"
     return {"sha256": file_digest(path), "kind": kind, "split": split}
 
 

@@ -29,7 +29,7 @@ Counts = dict[str, Any]
 
 
 class Tally:
-    """The rows of a source that are left out: `dropped` counts them by reason, messages show the first three."""
+    """Which rows of a source are left out: `dropped` counts them by reason, messages show the first three."""
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
@@ -38,14 +38,25 @@ class Tally:
         self.dropped: Counter[str] = Counter()
         self._first: list[str] = []
 
-    def refuse(self, source: Source, problem: RowProblem) -> None:
-        """Leave the source's row out; ValueError with file and line for a malformed row unless on_error is skip."""
-        where = f"{source.place()}: {problem}"
-        if problem.malformed and self.on_error == "raise":
-            raise ValueError(where) from None
-        self.dropped[problem.reason] += 1
-        if len(self._first) < 3:
-            self._first.append(f"\n  {where}")
+    def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
+        """What `parse` makes of each row; ValueError with file and line for a malformed one, unless on_error is skip."""
+        for line, row in source.rows:
+            source.line = line
+            try:
+                if isinstance(row, RowProblem):
+                    raise row
+                parsed = parse(row, source)
+            except RowProblem as problem:
+                where = f"{source.place()}: {problem}"
+                if problem.malformed and self.on_error == "raise":
+                    raise ValueError(where) from None
+                self.dropped[problem.reason] += 1
+                if len(self._first) < 3:
+                    self._first.append(f"\n  {where}")
+            except ValueError as error:
+                raise ValueError(f"{source.place()}: {error}") from None
+            else:
+                yield parsed
 
     def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
         """The counts of the source `name`, read to its end; ValueError, with `advice`, where nothing was kept."""
@@ -55,22 +66,6 @@ class Tally:
             why = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
             raise ValueError(f"{name}: no {noun} left of {read} rows: {why}{advice}{''.join(self._first)}")
         return {"read": read, "kept": kept, "dropped": dropped}
-
-
-def each_kept(source: Source, parse: Parse[Parsed], tally: Tally) -> Iterator[Parsed]:
-    """What `parse` makes of each row of a source; rows that cannot be used go to `tally`."""
-    for line, row in source.rows:
-        source.line = line
-        try:
-            if isinstance(row, RowProblem):
-                raise row
-            parsed = parse(row, source)
-        except RowProblem as problem:
-            tally.refuse(source, problem)
-        except ValueError as error:
-            raise ValueError(f"{source.place()}: {error}") from None
-        else:
-            yield parsed
 
 
 def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
@@ -95,7 +90,7 @@ def read_table(
     """(what `parse` makes of each row, as a table; counts); `noun` is what messages call a row. Errors are those of
     read_pairs."""
     opened, tally = open_source(source, columns), Tally(on_error)
-    table = to_table(each_kept(opened, parse, tally))
+    table = to_table(tally.kept(opened, parse))
     counts = tally.counts(opened.name, len(table), noun)
     if dropped := counts["dropped"]:
         left_out = counts["read"] - counts["kept"]

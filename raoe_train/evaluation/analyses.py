@@ -1,7 +1,4 @@
-"""The BeLLM paper's analyses, for the job `evaluate`: what layers are worth, how alike token states are, and words.
-
-`model` is a SentenceTransformer; `tasks` are those of evaluate_tasks.
-"""
+"""The BeLLM paper's analyses, for the job `evaluate`: what layers are worth, how alike token states are, and words."""
 
 from __future__ import annotations
 
@@ -13,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from scipy import stats
 
 from raoe_train.artifacts import figures
+from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
 # where decoders and ModernBERT, BERT and its like, and DistilBERT keep their layers
@@ -25,13 +25,9 @@ COMMON, EXAMPLES = 20, 10  # numbers of words, and of sentences with their word,
 
 
 def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
-    """Main metrics against the number of layers kept (Section 3.1, Figure 4), with a plot beside `output`. Layers are
-    removed from the last to the first, the final norm stays; afterwards the model is as it was.
-
-    Returns:
-        {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
-        undefined metric. ValueError for a model whose layers are not known.
-    """
+    """{"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}: metrics against the number
+    of layers kept (Section 3.1, Figure 4), None where undefined; with a plot beside `output`. Layers are removed from
+    the last to the first, the final norm stays, and afterwards the model is as it was."""
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
@@ -67,17 +63,13 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
 
 def _layer_list(inner: Any) -> tuple[Any, str]:
     """The module that has the layers of a transformers model, and the name of their list in it."""
-    from torch import nn
-
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
-
     whole = inner.decoder if isinstance(inner, BidirectionalModel) else inner
     modules = dict(whole.named_modules())  # `whole` itself has the name ""
     for place in LISTS:
         owner, _, name = place.rpartition(".")
         layers = modules.get(place)
         # a list of another length holds something else, or not all layers
-        if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
+        if isinstance(layers, torch.nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
             return modules[owner], name
     raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")
 
@@ -88,22 +80,18 @@ def pivot_correlations(model: Any, sentences: Sequence[str], batch_size: int = 6
     the pivot, or with a state whose values are all equal.
 
     The pivot is the last real token of decoders and the first, [CLS], of encoders, as in the paper, whatever the
-    pooling is. All other real tokens count, also special ones and those of the prompt, because the pivot's state
-    depends on them, too (the paper does not say); so compare models under the same prompt. The paper's means on the
-    STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
+    pooling is. All other real tokens count, also special ones and those of the prompt: compare models under the same
+    prompt. The paper's means on STS-B's test set are about 0.17 (LLaMA 7B), 0.15 (ChatGLM 6B) and 0.35 (BERT base).
     """
     pivot = -1 if is_decoder(model) else 0
-    found = {
-        text: _mean_correlation(tokens.cpu().double().numpy(), pivot)
-        for texts, states in token_states(model, sentences, batch_size)
-        for text, tokens in zip(texts, states, strict=True)
-    }
+    found: dict[str, float] = {}
+    for texts, states in token_states(model, sentences, batch_size):
+        correlations = (_mean_correlation(tokens.cpu().double().numpy(), pivot) for tokens in states)
+        found.update(zip(texts, correlations, strict=True))
     return np.array([found[text] for text in sentences])
 
 
 def _mean_correlation(states: np.ndarray, pivot: int) -> float:
-    from scipy import stats
-
     if len(states) < 2:
         return np.nan
     with np.errstate(invalid="ignore"):
@@ -177,15 +165,13 @@ def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> d
 def representative_words(model: Any, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
     """The token that the language model finds most probable after each sentence, without spaces. With a prompt such as
     'The representative word for {text} is:"' it is the representative word, or its first piece."""
-    import torch
-
     write = language_head(model)
-    tokenizer = model[0].tokenizer
     found: dict[str, str] = {}
     for texts, states in token_states(model, sentences, batch_size):
         with torch.inference_mode():
             ids = write(torch.stack([tokens[-1] for tokens in states])).argmax(dim=-1)
-        found.update((text, tokenizer.decode([token]).strip()) for text, token in zip(texts, ids.tolist(), strict=True))
+        tokens = (model[0].tokenizer.decode([token]).strip() for token in ids.tolist())
+        found.update(zip(texts, tokens, strict=True))
     return [found[text] for text in sentences]
 
 
@@ -194,35 +180,31 @@ def language_head(model: Any) -> Callable[[Any], Any]:
 
     It is the decoder's own embedding where the two are tied. Else the language model that the decoder was loaded from
     is loaded for it; ValueError where that has no head."""
-    from torch.nn.functional import linear
-
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
     from raoe_train.generation.models import LanguageModel, load_language_model
 
     inner = model[0].model
     if not is_decoder(model):
         raise ValueError(f"a {inner.config.model_type!r} is no decoder, so no word comes after its last token")
-    both_ways = isinstance(inner, BidirectionalModel)
-    decoder = inner.decoder if both_ways else inner
+    decoder = inner.decoder if isinstance(inner, BidirectionalModel) else inner
     if getattr(decoder.config, "tie_word_embeddings", False):
         weight, bias = decoder.get_input_embeddings().weight, None
     else:
-        name, revision = (inner.config.base_model, inner.config.base_revision) if both_ways else (None, None)
-        name = name or decoder.config._name_or_path
+        name = getattr(inner.config, "base_model", None) or decoder.config._name_or_path
         if not name:
             raise ValueError("it is not known where the head of the language model is")
+        revision = getattr(inner.config, "base_revision", None)
         whole = load_language_model(LanguageModel(name, revision=revision, device="cpu"))
         head = whole.get_output_embeddings().to(inner.device)
         weight, bias = head.weight, head.bias
-    return lambda states: linear(states.to(weight.dtype), weight, bias)
+    return lambda states: torch.nn.functional.linear(states.to(weight.dtype), weight, bias)
 
 
 def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
     """The `top` most frequent words, lower-cased; ties go by the alphabet."""
-    counts = Counter(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
-    if not counts:
+    words = sorted(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
+    if not words:
         raise ValueError("the sentences have no words")
-    return set(sorted(counts, key=lambda word: (-counts[word], word))[:top])
+    return {word for word, _ in Counter(words).most_common(top)}
 
 
 # {name in the job evaluate: (model, tasks, output, batch size) -> plain values}

@@ -67,18 +67,16 @@ class Classifier:
 
 
 class LinearLayer:
-    """SentEval's own: one linear layer, cross entropy, steps of an optimizer, the best round on dev.
-
-    Layers of several penalties see the same batches from the same start, so they are trained side by side.
-    """
+    """SentEval's own: one linear layer, cross entropy, the best round on dev. Layers of several penalties have the same
+    start and the same batches, so they are trained side by side."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
         with_ones = np.column_stack([features, np.ones(len(features))])
         self.features, self.labels, self.settings = with_ones.astype(np.float32), labels, settings
         self.grid = self.split_grid = [10.0**power for power in range(-5, -1)]
 
-    def validated(self, train: np.ndarray, folds: Folds, grid: Sequence[float]) -> np.ndarray:
-        """[folds, penalties] accuracies, from 0 to 1, on each fold's second part by the best round on it."""
+    def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
+        """[folds, penalties] accuracies, from 0 to 1, on each fold's second part."""
         return np.array([self._fit(its, grid, held)[0] for its, held in folds])
 
     def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
@@ -123,20 +121,17 @@ class LinearLayer:
 
 
 class LogisticRegression:
-    """scikit-learn's, in float64. A smaller penalty is C of a larger regularizer."""
+    """scikit-learn's, in float64; penalties are C."""
 
     def __init__(self, features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> None:
-        self.features, self.labels, self.settings = features.astype(np.float64), labels, settings
-        self.grid = [2.0**power for power in range(-2, 4)]
-        self.split_grid = [2.0**power for power in range(-1, 6)]
+        self.features, self.labels = features.astype(np.float64), labels
+        self.grid, self.split_grid = ([2.0**power for power in range(*ends)] for ends in ((-2, 4), (-1, 6)))
 
-    def validated(self, train: np.ndarray, folds: Folds, grid: Sequence[float]) -> np.ndarray:
-        """[folds, C] accuracies, from 0 to 1, on each fold's second part."""
+    def validated(self, folds: Folds, grid: Sequence[float]) -> np.ndarray:
         x, labels = self.features, self.labels
         return np.array([[self._fit(its, C).score(x[held], labels[held]) for C in grid] for its, held in folds])
 
     def predicted(self, train: np.ndarray, dev: np.ndarray, test: np.ndarray, penalty: float) -> np.ndarray:
-        """[test] classes by the regression on train alone."""
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
@@ -144,9 +139,7 @@ class LogisticRegression:
 
         # at the default tolerance of 1e-4 the accuracy depends on the last bits of embeddings, and so on the batch size
         # of encoding: TREC's of all-MiniLM-L6-v2 was 90.0 and 90.4
-        solver = "newton-cholesky" if self.labels.max() == 1 else "lbfgs"
-        regression = Regression(C=C, tol=TOLERANCE, max_iter=10_000, solver=solver)
-        return regression.fit(self.features[train], self.labels[train])
+        return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])
 
 
 def classifier(features: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> LinearLayer | LogisticRegression:

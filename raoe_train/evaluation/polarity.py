@@ -20,14 +20,12 @@ from raoe_train.encoders.neighbours import nearest
 from raoe_train.encoders.settings import settings_said
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
 
-DISCOUNTS = ("linear", "none")
-
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
     """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for i
-    from 1 (the margins paper, section 3.1), or all the same."""
-    if discount not in DISCOUNTS:
-        raise ValueError(f"discount must be one of {', '.join(DISCOUNTS)}, got {discount!r}")
+    from 1 (the margins paper, section 3.1), or none, all the same."""
+    if discount not in ("linear", "none"):
+        raise ValueError(f"discount must be one of linear, none, got {discount!r}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     return np.full(k, 1 / k) if discount == "none" else 2 * (k - np.arange(k)) / (k * (k + 1))
@@ -37,8 +35,7 @@ class PolarityEvaluator(SentenceEvaluator):
     """Scores of an encoder, which retrieves for each sentence the k nearest of the source sentences:
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R. The S of R itself is what a trained
-      encoder should keep.
+    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R; compare it with the S of R itself.
 
     Calling it gives {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent, mean and
     (population) standard deviation over the sentences.
@@ -81,10 +78,8 @@ class PolarityEvaluator(SentenceEvaluator):
         self.k, self.discount, self.batch_size, self.name = k, discount, batch_size, name
         self._check(k)
         embeddings = reference if isinstance(reference, np.ndarray) else self._embed(reference)
-        if len(embeddings) != len(self.texts):
-            raise ValueError(
-                f"reference has {len(embeddings)} rows for {len(self.texts)} sentences and source sentences"
-            )
+        if (rows := len(embeddings)) != len(self.texts):
+            raise ValueError(f"reference has {rows} rows for {len(self.texts)} sentences and source sentences")
         self.reference = unit_rows(embeddings)
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
@@ -101,12 +96,9 @@ class PolarityEvaluator(SentenceEvaluator):
         return self._weighted(*self._retrieved(embeddings, self.k), self.k)
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
-        """(a summary in percent, P of each sentence, [n] from 0 to 1).
-
-        The summary is {"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k",
-        "by_class": {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}} for each k of
-        `curve`}.
-        """
+        """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
+        {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}}}, in percent; P of each
+        sentence, [n] from 0 to 1)."""
         most = max([self.k, *curve])
         self._check(most)
         found = self._retrieved(embeddings, most)
@@ -116,15 +108,15 @@ class PolarityEvaluator(SentenceEvaluator):
         def of(chosen: np.ndarray) -> dict[str, Any]:
             return {**_percent(polarity[chosen], similarity[chosen]), "sentences": int(chosen.sum())}
 
-        result = {
+        result: dict[str, Any] = {
             **of(np.full(len(labels), True)),
             "sources": len(self.texts) - len(labels),
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        means = {k: _percent(*self._weighted(*found, k)) for k in curve}
-        if curve:
-            result["curve"] = {str(k): {name: means[k][name] for name in ("polarity", "similarity")} for k in curve}
+        for k in curve:
+            mean = _percent(*self._weighted(*found, k))
+            result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
 
     def _embed(self, model: Any) -> np.ndarray:
@@ -136,8 +128,8 @@ class PolarityEvaluator(SentenceEvaluator):
             raise ValueError(f"k is {k} and there are {sources} source sentences: lower k")
 
     def _retrieved(self, embeddings: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """[n, k] float64 each, for the k nearest source sentences: whether they are of the sentence's class, and their
-        cosine with it by the reference."""
+        """Whether the k nearest source sentences are of a sentence's class, and their cosine with it by the reference,
+        [n, k] float64 each."""
         n, unit = len(self.labels), unit_rows(embeddings)
         places, _ = nearest(unit[:n], unit[n:], k)
         # a row at a time: [n, k, d] of them all may be large
@@ -145,25 +137,25 @@ class PolarityEvaluator(SentenceEvaluator):
         return (self.classes[n + places] == self.classes[:n, None]).astype(np.float64), cosines.astype(np.float64)
 
     def _weighted(self, same: np.ndarray, cosines: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence by the k nearest of the source sentences retrieved."""
         w = weights(k, self.discount)
         return same[:, :k] @ w, cosines[:, :k] @ w
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
     """Means and standard deviations over sentences, x 100."""
-    found: dict[str, float] = {}
-    for name, values in (("polarity", polarity), ("similarity", similarity)):
-        found |= {name: 100 * float(values.mean()), f"{name}_std": 100 * float(values.std())}
-    return found
+    return {
+        "polarity": 100 * float(polarity.mean()),
+        "polarity_std": 100 * float(polarity.std()),
+        "similarity": 100 * float(similarity.mean()),
+        "similarity_std": 100 * float(similarity.std()),
+    }
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """The labelled texts of a task: of test all, or options.max_sentences, are scored, and options.sources times as
-    many of train, drawn, are retrieved (the margins paper, section 3.2)."""
+    """The labelled texts of a task: those of test, or options.max_sentences of them, are scored; options.sources times
+    as many of train, drawn, are there to be retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
-    encoder = options.reference
-    if encoder is None:
+    if (encoder := options.reference) is None:
         raise ValueError(
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
@@ -184,7 +176,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
-    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored, as it asks the reference
+    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored: it runs the reference
         reference = frozen.embeddings(encoder, [*texts, *others], "reference", options.cache)
         return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
 

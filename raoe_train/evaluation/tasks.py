@@ -1,6 +1,6 @@
 """Tasks to evaluate encoders on: the registry of kinds, where a task's data is, and how scores are made of tasks.
 
-A new kind is a function that reads a Task, and a line in KINDS.
+A new kind is a line in KINDS and a function, (name, Reading) -> Task, which is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from raoe_train.config import PositiveInt, Seed, nearest
 from raoe_train.data.columns import Columns
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.pairs import is_conditional
-from raoe_train.data.public import STS, TRANSFER
-from raoe_train.data.senteval import senteval_splits
+from raoe_train.data.public import STS, TRANSFER, senteval_splits
 from raoe_train.data.sources import BUILTIN, Source, is_file, pooled
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
@@ -38,19 +37,13 @@ KINDS = {
     "mteb-english-v2": "raoe_train.evaluation.mteb:read_english_v2",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
-"""The function of each kind, (name, Reading) -> Task; imported when asked for."""
-
 SUITES: dict[str, tuple[str, ...]] = {
     "sts": STS,
     "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}
-"""{kind: names that need no kind in front of them}. Other bare names are of kind DEFAULT."""
-
-BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}
-"""{suite: its name in mteb}; each is a kind of its own."""
-
-DEFAULT = "sts"
+}  # names that need no kind in front of them
+DEFAULT = "sts"  # kind of other bare names
+BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}  # suites; each is a kind
 ALL_PAIRS = "-all"
 TRAIN, TEST = "train", "test"
 EXAMPLES = ".examples.npz"
@@ -81,8 +74,7 @@ class Polarity:
     cache: str | None = None
 
 
-Batcher = Literal["bellm", "angle"] | None
-"""Whether sentences of kinds sts and transfer are changed as these papers' code does."""
+Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,6 @@ class Reading:
 
     @property
     def rows(self) -> dict[str, Any]:
-        """How rows are read, for readers of raoe_train.data."""
         return {"columns": self.columns, "on_error": self.on_error}
 
 
@@ -135,12 +126,8 @@ def suite_tasks(suites: Sequence[str]) -> list[str]:
         if name not in (*SUITES, *BENCHMARKS, "all"):
             raise ValueError(f"suite must be of {', '.join([*SUITES, *BENCHMARKS])} or all, got {name!r}")
     tasks = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
-    for kind in BENCHMARKS:
-        if kind in suites:
-            from raoe_train.evaluation.mteb import benchmark
-
-            tasks += [f"{kind}:{name}" for name in benchmark(kind)]
-    return tasks
+    benchmark = pkgutil.resolve_name("raoe_train.evaluation.mteb:benchmark")
+    return tasks + [f"{kind}:{name}" for kind in BENCHMARKS if kind in suites for name in benchmark(kind)]
 
 
 def split_word(word: str) -> tuple[str, str]:
@@ -159,7 +146,7 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
-    """Each task by its word. All are read before any is scored, so that an error in one costs no encoding.
+    """Each task by its word, all of them read, so that an error in one costs no encoding.
 
     Args:
         tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
@@ -225,9 +212,8 @@ def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, wh
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
     """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
 
-    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*. Where the file has splits, its
-    test split is meant, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than
-    one file.
+    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*; its test split, where it has
+    splits, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than one file.
     """
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
@@ -237,18 +223,14 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     folder = Path(data_dir).expanduser()
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
-    near, all_files = _data_files(folder, "*", f"{kind}/*"), _data_files(folder, "*", "*/*")
-
-    def named(base: str) -> list[Path]:
-        return near.get(base.lower()) or all_files.get(base.lower(), [])
-
-    files = named(name)
+    known = {**_data_files(folder, "*", "*/*"), **_data_files(folder, "*", f"{kind}/*")}
+    files = known.get(name.lower(), [])
     if not files and name.endswith(ALL_PAIRS):
-        files, whole = named(name.removesuffix(ALL_PAIRS)), True
+        files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
         raise NoSuchTask(
-            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, all_files))}: neither {name}.* nor "
-            f"*/{name}.*; there are: {', '.join(sorted(all_files))}"
+            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, known))}: neither {name}.* nor "
+            f"*/{name}.*; there are: {', '.join(sorted(known))}"
         )
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
@@ -279,12 +261,8 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """{"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and "averages",
-    {kind: that of its tasks}, where there are several kinds; of benchmarks also "categories", {kind: {category:
-    {"mean", "tasks": how many}}}. An average of something undefined is None.
-
-    Texts that tasks share are encoded once. `outcomes`, where given, is filled with those of each task that has them.
-    """
+    """Scores of a SentenceTransformer: "tasks", "average", "averages" and "categories" of the job `evaluate`. Texts
+    that tasks share are encoded once. `outcomes` is filled with those of each task that has them."""
     scored = [task for task in tasks.values() if task.score]
     texts = [text for task in scored for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
@@ -300,27 +278,32 @@ def evaluate_tasks(
         if task.run:
             results[word] |= task.run(model, batch_size)
 
-    def average(*kinds: str) -> float | None:
-        return mean_of_all([main_score(result) for result in results.values() if result["kind"] in kinds])
-
-    kinds = list(dict.fromkeys(task.kind for task in tasks.values()))
-    found = {"tasks": results, "average": average(*kinds)}
-    if categories := {kind: its for kind in kinds if (its := _categories(kind, results.values()))}:
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for result in results.values():
+        by_kind.setdefault(result["kind"], []).append(result)
+    found: dict[str, Any] = {"tasks": results, "average": _mean_score(results.values())}
+    if categories := {kind: its for kind, of_kind in by_kind.items() if (its := _categories(of_kind))}:
         found["categories"] = categories
-    return {**found, "averages": {kind: average(kind) for kind in kinds}} if len(kinds) > 1 else found
+    if len(by_kind) > 1:
+        found["averages"] = {kind: _mean_score(of_kind) for kind, of_kind in by_kind.items()}
+    return found
 
 
-def _categories(kind: str, results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    categories: dict[str, list[float | None]] = {}
+def _categories(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    categories: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
-        if result["kind"] == kind and "category" in result:
-            categories.setdefault(result["category"], []).append(main_score(result))
-    return {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(categories.items())}
+        if "category" in result:
+            categories.setdefault(result["category"], []).append(result)
+    return {name: {"mean": _mean_score(its), "tasks": len(its)} for name, its in sorted(categories.items())}
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
     """The main metric of one task's result, x100; None where it is undefined, or the result is empty."""
     return result.get(result.get("main", "spearman"))
+
+
+def _mean_score(results: Iterable[Mapping[str, Any]]) -> float | None:
+    return mean_of_all([main_score(result) for result in results])
 
 
 def mean_of_all(scores: Sequence[float | None]) -> float | None:
@@ -331,35 +314,33 @@ def mean_of_all(scores: Sequence[float | None]) -> float | None:
 
 def table(result: Mapping[str, Any]) -> str:
     """The result as a text table, one line a task, the kinds one after the other."""
-    tasks = result["tasks"]
-    kinds = list(dict.fromkeys(task.get("kind", DEFAULT) for task in tasks.values()))
-    width = max(len(name) for name in ("average of all", *tasks))
+    by_kind: dict[str, dict[str, Any]] = {}
+    for word, task in result["tasks"].items():
+        by_kind.setdefault(task.get("kind", DEFAULT), {})[word] = task
+    width = max(len(name) for name in ("average of all", *result["tasks"]))
     page = []
-    for kind in kinds:
-        chosen = {word: task for word, task in tasks.items() if task.get("kind", DEFAULT) == kind}
-        rows = {
-            word: {
-                name: _cell(value) for name, value in task.items() if value is None or isinstance(value, (int, float))
-            }
-            for word, task in chosen.items()
-        }
-        metrics = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-        main = next(iter(chosen.values())).get("main", "spearman")
-        average = _cell(result["average"] if len(kinds) == 1 else result["averages"][kind])
+    for kind, tasks in by_kind.items():
+        rows = {word: {name: _cell(value) for name, value in task.items()} for word, task in tasks.items()}
+        metrics = list(dict.fromkeys(name for cells in rows.values() for name, text in cells.items() if text))
+        main = next(iter(tasks.values())).get("main", "spearman")
+        average = result["average"] if len(by_kind) == 1 else result["averages"][kind]
         page.append("".join([f"{'task':<{width}}", *(f"  {name:>9}" for name in metrics)]))
-        for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: average})]:
+        for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: _cell(average)})]:
             line = (f"  {cells.get(name, '-'):>{max(9, len(name))}}" for name in metrics)
             page.append("".join([f"{word:<{width}}", *line]).rstrip())
         for name, of in result.get("categories", {}).get(kind, {}).items():
             page.append(f"{name:<{width}}  {_cell(of['mean']):>10}  {of['tasks']} tasks")
         page.append("")
-    if len(kinds) > 1:
+    if len(by_kind) > 1:
         page.append(f"{'average of all':<{width}}  {_cell(result['average']):>9}")
     return "\n".join(page).rstrip("\n")
 
 
-def _cell(value: float | int | None) -> str:
-    return "undefined" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"
+def _cell(value: Any) -> str:
+    """A number as it is shown, "" for anything else."""
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return "undefined" if value is None else str(value) if isinstance(value, int) else ""
 
 
 def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from raoe_train.data import read_pairs
 from raoe_train.data.pairs import PairsToScore, pair_table
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Data, Input
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.losses import RAOELoss
 from raoe_train.training.training_data import read_training_data
@@ -91,14 +91,13 @@ def test_a_plus_in_a_files_own_name(tmp_path):
         read_pairs(tmp_path / "x+y" / "z.tsv")
 
 
-def test_a_pool_is_known_by_all_its_files(two_files):
+def test_a_file_is_known_by_its_bytes(two_files):
     first, second = two_files
-    before = contents(f"{first}#train+{second}")
-    assert before == {"pool": [contents(f"{first}#train"), contents(second)]}
+    before = contents(second)
     with open(second, "a") as file:
         file.write('{"premise": "g", "hypothesis": "h", "score": 1, "label": "neutral"}\n')
-    assert contents(f"{first}#train+{second}") != before
-    assert contents(f"{first}+builtin#train") is None
+    assert contents(second) != before and contents(f"{first}#train") != contents(first)
+    assert contents("builtin#train") is None
 
 
 def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
@@ -107,7 +106,7 @@ def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
 
 
 def test_a_pool_to_be_scored(two_files):
-    table = PairsToScore(Data(input="+".join(two_files)), "jsonl", ("score_1",))
+    table = PairsToScore(Input(input="+".join(two_files)), "jsonl", ("score_1",))
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
     assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
     assert [len(row) for row in table.rows()] == [5, 5, 4]

@@ -58,7 +58,7 @@ def test_the_layer_is_that_of_torch(optim, theirs, classes, tenacity):
     train, dev, test = np.split(np.arange(200), [100, 150])
     penalties = [1e-5, 0.05, 0.5, 5.0]  # which stop after different numbers of rounds
     accuracies, weights = model._fit(train, penalties, dev)
-    assert (model.validated(train, [(train, dev)], penalties) == accuracies).all()
+    assert (model.validated([(train, dev)], penalties) == accuracies).all()
     for at, penalty in enumerate(penalties):
         best, _, (weight, bias) = by_torch(features, labels, train, dev, penalty, theirs, its)
         assert accuracies[at] == best

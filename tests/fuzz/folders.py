@@ -9,7 +9,7 @@ from typing import Any
 from raoe_train.data.columns import Columns
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.senteval import senteval_splits
+from raoe_train.data.public import senteval_splits
 from raoe_train.data.sources import pooled
 from tests.fuzz.mutations import spoilt_bytes
 from tests.fuzz.naive import lines, number, text, word

@@ -10,12 +10,11 @@ from random import Random
 from typing import Any
 
 from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.lists import list_table
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import read_sentences
-from raoe_train.data.triplets import triplet_table
+from raoe_train.data.triplets import list_table, triplet_table
 from raoe_train.evaluation.retrieval import read_candidates, read_captions, scored_tuple_table
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
