@@ -15,12 +15,11 @@ import raoe_train as rt
 from raoe_train.artifacts.markdown import cell, made_with, table
 from raoe_train.cli import job_of
 from raoe_train.config import parse
-from raoe_train.data.ranking_lists import list_table
-from raoe_train.data.sentences import read_sentences
+from raoe_train.data.tables import read_sentences
+from raoe_train.data.triplets import list_table
 from raoe_train.encoders.scratch import scratch_transformer
 from raoe_train.encoders.settings import Scratch
-from raoe_train.evaluation.outcomes import Outcomes, read_outcomes
-from raoe_train.evaluation.tasks import main_score, read_tasks, split_word
+from raoe_train.evaluation.tasks import Outcomes, main_score, read_outcomes, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
 __all__ = ["Outcomes", "cell", "made_with", "main_score", "read_outcomes", "split_word", "table"]

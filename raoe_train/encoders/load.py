@@ -360,7 +360,7 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 
 def _apply_prompt(model: Any, prompt: str) -> None:
-    from raoe_train.data.conditional import is_conditional, split_conditional
+    from raoe_train.data.pairs import is_conditional, split_conditional
     from raoe_train.encoders.prompts import apply_template
 
     if is_conditional(prompt):  # up to the sentence each text has its own

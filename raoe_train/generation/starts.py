@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from raoe_train.data.sentences import each_sentence
 from raoe_train.data.settings import Input
+from raoe_train.data.tables import each_sentence
 from raoe_train.generation.rules import BREAKS, LETTER
 
 # Llama's and Qwen's, DeepSeek's, Mistral's, Gemma's

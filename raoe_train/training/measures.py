@@ -13,7 +13,7 @@ import numpy as np
 
 from raoe_train.artifacts import figures
 from raoe_train.config import PositiveInt
-from raoe_train.data.conditional import read_scored
+from raoe_train.data.pairs import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
