@@ -10,8 +10,7 @@ import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import PositiveInt, Seed
-from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import embeddings
+from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, settings_said
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-import raoe_train.encoders.neighbours as neighbours
+import raoe_train.encoders.embed as neighbours
 from raoe_train import run
 from raoe_train.artifacts import once
 from raoe_train.cli import main
 from raoe_train.data.labelled import classes, distinct, labelled_table
 from raoe_train.data.mined_examples import Neighbours, random_pairs, thinned, triangle, triplets
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
 

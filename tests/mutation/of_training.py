@@ -166,7 +166,7 @@ TRAINING = [
         ("[:length]\n", "\n"),
     ),
     *of(
-        "raoe_train/encoders/neighbours.py",
+        "raoe_train/encoders/embed.py",
         "jobs/test_mining.py",
         ("[torch.arange(len(rows)), rows] = -torch.inf", "[0, 0] += 0"),
         ("places.masked_fill(values.isneginf(), NONE)", "places"),
