@@ -66,7 +66,7 @@ def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Embe
     options = {} if task is None else {"task": task}
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
         prompt, options["prompt"] = None, prompt
-    size: int = batch_size or getattr(encoder, "batch_size", 64)
+    size: Any = batch_size or getattr(encoder, "batch_size", 64)
 
     @functools.cache
     def load() -> Any:

@@ -9,6 +9,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import NonNegativeInt, PositiveInt, Seed, Share, make
 
 SCRATCH = "scratch"  # the name of a model that is made
+CONDITIONAL = "conditional"  # among a model's prompts: the one that has a {condition}
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -108,6 +109,11 @@ class Model(Encoder):
     lora: dict[str, Any] = field(default_factory=dict)
     training_head: bool = False
     scratch: Scratch | None = None
+
+    @property
+    def added_layers(self) -> int:
+        """Layers that mode "add" puts on top."""
+        return int(self.bidirectional_layers or 0) if self.bidirectional_mode == "add" else 0
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:

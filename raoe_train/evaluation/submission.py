@@ -11,8 +11,7 @@ import numpy as np
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.conditional import conditional_table, is_conditional
 from raoe_train.encoders.embed import cosines, encode_sentences
-from raoe_train.encoders.load import CONDITIONAL
-from raoe_train.encoders.settings import Model
+from raoe_train.encoders.settings import CONDITIONAL, Model
 
 if TYPE_CHECKING:
     from datasets import Dataset

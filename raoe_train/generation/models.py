@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.load import check_attention, check_device, check_path, loading
+from raoe_train.encoders.preflight import check_attention, check_device, loading
 
 
 @dataclass
@@ -41,7 +41,6 @@ def load_tokenizer(model: LanguageModel) -> Any:
 
     if not model.name:
         raise ValueError("model.name is missing: the language model, by name or path")
-    check_path(model.name)
     with loading(model.name):
         return AutoTokenizer.from_pretrained(**_source(model))
 

@@ -17,8 +17,8 @@ from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Input
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.encoders.sizes import check_fits
 from raoe_train.generation.decoding import GuidedDecoder
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
