@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded: its folder, config and device, and the memory it would take."""
+"""What is known of a model before its weights are loaded: folder, config and device, and the memory it would take."""
 
 from __future__ import annotations
 

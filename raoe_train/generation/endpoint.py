@@ -1,8 +1,7 @@
 """A language model that is served elsewhere: answers from an endpoint of OpenAI's protocol, many asked at once.
 
-It stands where a GuidedDecoder stands in `grow`. What is asked is text, and the server makes tokens of it: with a chat
-template (of its own) by POST /chat/completions as one user's message, without one by POST /completions. So a server
-that has the same model reads the same tokens as we do here. The client is openai's.
+It stands where a GuidedDecoder stands in `grow`. Text is asked, with the server's chat template by /chat/completions as
+one user's message, without one by /completions: a server with the same model reads the same tokens as we do here.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from raoe_train.generation.decoding import Request
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.slots import Request
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?(/[\w.~%/-]*)?", re.ASCII)
 TRIES = 6  # of a request: a server may be starting, or may have too much to do
@@ -46,11 +45,8 @@ class Endpoint:
         key: environment variable that holds the key, where there is one. The key goes to that URL alone: no proxy of
             the environment, no redirect.
 
-    Raises:
-        ImportError: without openai.
-        ValueError: a URL that cannot be, or sampling that the protocol has no word for. Of `step`: an answer that is
-            not one of the protocol, or that every prompt is refused.
-        OSError: of `step`: a server that is not there, does not accept the key, or is busy TRIES times.
+    `step` raises ValueError for an answer that is not of the protocol, or where every prompt is refused, and OSError
+    for a server that is not there, does not accept the key, or is busy TRIES times.
     """
 
     limit: int | None = None  # of positions: the server refuses what is too long

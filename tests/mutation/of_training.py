@@ -336,7 +336,7 @@ TRAINING = [
         ("sort_keys=True", "sort_keys=False"),
     ),
     *of(
-        "raoe_train/generation/rules.py",
+        "raoe_train/generation/instructions.py",
         "generation/test_rules.py",
         ("REPEATS = 3", "REPEATS = 4"),
         ("if counts[key] == REPEATS:", "if counts[key] > REPEATS:"),
