@@ -30,8 +30,7 @@ logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-# Sentence encoders whose folders do not say that they take the first token (as it is, without BERT's own pooler):
-# SimCSE and what was made by its code.
+# SimCSE and what was made by its code: their folders do not say that they take the first token, without BERT's pooler
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
 ALL = "all"  # of bidirectional_layers
 
@@ -48,9 +47,8 @@ def load_encoder(
 
     Args:
         encoder: its name, or a section of a recipe. Pooling defaults to what a SentenceTransformer was saved with; for
-            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and for SimCSE, DiffCSE, SynCSE and other
-            relatives of SimCSE by name, and to mean for all others, with a warning where they may be more than a
-            language model.
+            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and relatives of SimCSE by name, and else to
+            mean, with a warning where it may be more than a language model.
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights that are new: of a random model, an adapter, added layers.
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
@@ -211,8 +209,8 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 
 def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
-    """Put a BidirectionalModel in the place of a plain decoder where layers, 4 bits or an adapter ask for it: it saves
-    an adapter together with the name of its base."""
+    """Put a decoder into a BidirectionalModel where layers, 4 bits or an adapter, which it saves with its base's name,
+    ask for it."""
     layers, mode, inner = chosen.bidirectional_layers, chosen.bidirectional_mode, model[0].model
     adapted = train and bool(chosen.lora)
     folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere

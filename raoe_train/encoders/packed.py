@@ -1,7 +1,7 @@
 """Texts side by side in one row without padding, attention keeping to each text: no flash-attn needed.
 
-`pack` makes sentence-transformers' own form of such a batch, which its Pooling takes, and has transformers call our
-attention: it goes by `cu_seq_lens_q`. Batches with padding are given to SDPA, as before. It has run on the CPU only.
+`pack` makes sentence-transformers' own form of such a batch and has transformers call our attention, which goes by
+`cu_seq_lens_q` and gives batches with padding to SDPA. It has run on the CPU only.
 """
 
 from __future__ import annotations
@@ -24,28 +24,24 @@ from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalMode
 logger = logging.getLogger(__name__)
 
 OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions are counted from behind the padding token's id
-ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
-"""model_type of the encoders that this was tested with; the decoders are BidirectionalConfig's."""
+ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)  # model_type of those that this was tested with
 DEVICES = ("cuda",)  # on a CPU the layers take as long as in runs of like length, with our attention 4 % longer
 
 
 def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES) -> dict[str, Any]:
-    """What `model` takes in place of `features`: the same texts without padding, or `features` themselves where
-    there is none or they cannot be packed, which is said once.
-
-    Embeddings and gradients are those of `features` up to rounding, draws of dropout aside. It waits for the device.
+    """The texts of `features` without padding, for the same embeddings and gradients but for rounding and dropout's
+    draws; `features` themselves where there is no padding, or with one warning where they cannot be packed.
 
     Args:
-        model: a SentenceTransformer. Its first call makes PACKED its attention, which serves padded batches, too.
-        features: of texts, as its `preprocess` gives them, on its device, padded on either side.
-        devices: where it is done.
+        model: a SentenceTransformer. The first call makes PACKED its attention, which serves padded batches, too.
+        features: as its `preprocess` gives them, on its device, padded on either side.
+        devices: where texts are packed.
     """
     mask = features.get("attention_mask")
     if mask is None or mask.ndim != 2 or "cu_seq_lens_q" in features or mask.device.type not in devices:
         return features
     longest, real = mask.shape[1], mask.bool()
-    reason = why_not(model, longest)
-    if reason is not None:
+    if (reason := why_not(model, longest)) is not None:
         _say(f"texts stay padded, in runs of like length: {reason}")
         return features
     token = real.flatten().nonzero().squeeze(1)
@@ -97,7 +93,7 @@ def _say(reason: str) -> None:
 
 
 def _inner(model: Any) -> Any:
-    """transformers' own model: the encoder, or the decoder whose last layers look both ways."""
+    """transformers' own model: the encoder or the decoder."""
     outer = model[0].model
     return outer.decoder if isinstance(outer, BidirectionalModel) else outer
 
