@@ -22,6 +22,7 @@ from raoe_train.encoders.bidirectional.configuration import windows
 from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
 
 logger = logging.getLogger(__name__)
+warn_once = cache(logger.warning)
 
 OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions are counted from behind the padding token's id
 ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)  # model_type of those that this was tested with
@@ -42,7 +43,7 @@ def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES
         return features
     longest, real = mask.shape[1], mask.bool()
     if (reason := why_not(model, longest)) is not None:
-        _say(f"texts stay padded, in runs of like length: {reason}")
+        warn_once(f"texts stay padded, in runs of like length: {reason}")
         return features
     token = real.flatten().nonzero().squeeze(1)
     if len(token) == mask.numel():
@@ -73,9 +74,9 @@ def why_not(model: Any, longest: int = 0) -> str | None:
     inner = _inner(model)
     if not isinstance(inner, PreTrainedModel):
         return f"its {type(inner).__name__} is none of transformers'"
-    config, decoder = inner.config, isinstance(model[0].model, BidirectionalModel)
-    known = decoder or (config.model_type in ENCODERS and not getattr(config, "is_decoder", False))
-    if not known or not type(inner).__module__.startswith("transformers.models."):
+    config, decoder = inner.config, inner is not model[0].model
+    encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    if not (decoder or encoder) or not type(inner).__module__.startswith("transformers.models."):
         return f"{type(inner).__name__} does not let its attention be told where a text ends"
     if config._attn_implementation not in ("sdpa", PACKED):
         return f"its attention is {config._attn_implementation}"
@@ -85,11 +86,6 @@ def why_not(model: Any, longest: int = 0) -> str | None:
     if any(window is not None and longest > window for window in seen):
         return f"a text may be longer than its sliding window of {min(window for window in seen if window)} tokens"
     return None
-
-
-@cache
-def _say(reason: str) -> None:
-    logger.warning(reason)
 
 
 def _inner(model: Any) -> Any:

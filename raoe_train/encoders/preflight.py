@@ -16,18 +16,14 @@ GB = 1e9
 HALF = ("bfloat16", "float16")
 
 
-def check_device(device: str | None) -> None:
-    """ValueError for a device that is not here."""
+def check_device(device: str | None, attention: str | None = None) -> None:
+    """ValueError for a device that is not here, or attention's kernels that are not installed."""
     import torch
 
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def check_attention(attention: str | None) -> None:
-    """ValueError for kernels that are not installed: transformers' own error names no key of ours."""
     if attention == "flash_attention_2" and find_spec("flash_attn") is None:
         raise ValueError(
             f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
@@ -36,7 +32,7 @@ def check_attention(attention: str | None) -> None:
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Errors of a hub or a folder, in one sentence that names the model."""
+    """Errors of a hub or a folder become one sentence that names the model."""
     from safetensors import SafetensorError
 
     # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
@@ -61,7 +57,7 @@ def full_name(name: str) -> str:
 
 
 def from_hub(encoder: Encoder) -> dict[str, Any]:
-    """Arguments with which transformers' own from_pretrained finds an encoder's config and tokenizer."""
+    """Arguments of transformers' from_pretrained for an encoder's config and tokenizer."""
     inner = Path(full := full_name(str(encoder.name))) / "0_Transformer"  # where older SentenceTransformers keep them
     place = str(inner) if inner.is_dir() else full
     revision, trusted = encoder.revision, encoder.trust_remote_code
@@ -130,18 +126,17 @@ def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, 
 
 
 def check_fits(model: Model, train: bool = True) -> None:
-    """ValueError for a model that by arithmetic takes more than its device's memory. Not looked at are models without a
-    plain config, and those that several devices share."""
+    """ValueError for a model that by arithmetic takes more than its device's memory. Models without a plain config, or
+    on several devices, pass."""
     import torch
 
-    if model.name == SCRATCH or model.device_map is not None or rank_and_world()[1] > 1:
+    kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shared = model.device_map is not None or rank_and_world()[1] > 1
+    if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
         return
     try:
         config, parameters, trained, _ = sizes(model)
     except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
-        return
-    kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if kind.type not in ("cuda", "cpu"):
         return
     has = device_memory(kind) / GB
     if (needed := sum(held(model, config, parameters, trained if train else 0).values())) > has:

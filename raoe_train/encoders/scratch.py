@@ -15,7 +15,7 @@ from raoe_train.encoders.settings import Scratch
 
 
 def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
-    """A new model; its tokenizer, of 64 tokens by default, is trained on `sentences`: lower-casing WordPiece for bert,
+    """A new model, of 64 tokens by default, its tokenizer trained on `sentences`: lower-casing WordPiece for bert,
     byte-level BPE for llama."""
     length = max_seq_length or 64
     sizes: dict[str, Any] = {
@@ -30,6 +30,7 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
             torch.manual_seed(chosen.seed)
             make = _bert if chosen.architecture == "bert" else _llama
             model, tokenizer = make(chosen, sizes, sentences)
+        tokenizer.model_max_length = length
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)
@@ -38,7 +39,7 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
 def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
     words = train_word_pieces(sentences, chosen.vocab_size)
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = hf.BertTokenizer(vocab=numbers, model_max_length=sizes["max_position_embeddings"])
+    tokenizer = hf.BertTokenizer(vocab=numbers)
     bert = hf.BertConfig(
         **sizes,
         vocab_size=len(words),
@@ -63,10 +64,7 @@ def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> 
     )
     bpe.train_from_iterator(sentences, trainer)
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[(start, 1)])
-    longest = sizes["max_position_embeddings"]
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end, model_max_length=longest
-    )
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end)
     llama = hf.LlamaConfig(
         **sizes,
         vocab_size=bpe.get_vocab_size(),
@@ -106,7 +104,7 @@ class TrainingHead(Dense):
 
 def add_head(model: Any, seed: int, saved: bool) -> None:
     """Append a head to a SentenceTransformer: if `saved` the one that SimCSE's checkpoints have as BERT's pooler, if
-    they do; else a new one, drawn as the encoder's own weights once were."""
+    there is one; else a new one, drawn as the encoder's own weights once were."""
     inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
     own = getattr(getattr(inner, "pooler", None), "dense", None)
     if saved and own is not None and getattr(own.weight, "_is_hf_initialized", False):

@@ -99,17 +99,19 @@ class Endpoint:
             raise ValueError(f"{self.url} answers none of {len(self._refused)} prompts: {self._refused[0][1].finish}")
         return found
 
-    def wish(self, request: Request) -> dict[str, Any]:
-        """What is asked."""
+    def _wish(self, request: Request) -> dict[str, Any]:
         text, sampling = request.near, self.sampling
-        wish: dict[str, Any] = {"model": self.model, "max_tokens": request.max_new_tokens}
-        wish |= {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
-        wish["temperature"] = (1.0 if sampling.temperature is None else sampling.temperature) * sampling.do_sample
-        if sampling.do_sample:
-            wish["seed"] = request.seed % (1 << 31)  # as many bits as every server takes
-        if sampling.top_p is not None:
-            wish["top_p"] = sampling.top_p
-        return wish | ({"stop": sampling.stop_strings} if sampling.stop_strings else {})
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        wish = {
+            **({"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}),
+            "model": self.model,
+            "max_tokens": request.max_new_tokens,
+            "temperature": temperature * sampling.do_sample,
+            "seed": request.seed % (1 << 31) if sampling.do_sample else None,  # as many bits as every server takes
+            "top_p": sampling.top_p,
+            "stop": sampling.stop_strings or None,
+        }
+        return {key: value for key, value in wish.items() if value is not None}
 
     def _work(self, key: Hashable, request: Request) -> None:
         try:
@@ -122,7 +124,7 @@ class Endpoint:
 
         client = self._client.chat.completions if self.chat else self._client.completions
         try:
-            answer: Any = client.create(**self.wish(request))
+            answer: Any = client.create(**self._wish(request))
         except openai.APIStatusError as error:
             problem = f"HTTP {error.status_code} {self._shown(error.message)}"
             if error.status_code in REFUSED:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.preflight import check_attention, check_device, loading
+from raoe_train.encoders.preflight import check_device, loading
 
 
 @dataclass
@@ -52,8 +52,7 @@ def load_language_model(model: LanguageModel) -> Any:
     from raoe_train.encoders.adapters import four_bit
 
     device = model.device or default_device()
-    check_device(device)
-    check_attention(model.attention)
+    check_device(device, model.attention)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
     if model.attention is not None:
         weights["attn_implementation"] = model.attention

@@ -81,7 +81,7 @@ TRAINING = [
     *of(
         "raoe_train/encoders/embed.py",
         "evaluation/test_evaluation.py jobs/test_scoring.py",
-        ("np.clip(made, -1, 1)", "made"),
+        ("np.clip(quotients, -1, 1)", "quotients"),
         ("first.astype(np.float64), second.astype(np.float64)", "first, second"),
         ("model.train(training)", "pass"),
     ),
@@ -183,13 +183,13 @@ TRAINING = [
         "encoders/test_lengths.py",
         ("text_of[row] = number", "text_of[row] = chosen[number]"),
         ("texts * width - (-texts // room[number]) * forward", "texts * width"),
-        ("copy = in_row.get(place, 0)", "copy = 0"),
+        ("copy = copies[place] if aligned else 0", "copy = 0"),
     ),
     *of(
         "raoe_train/encoders/prompts.py",
         "encoders/test_prompts.py",
-        ("*([] if last else found[end + 1 :])", "*found[end + 1 :]"),
-        ("if len(found) > 1 or () in found:", "if () in found:"),
+        ("*([] if last else parts[end + 1 :])", "*parts[end + 1 :]"),
+        ("if len(endings) > 1 or () in endings:", "if () in endings:"),
         ('replaced = (None, "", model.prompts.get("default"))', 'replaced = (None, "")'),
     ),
     *of(
