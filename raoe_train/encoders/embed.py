@@ -24,16 +24,14 @@ Neighbours = tuple[np.ndarray, np.ndarray]
 
 
 def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64, **options: Any) -> np.ndarray:
-    """Embeddings of sentences, equal ones encoded once, in runs of like length (raoe_train.encoders.lengths).
+    """[n, d] float32 embeddings of sentences, equal ones encoded once, in runs of like length.
 
     Args:
         model: a SentenceTransformer.
         batch_size: a run has at most the tokens of so many sentences as long as the longest.
         options: further arguments of its `encode`, such as prompt or task.
 
-    Returns:
-        [n, d] float32, in the order of `sentences`, not normalised unless the model does so; ValueError for no
-        sentences, or an embedding that is not finite.
+    ValueError for no sentences, or an embedding that is not finite.
     """
     from raoe_train.encoders.lengths import encoding_by_length
 
@@ -53,11 +51,8 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
 
 
 def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Embed:
-    """A function from sentences to [n, d] float32 embeddings of a frozen encoder, which is loaded at the first call.
-    Errors call the encoder its `role`.
-
-    An encoder with a `second` gives both, of norm 1 and side by side, so that cosines are the means of the two.
-    """
+    """A function from sentences to embeddings by a frozen encoder, loaded at the first call. Errors call it its `role`.
+    An encoder with a `second` gives both, of norm 1 and side by side: cosines are means of the two."""
     if (second := second_of(encoder)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
         both = [embedder(each, role, batch_size) for each in (first, second)]
@@ -100,11 +95,8 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
 def embeddings(
     encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, batch_size: int | None = None
 ) -> np.ndarray:
-    """[n, d] float32 embeddings of texts by a frozen encoder.
-
-    The directory `cache` (by default the encoder's own, if it has one) keeps them in a folder of this encoder and these
-    texts, shard by shard; shards that are there are not computed again.
-    """
+    """[n, d] float32 embeddings of texts by a frozen encoder. A directory `cache` (by default the encoder's own) keeps
+    them shard by shard, in a folder of this encoder and these texts."""
     embed = embedder(encoder, role, batch_size)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
@@ -129,11 +121,8 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def rounding(embeddings: np.ndarray) -> float:
-    """How much rounding alone may change cosines of [n, d] embeddings, by the dtype that holds their numbers exactly.
-
-    Cosines of 300 pairs by MiniLM on a CPU, in batches of 64 and of 3, differ by at most 0.32 eps in bfloat16 and
-    float16 (2.5e-3 and 3.1e-4), which add up in float32, and by 3.3 eps in float32 (3.9e-7).
-    """
+    """How much rounding alone may change cosines of [n, d] embeddings, by the dtype that holds them exactly."""
+    # In batches of 64 and of 3, MiniLM's cosines of 300 pairs differ by 2.5e-3, 3.1e-4 and 3.9e-7 at most
     if not (embeddings.astype(np.float32).view(np.uint32) & 0xFFFF).any():
         return 2**-8
     return 2**-11 if np.array_equal(embeddings.astype(np.float16), embeddings) else 2**-21
@@ -147,8 +136,8 @@ def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> Neighbours:
 def nearest_by_class(
     unit: np.ndarray, classes: np.ndarray, k: int, start: int, stop: int
 ) -> tuple[Neighbours, Neighbours]:
-    """Of the rows from start to stop: the k nearest of their own class, themselves left out, and the k nearest of all
-    other classes together. `unit` are [n, d] unit rows, `classes` [n] integers."""
+    """Of rows start to stop of [n, d] unit rows: the k nearest others of their own class (of [n] integers `classes`),
+    and the k nearest of all other classes together."""
     import torch
 
     class_of = torch.from_numpy(classes)

@@ -1,8 +1,8 @@
 """Guided decoding of many rows at once: both contexts in one left-padded batch, with one KV cache.
 
-A row of the batch is a context. An answer with guidance has two rows, which go on with the same tokens; one without has
-a single row. Rows leave with their answer, and new ones may join rows that are under way. A context that was read can
-be kept: a chain's farther context was the nearer one a step before, and all contexts begin with the same instruction.
+A row of the batch is a context. An answer with guidance has two rows, the farther context's after the nearer one's,
+which go on with the same tokens; one without has a single row. A context that was read can be kept: a chain's farther
+context was the nearer one a step before, and all contexts begin with the same instruction.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Context:
     logits: Tensor  # [V] at its end
 
     def covers(self, ids: Sequence[int]) -> int:
-        """How many of `ids`, from the first, need not be read again: all if they are this context; else those that both
-        begin with, but not the last of `ids`, behind which the logits are not known."""
+        """How many first ones of `ids` need not be read again: all if they are this context; else those that both begin
+        with, but not the last of `ids`, behind which the logits are not known."""
         if tuple(ids) == self.ids:
             return len(ids)
         same = [one == other for one, other in zip(ids, self.ids, strict=False)]
@@ -317,7 +317,7 @@ def mixed(logits: Tensor, batch: Batch) -> Tensor:
     scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
     for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
         far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
-        led = [place - 1 for place in far]  # a farther context's row comes after the nearer one's
+        led = [place - 1 for place in far]
         scores[[number[place] for place in led]] = guided_log_probs(logits[led], logits[far], guidance=guidance)
     return scores
 

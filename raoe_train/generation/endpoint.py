@@ -40,13 +40,9 @@ class Endpoint:
     Args:
         url: of the API, up to where /chat/completions follows: http://localhost:8000/v1.
         model: its name there.
-        sampling: do_sample, temperature, top_p and stop_strings are passed on, greedy decoding as temperature 0.
+        sampling: PASSED are passed on, greedy decoding as temperature 0.
         chat: by /chat/completions, else by /completions.
-        key: environment variable that holds the key, where there is one. The key goes to that URL alone: no proxy of
-            the environment, no redirect.
-
-    `step` raises ValueError for an answer that is not of the protocol, or where every prompt is refused, and OSError
-    for a server that is not there, does not accept the key, or is busy TRIES times.
+        key: environment variable of the key, which goes to that URL alone: no proxy, no redirect.
     """
 
     limit: int | None = None  # of positions: the server refuses what is too long
@@ -83,7 +79,8 @@ class Endpoint:
         return []
 
     def step(self) -> list[tuple[Hashable, Reply]]:
-        """Wait for an answer; the pairs (key, reply) of all that are there."""
+        """Wait for an answer; the pairs (key, reply) of all that are there. OSError for a server that is not there, or
+        does not accept the key; ValueError where it refuses every prompt."""
         found: list[tuple[Hashable, Reply]] = []
         while self.active and (not found or not self._done.empty()):
             key, reply = self._done.get()

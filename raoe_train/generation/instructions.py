@@ -13,41 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 METHODS = ("guided", "iterative", "single-step")
 REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
 LONGER, SLACK, SHORTER = 4, 100, 20
 """A sentence may have LONGER times the source's characters and SLACK more (the paper's own chains double in length),
 and has at least one SHORTERth of them."""
 
-# What models say instead of a sentence, or around it. Not applied where the source says so itself.
-BOILERPLATE = re.compile(
-    r"""
-      \b as \s an \s (ai|artificial|language \s model|assistant)
-    | \b (i \s am|i['’]m) \s (just \s)? an? \s (ai|language \s model|artificial)
-    | ^\W* (i['’]m \s sorry|i \s am \s sorry|sorry|my \s apologies|i \s apologi[sz]e) [,.!]? \s* (but \b|i \b|, \s*i \b)
-    | ^\W* i \s (can['’]?t|cannot|can \s not|am \s (not \s able|unable) \s to|won['’]?t \s be \s able)
-        \s (to \s)? (help|assist|provide|fulfil+|complete|comply|create|write|rewrite|generate|answer|do \s that)
-    | ^\W* (sure|certainly|of \s course|okay|absolutely) [,.!:] \s* (here \b|i \s can \b|i['’](d|ll) \b)
-    | ^\W* here \s (is|are|'s) \s (a|the|one|my|your|another|\d+)
-        \s (\w+ \s){0,3} (rewritten|rewrite|rephrased|revised|sentences?|version|paraphrase|response|result|list)
-    | ^\W* (result|output|answer|response|rewritten \s sentence|example \s (in|out)put) \s* :
-    | here \s is \s the \s sentence \s*:
-    | write \s a \s sentence \s that \s is \s entailment \s with
-    | do \s not \s explain \s yourself
-    | <\|? /? \w+ \|?>
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
 LETTER = re.compile(r"[^\W\d_]")
 BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """The prompt of each method, and the "example" of single-step's, 32 sentences."""
-    import yaml
-
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    """The prompt of each method, the "example" of single-step's, 32 sentences, and a pattern of "boilerplate"."""
+    texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
 
 class Instructions:
@@ -138,7 +120,8 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
         return f"too long: {len(sentence)} characters from a source of {len(source)}"
     if len(sentence) * SHORTER < len(source):
         return f"too short: {len(sentence)} characters from a source of {len(source)}"
-    if (words := BOILERPLATE.search(sentence)) and not BOILERPLATE.search(source):
+    boilerplate = texts()["boilerplate"]
+    if (words := boilerplate.search(sentence)) and not boilerplate.search(source):
         return f"boilerplate: {words[0].strip()!r}"
     return None
 
