@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -63,7 +63,9 @@ def load_encoder(
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
-        model = _pooled(scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length), chosen)
+        transformer = scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length)
+        pooling = Pooling(transformer.get_embedding_dimension(), POOLING[chosen.pooling or "mean"])
+        model: Any = SentenceTransformer(modules=[transformer, pooling], device=chosen.device)
     else:
         with preflight.loading(chosen.name), _seeded(seed):
             model = _load(chosen)
@@ -137,41 +139,37 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _load(chosen: Model) -> Any:
     name = preflight.full_name(chosen.name)
-    hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
-    changes = _changes(chosen)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights["device_map"] = chosen.device_map
     if chosen.load_in_4bit:
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(chosen.dtype))
-    weights = {key: value for key, value in weights.items() if value is not None}
-    if not is_sentence_transformer_model(name, revision=chosen.revision):
-        transformer = Transformer(
-            name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
-        )
-        if transformer.tokenizer.pad_token is None:  # decoders often have none
-            transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-        return _pooled(transformer, chosen)
-    model = SentenceTransformer(name, device=chosen.device, config_kwargs=changes, model_kwargs=weights, **hub)
-    if chosen.pooling is not None:
+    model: Any = SentenceTransformer(
+        name,
+        device=chosen.device,
+        trust_remote_code=chosen.trust_remote_code,
+        revision=chosen.revision,
+        config_kwargs=_changes(chosen),
+        model_kwargs={key: value for key, value in weights.items() if value is not None},
+    )
+    tokenizer = getattr(model[0], "tokenizer", None)
+    if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # decoders often have none
+    pooling = chosen.pooling
+    if pooling is None and not is_sentence_transformer_model(name, revision=chosen.revision):
+        pooling = _usual_pooling(chosen.name, model[0].model.config)
+    if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
             raise ValueError(f"model.pooling cannot be changed: {chosen.name} has {len(places)} pooling modules")
         # Set the attribute, do not rebuild the container: modules keep their order and names.
-        model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[chosen.pooling])
+        model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
 
 
-def _pooled(transformer: Any, chosen: Model) -> Any:
-    pooling = chosen.pooling or _usual_pooling(chosen.name, transformer.model.config)
-    modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
-    device = chosen.device if chosen.device_map is None else transformer.model.device
-    return SentenceTransformer(modules=modules, device=device)
-
-
-def _usual_pooling(name: str, config: Any) -> str:
+def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
     if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
-    if name != SCRATCH and name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
+    if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
         logger.warning(
             "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
         )
