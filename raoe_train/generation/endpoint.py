@@ -123,7 +123,10 @@ class Endpoint:
         try:
             answer: Any = client.create(**self._wish(request))
         except openai.APIStatusError as error:
-            problem = f"HTTP {error.status_code} {self._shown(error.message)}"
+            body: Any = error.body
+            while isinstance(body, dict) and ("error" in body or "message" in body):
+                body = body.get("error", body.get("message"))
+            problem = f"HTTP {error.status_code} {self._shown(body if isinstance(body, str) else error.message)}"
             if error.status_code in REFUSED:
                 return Reply("", f"refused: {problem}")
             hint = "; the URL must end before /chat/completions" if error.status_code == 404 else ""

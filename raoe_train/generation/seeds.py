@@ -99,10 +99,15 @@ def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
     return reason
 
 
+def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
+    """ValueError for more clusters than sentences."""
+    if len(sentences) < seeds.clusters:
+        raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
+
+
 def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
     """Positions of the chosen sentences, ascending. The same sentences, settings and machine give the same choice."""
-    if len(sentences) < seeds.clusters:  # before hours of encoding
-        raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
+    check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
     # of several processes one chooses, alone: the others' shards of a cache would never come
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
