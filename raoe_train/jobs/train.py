@@ -30,7 +30,6 @@ from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
-from raoe_train.training.account import in_words, plot_changes
 from raoe_train.training.arguments import (
     Training,
     check_training,
@@ -41,9 +40,17 @@ from raoe_train.training.arguments import (
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.dry_run import would_take
 from raoe_train.training.list_targets import Teacher
-from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
+from raoe_train.training.measures import (
+    Evaluation,
+    dev_evaluator,
+    dev_metrics,
+    in_words,
+    plot_changes,
+    plot_run,
+    summary,
+    tasks_of,
+)
 from raoe_train.training.model_card import save_with_card
-from raoe_train.training.plot import plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
