@@ -347,8 +347,8 @@ def _keywords(of: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for cls in of.__mro__:
         if "__init__" in vars(cls):
-            parameters = inspect.signature(cls.__init__).parameters.values()
-            hints = typing.get_type_hints(cls.__init__)
+            constructor = vars(cls)["__init__"]
+            parameters, hints = inspect.signature(constructor).parameters.values(), typing.get_type_hints(constructor)
             named = (each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
             found |= {name: hints[name] for name in named if name in hints and name not in ("model", "embed", *found)}
             if not any(each.kind is each.VAR_KEYWORD for each in parameters):

@@ -23,9 +23,9 @@ from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, to_dict
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
-from raoe_train.encoders.frozen import embedder, remembered
+from raoe_train.encoders.embed import embedder, remembered
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
-from raoe_train.encoders.sizes import check_fits
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
 from raoe_train.losses import Loss

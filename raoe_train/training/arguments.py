@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, to_dict
-from raoe_train.encoders.load import check_device
+from raoe_train.encoders.preflight import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
 OWN = ("patience", "min_steps", "by_length", "keep")

@@ -11,7 +11,7 @@ from typing import Any
 
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
-from raoe_train.data.pairs import PairsToScore, pair_table
+from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.settings import Input
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table, triplet_table

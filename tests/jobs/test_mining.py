@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import raoe_train.encoders.neighbours as neighbours
+import raoe_train.encoders.embed as neighbours
 from raoe_train import run
 from raoe_train.artifacts import resume
 from raoe_train.cli import main
@@ -23,7 +23,7 @@ from raoe_train.data.mining import (
     thinned,
     triplets,
 )
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
 
