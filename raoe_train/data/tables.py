@@ -39,7 +39,7 @@ class Tally:
         self._first: list[str] = []
 
     def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """What `parse` makes of each row; ValueError with file and line for a malformed one, unless on_error is skip."""
+        """What `parse` makes of each row; ValueError, with file and line, for a malformed one, unless told to skip."""
         for line, row in source.rows:
             source.line = line
             try:

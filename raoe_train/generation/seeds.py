@@ -12,8 +12,8 @@ import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import PositiveInt, Seed
-from raoe_train.data.tables import each_sentence
 from raoe_train.data.settings import Input
+from raoe_train.data.tables import each_sentence
 from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, settings_said
 from raoe_train.generation.instructions import BREAKS, LETTER

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from raoe_train.recipe import load
 
 from raoe_train.cli import load
 from raoe_train.data.files import write_rows

@@ -94,8 +94,8 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     [
         ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
         ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin must be a number at least 0"),
-        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "unknown key loss.mini_batch_size: TripletLoss has margin, distance"),
-        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin.*: MultipleNegativesRankingLoss has scale"),
+        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "mini_batch_size: TripletLoss has margin, distance"),
+        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "loss.margin.*: Multiple.* has scale"),
         ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
     ],
 )
