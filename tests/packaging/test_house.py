@@ -34,9 +34,9 @@ LEVELS = {
 BUDGETS = {
     "artifacts": 769,
     "data": 2184,
-    "encoders": 2135,
+    "encoders": 1810,
     "evaluation": 1586,
-    "generation": 1328,
+    "generation": 1124,
     "jobs": 1513,
     "losses": 3183,
     "training": 1939,
