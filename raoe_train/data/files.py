@@ -23,8 +23,7 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it: whether that ends
-the job is the caller's to decide)."""
+"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
@@ -48,9 +47,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def known_kind(path: Path) -> str:
     """data_kind; ValueError where there is none."""
     if (kind := data_kind(path)) is None:
-        raise ValueError(
-            f"{path}: the suffix names no format; known are {', '.join(KINDS)}, each but parquet also with .gz"
-        )
+        known = f"{', '.join(KINDS)}, each but parquet also with .gz"
+        raise ValueError(f"{path}: the suffix names no format; known are {known}")
     return kind
 
 

@@ -45,8 +45,7 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
     """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
     folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
-    columns = Columns(its.get("named"))
-    files = its.get("files", {})
+    columns, files = Columns(its.get("named")), its.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
             return str(folder), {split: _file(folder, file, columns) for split, file in files.items()}
@@ -114,16 +113,15 @@ def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
 
-    def rows(split: str, path: Path, read: Rows) -> Iterator[Row]:
-        for line, fields in read(path):
-            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
+    def source(split: str, path: Path, read: Rows) -> Source:
+        more = {"split": split} if split else {}
+        rows = ((line, row if isinstance(row, RowProblem) else {**row, **more}) for line, row in read(path))
+        return Source(str(path), "line", Columns(), rows)
 
-    def source(split: str, files: dict[str, Rows]) -> Source:
-        paths = {base / file: read for file, read in files.items()}
-        sources = [Source(str(path), "line", Columns(), rows(split, path, read)) for path, read in paths.items()]
-        return pooled(str(base), sources, Columns())
-
-    return {split: source(split, files) for split, files in splits.items()}
+    return {
+        split: pooled(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
+        for split, files in splits.items()
+    }
 
 
 def _tokens(text: str) -> str:
@@ -132,7 +130,6 @@ def _tokens(text: str) -> str:
 
 
 def _of_class(path: Path, label: str) -> Iterator[Row]:
-    """A file of sentences of one class."""
     for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
         yield line, {"label": label, "text": _tokens(text or "")}
 
@@ -150,8 +147,9 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
             yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
 
 
-def _scored(path: Path, subset: str) -> Iterator[Row]:
+def _scored(path: Path) -> Iterator[Row]:
     """A file of pairs, whose scores are in a file beside it."""
+    subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
     scores = [line for _, line in text_lines(gold)]
     texts = list(text_lines(path))
@@ -178,10 +176,6 @@ def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
     return {"": {positive: partial(_of_class, label="1"), negative: partial(_of_class, label="0")}}
 
 
-def _sts(name: str) -> dict[str, dict[str, Rows]]:
-    return {"test": {f"STS.input.{subset}.txt": partial(_scored, subset=subset) for subset in STS_SUBSETS[name]}}
-
-
 STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
 SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
 SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3)
@@ -198,6 +192,9 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
-    **{name: (f"STS/{name.upper()}-en-test", _sts(name)) for name in STS_SUBSETS},
+    **{
+        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{file}.txt": _scored for file in files}})
+        for name, files in STS_SUBSETS.items()
+    },
 }
 """{set: (folder, {split: {file: how its rows are read}})}"""

@@ -115,7 +115,7 @@ def is_decoder(model: Any) -> bool:
 
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
-    """The distinct sentences of tasks; those of mteb's tasks are not known here."""
+    """The distinct sentences of tasks, but those of mteb's."""
     return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
 
 

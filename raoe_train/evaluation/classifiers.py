@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.linear_model import LogisticRegression as Regression
 
 from raoe_train.config import AtLeast2, NonNegativeInt, PositiveInt, nearest
 
@@ -28,8 +29,7 @@ NAMES: dict[str, dict[str, Any]] = {
 }
 OPTIMIZERS = {"adam": partial(torch.optim.Adam, fused=True), "rmsprop": torch.optim.RMSprop}
 
-Folds = Sequence[tuple[np.ndarray, np.ndarray]]
-"""(places to train on, places to test on) of each."""
+Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (places to train on, places to test on) of each
 
 
 @dataclass
@@ -135,8 +135,6 @@ class LogisticRegression:
         return self._fit(train, penalty).predict(self.features[test])
 
     def _fit(self, train: np.ndarray, C: float) -> Any:
-        from sklearn.linear_model import LogisticRegression as Regression
-
         # at the default tolerance of 1e-4 the accuracy depends on the last bits of embeddings, and so on the batch size
         # of encoding: TREC's of all-MiniLM-L6-v2 was 90.0 and 90.4
         return Regression(C=C, tol=TOLERANCE, max_iter=10_000).fit(self.features[train], self.labels[train])

@@ -42,11 +42,11 @@ read_english_v2 = partial(_read, "mteb-english-v2")
 
 def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:
     """An mteb task, whose results are kept in `cache`; of a benchmark the result also has its category."""
-    metadata = task.metadata
+    metadata, more = task.metadata, {}
     content = [metadata.name, metadata.dataset.get("revision"), version("mteb")]
-    counted = kind in BENCHMARKS
-    content += [list(task.hf_subsets), list(task.eval_splits)] if counted else []
-    more = {"category": metadata.type} if counted else {}
+    if kind in BENCHMARKS:
+        content += [list(task.hf_subsets), list(task.eval_splits)]
+        more = {"category": metadata.type}
     return Task(kind, "main_score", content, run=lambda model, size: _run(task, cache, model, size) | more)
 
 
@@ -55,8 +55,7 @@ def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str
     score}}}, and of reranking tasks "map" and "mrr" over all candidates; x100. Results in the cache are reused."""
     import mteb
 
-    watched = sys.stderr.isatty()
-    training = model.training
+    watched, training = sys.stderr.isatty(), model.training
     found = mteb.evaluate(
         model,
         task,

@@ -22,8 +22,8 @@ from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, fi
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for i
-    from 1 (the margins paper, section 3.1), or none, all the same."""
+    """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)), i from
+    1 (the margins paper, section 3.1), or none, all the same."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be one of linear, none, got {discount!r}")
     if k < 1:
@@ -156,9 +156,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     as many of train, drawn, are there to be retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
     if (encoder := options.reference) is None:
-        raise ValueError(
-            f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
-        )
+        raise ValueError(f"polarity.reference is missing: the frozen encoder whose cosines score {name}")
     source = find_source(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]

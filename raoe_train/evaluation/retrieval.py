@@ -101,13 +101,11 @@ def read_rerank(name: str, reading: Reading) -> Task:
 
 
 def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
-    """{"map", "mrr"} x100 over all candidates of a query, ranked by cosine, and "queries", how many; with each query's
-    average precision."""
+    """{"map", "mrr"}, x100, over all candidates of a query by cosine, and "queries"; with each average precision."""
     precisions, ranks = [], []
     ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
-    for query, texts in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
-        candidates = texts[1:]
-        similarity = cosines(np.broadcast_to(texts[0], candidates.shape), candidates)
+    for query, (own, *candidates) in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
+        similarity = cosines(np.tile(own, (len(candidates), 1)), np.array(candidates))
         relevant = np.arange(len(candidates)) < len(query["positive"])
         # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
         ranked = relevant[np.lexsort((relevant, -similarity))]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.artifacts.writing import write_json
@@ -55,8 +56,6 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
     """{"spearman", "pearson"} x100 of two vectors [n]; None where all values of one are equal, or similarities differ
     by no more than `noise`, their rounding."""
-    from scipy import stats
-
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -65,8 +64,7 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 class StsEvaluator(SentenceEvaluator):
     """of_pairs for a trainer: NAME_spearman_cosine, by which the best model is chosen, and NAME_pearson_cosine, from -1
-    to 1; NaN where they are undefined. Of several sets by name these are their means, beside NAME_SET_spearman_cosine
-    and NAME_SET_pearson_cosine of each."""
+    to 1 or NaN. Of several sets these are their means, beside NAME_SET_spearman_cosine and so on of each."""
 
     def __init__(self, sets: Mapping[str, Dataset], batch_size: int, name: str) -> None:
         super().__init__()
@@ -80,8 +78,7 @@ class StsEvaluator(SentenceEvaluator):
         results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
         named: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
-            values = {each: its[metric] for each, its in results.items()}
-            of = {each: math.nan if value is None else value / 100 for each, value in values.items()}
+            of = {each: math.nan if its[metric] is None else its[metric] / 100 for each, its in results.items()}
             named[f"{self.name}_{metric}_cosine"] = sum(of.values()) / len(of)
             if len(of) > 1:
                 named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in of.items()}
@@ -113,9 +110,8 @@ def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: 
 def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; return how many.
 
-    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test Results"):
-    one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each row of csts_test.csv, for that repository's
-    `python make_test_submission.py YOUR_EMAIL PATH`, which takes exactly 4732 predictions.
+    The file is what https://github.com/princeton-nlp/c-sts (commit 3bacafa) takes for `python make_test_submission.py
+    YOUR_EMAIL PATH`: one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each of csts_test.csv's 4732 rows.
     """
     texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
     predictions = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))

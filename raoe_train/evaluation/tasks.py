@@ -148,15 +148,9 @@ def split_word(word: str) -> tuple[str, str]:
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
     """Each task by its word, all of them read, so that an error in one costs no encoding.
 
-    Args:
-        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-            files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found.
-        data_dir: folder of the sets.
-        how: the other fields of Reading.
-
-    Raises:
-        ValueError: no tasks, one twice, unknown ones (all are named), or data that its kind cannot use.
-        FileNotFoundError: a file that is not there.
+    Words are KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
+    files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found. `how` is the other fields
+    of Reading. ValueError for no tasks, one twice, unknown ones (all are named) or data that its kind cannot use.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
@@ -186,8 +180,8 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
 
 
 def batched(text: str, batcher: str) -> str:
-    """A sentence as BeLLM's eval_sts.py hands it over: with a full stop where it has no end mark, and in place of a
-    question mark. AnglE's eval_nli.py also makes double quotes single ones."""
+    """A sentence as BeLLM's eval_sts.py changes it: it ends with a full stop where it has no end mark or a question
+    mark. AnglE's eval_nli.py also makes double quotes single ones."""
     text = text if text[-1] in ".?\"'" else text + "."
     text = text.replace('"', "'") if batcher == "angle" else text
     return text[:-1] + "." if text.endswith("?") else text
@@ -210,11 +204,8 @@ def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, wh
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
-
-    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*; its test split, where it has
-    splits, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than one file.
-    """
+    """The source that NAME, NAME#SPLIT or NAME-all stands for: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
+    data_dir/*/NAME.*; its test split, where it has splits, unless it is to be `whole`. A source stands for itself."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -244,8 +235,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
             if TEST in splits:
                 return f"{file}#{TEST}"
     if len(splits) > 1:
-        listed = ", ".join(splits)
-        raise ValueError(f"{file} has splits {listed} and none is {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+        there = f"{file} has splits {', '.join(splits)} and none is {TEST!r}"
+        raise ValueError(f"{there}; name {file}#SPLIT or {task}{ALL_PAIRS}")
     return file
 
 
@@ -268,19 +259,17 @@ def evaluate_tasks(
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
     parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in scored])))
     results: dict[str, dict[str, Any]] = {}
+    by_kind: dict[str, list[dict[str, Any]]] = {}
     for word, task in tasks.items():
-        results[word] = {"kind": task.kind, "main": task.main}
+        result = results[word] = {"kind": task.kind, "main": task.main}
+        by_kind.setdefault(task.kind, []).append(result)
         if task.score:
             metrics, examples = task.score(next(parts))
-            results[word] |= metrics
+            result |= metrics
             if outcomes is not None:
                 outcomes[word] = examples
         if task.run:
-            results[word] |= task.run(model, batch_size)
-
-    by_kind: dict[str, list[dict[str, Any]]] = {}
-    for result in results.values():
-        by_kind.setdefault(result["kind"], []).append(result)
+            result |= task.run(model, batch_size)
     found: dict[str, Any] = {"tasks": results, "average": _mean_score(results.values())}
     if categories := {kind: its for kind, of_kind in by_kind.items() if (its := _categories(of_kind))}:
         found["categories"] = categories
