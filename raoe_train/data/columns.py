@@ -82,11 +82,9 @@ class Columns:
             raise RowProblem(f"columns {both} could both be {name}; say which: columns {name}=...")
         if there or (mapped is None and not required):
             return there[0] if there else None
-        listed = ", ".join(map(repr, fields))
-        raise RowProblem(
-            f"no column for {name} (looked for {mapped or ', '.join(known)}); "
-            f"there are: {listed}; say which: columns {name}=..."
-        )
+        looked, listed = mapped or ", ".join(known), ", ".join(map(repr, fields))
+        advice = f"there are: {listed}; say which: columns {name}=..."
+        raise RowProblem(f"no column for {name} (looked for {looked}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
@@ -136,9 +134,8 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            raise ValueError(
-                f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
-            )
+            classes = "classes 0, 1, ..., or to null, which leaves such rows out"
+            raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
     return {str(word).lower(): label for word, label in labels.items()}

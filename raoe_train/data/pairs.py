@@ -46,9 +46,8 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train",
-            "builtin#dev" or "builtin#test" for the built-in corpus; a dataset on a hub, NAME or
-            `hub:OWNER/NAME[:CONFIG][#split]`; or several of them as A+B, which must have the same columns.
+        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
+            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#split]`; or a pool of such sources, A+B.
         columns: {our column: the source's} where a column has another name; None leaves it unread.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
             themselves. A class of None leaves rows with such a label out, and counts them.
@@ -61,16 +60,15 @@ def read_pairs(
 
     Returns:
         sentence1 and sentence2 (of NLI premise and hypothesis) and, where there, score (float64, on the file's own
-        scale), label (int64; 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise) and subset (string; the
-        part of a benchmark that a pair is from).
+        scale), label (int64) and subset (string; the part of a benchmark that a pair is from).
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    how: Any = {"columns": columns, "on_error": on_error}
-    return pair_table(source, require=require, labels=labels, score_scale=score_scale, **how)[0]
+    asked: Any = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
+    return pair_table(source, require=require, **asked)[0]
 
 
 def pair_table(
@@ -130,9 +128,8 @@ def split_conditional(prompt: str) -> tuple[str, str]:
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         there = ", ".join(f"{{{name}}}" for name in fields) or "none"
-        raise ValueError(
-            f"prompt {prompt!r} must have {{condition}} and then {{text}}, and no other field; it has {there}"
-        )
+        wanted = "{condition} and then {text}, and no other field"
+        raise ValueError(f"prompt {prompt!r} must have {wanted}; it has {there}")
     before, _, after = prompt.partition("{text}")
     return before, after
 

@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import READERS, Row, data_kind, text_lines
+from raoe_train.data.files import Row, read_jsonl, text_lines
 from raoe_train.data.sources import Source, open_source, pooled
 from raoe_train.data.tables import Reader, Tally, by_column
 from raoe_train.data.triplets import parse_list
@@ -24,14 +26,11 @@ PAPERS = {
     "bellm": ("snli", "mnli", *STS, *TRANSFER),
     "ranking": ("snli", "mnli", *STS, *TRANSFER, "ranking-sentences"),
     "margins": ("sst2-phrases", "headlines-split", *TRANSFER),
-}
-"""What each paper needs, under names of their own. C-STS is given on request and is not here."""
+}  # C-STS is given on request and is not here
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The table's entry of each name, and of each set of a paper's; ValueError for an unknown one."""
-    import yaml
-
+    """{set: its entry in public.yaml} for names of sets and papers."""
     known = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     found: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -45,10 +44,10 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
     """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
     folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
-    columns, files = Columns(its.get("named")), its.get("files", {})
+    named, files = its.get("named"), its.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _file(folder, file, columns) for split, file in files.items()}
+            return str(folder), {split: _file(folder / file, named) for split, file in files.items()}
     if copies and its["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
@@ -58,18 +57,17 @@ def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[st
             if folder.is_dir():
                 path, where = str(folder), str(folder)
                 break
-        sources[split] = open_source(f"hub:{path}#{part}", its.get("named"))
+        sources[split] = open_source(f"hub:{path}#{part}", named)
     if not sources:
         wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "a folder of SentEval"
         raise ValueError(f"{name} is on no hub that is known: get {wanted} from {its['page']}, and say --copies DIR")
     return where, sources
 
 
-def _file(folder: Path, file: str, columns: Columns) -> Source:
-    path = folder / file.partition("#")[0]
-    if data_kind(path) is None:  # .json, with an object a line
-        return Source(str(path), "line", columns, READERS["jsonl"](path))
-    return open_source(f"{path}#{file.partition('#')[2]}".rstrip("#"), columns.mapping)
+def _file(path: Path, named: dict[str, str] | None) -> Source:
+    if path.suffix == ".json":  # with an object a line
+        return Source(str(path), "line", Columns(named), read_jsonl(path))
+    return open_source(str(path), named)
 
 
 def public_rows(its: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:

@@ -115,10 +115,9 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
             yield line, fields
             continue
         if column not in fields:
-            raise ValueError(
-                f"{source.name}, {source.unit} {line}: no column {column!r} to find #{split} in; "
-                f"there are: {', '.join(map(repr, fields))}"
-            )
+            there = ", ".join(map(repr, fields))
+            where = f"{source.name}, {source.unit} {line}"
+            raise ValueError(f"{where}: no column {column!r} to find #{split} in; there are: {there}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -127,13 +127,14 @@ class Texts:
 
 def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
     """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i is line i + 1."""
-    rows = list(each_sentence(source, columns))
-    for where, _, problem in rows:
+    sentences = []
+    for where, sentence, problem in each_sentence(source, columns):
         if problem is not None:
             raise ValueError(f"{where}: {problem}")
-    if not rows:
+        sentences.append(sentence)
+    if not sentences:
         raise ValueError(f"{source}: there are no sentences")
-    return [sentence for _, sentence, _ in rows]
+    return sentences
 
 
 def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:

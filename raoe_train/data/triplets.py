@@ -79,8 +79,7 @@ def triplet_table(
     else:
         triplets = [texts for texts in rows if len(set(texts[1:])) == len(roles) - 1]
         tally.dropped["text in two roles"] = len(rows) - len(triplets)
-    used = len(rows) + left_out - tally.dropped.total()
-    counts = tally.counts(opened.name, used, "triplet", advice)
+    counts = tally.counts(opened.name, len(rows) + left_out - tally.dropped.total(), "triplet", advice)
     return to_table(dict(zip(roles, texts, strict=True)) for texts in triplets), counts
 
 

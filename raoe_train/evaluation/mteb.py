@@ -12,14 +12,23 @@ from raoe_train.config import nearest
 from raoe_train.evaluation.tasks import BENCHMARKS, Reading, Task
 
 
-def read_mteb(name: str, reading: Reading) -> Task:
-    """A task by its name in mteb. Its data is loaded when it is run."""
+def read_mteb(name: str, reading: Reading, kind: str = "mteb") -> Task:
+    """A task by its name in mteb, or in a benchmark of mteb. Its data is loaded when it is run."""
     import mteb
 
+    if kind in BENCHMARKS:
+        tasks = benchmark(kind)
+        if name not in tasks:
+            raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
+        return of_task(tasks[name], reading.cache, kind)
     try:
         return of_task(mteb.get_task(name), reading.cache)
     except KeyError as error:  # its message suggests the nearest name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
+
+
+read_english_v1 = partial(read_mteb, kind="mteb-english-v1")
+read_english_v2 = partial(read_mteb, kind="mteb-english-v2")
 
 
 def benchmark(kind: str) -> dict[str, Any]:
@@ -27,17 +36,6 @@ def benchmark(kind: str) -> dict[str, Any]:
     import mteb
 
     return {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARKS[kind]).tasks}
-
-
-def _read(kind: str, name: str, reading: Reading) -> Task:
-    tasks = benchmark(kind)
-    if name not in tasks:
-        raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
-    return of_task(tasks[name], reading.cache, kind)
-
-
-read_english_v1 = partial(_read, "mteb-english-v1")
-read_english_v2 = partial(_read, "mteb-english-v2")
 
 
 def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:

@@ -32,10 +32,9 @@ def read_caption_task(name: str, reading: Reading) -> Task:
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
-        if len(captions) < CAPTIONS:
-            raise ValueError(
-                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
-            )
+        if (count := len(captions)) < CAPTIONS:
+            needed = f"the protocol needs {CAPTIONS} of each image"
+            raise ValueError(f"{source}: image {image!r} has {count} captions; {needed}")
     if len(images) < 2:
         raise ValueError(f"{source}: there is one image, and retrieval needs at least 2")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]
@@ -70,8 +69,7 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
 
 
 def read_candidates(source: str, **how: Any) -> Any:
-    """A Dataset of queries with candidates that do and do not fit them: query (string), positive and negative (lists of
-    at least one string). In the file, JSONL or parquet, both are a text or a list of texts."""
+    """A Dataset of queries with candidates: query, and positive and negative, in the file a text or a list of texts."""
     parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
     return read_table(source, parse, "query", **how)[0]
 

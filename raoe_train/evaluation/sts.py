@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -20,17 +20,14 @@ from raoe_train.encoders.load import CONDITIONAL
 from raoe_train.encoders.settings import Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_source, mean_of_all
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 def read_sts(name: str, reading: Reading) -> Task:
-    """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
+    """The scored pairs of a task, see read_scored."""
     return of_pairs(read_scored(find_source(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
-def of_pairs(pairs: Dataset) -> Task:
-    """The task of sentence1, sentence2 and score, and perhaps subset."""
+def of_pairs(pairs: Any) -> Task:
+    """The task of a Dataset with sentence1, sentence2 and score, and perhaps subset."""
     columns = pairs.to_dict()
     score = partial(correlations, scores=np.asarray(columns["score"]), subsets=np.asarray(columns.get("subset", [])))
     return Task("sts", "spearman", columns, [*columns["sentence1"], *columns["sentence2"]], score)
@@ -66,15 +63,13 @@ class StsEvaluator(SentenceEvaluator):
     """of_pairs for a trainer: NAME_spearman_cosine, by which the best model is chosen, and NAME_pearson_cosine, from -1
     to 1 or NaN. Of several sets these are their means, beside NAME_SET_spearman_cosine and so on of each."""
 
-    def __init__(self, sets: Mapping[str, Dataset], batch_size: int, name: str) -> None:
+    def __init__(self, sets: Mapping[str, Any], batch_size: int, name: str) -> None:
         super().__init__()
         self.tasks = {each: of_pairs(pairs) for each, pairs in sets.items()}
         self.batch_size, self.name = batch_size, name
         self.primary_metric = f"{name}_spearman_cosine"
 
-    def __call__(
-        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
+    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
         results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
         named: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
@@ -98,7 +93,7 @@ def conditional_prompt(model: Any) -> str | None:
     return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
 
 
-def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
+def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:
     """The C-STS rows to predict, as conditional_table has them."""
     if not source:
         raise ValueError("data.input is missing: the C-STS rows to predict")
@@ -107,7 +102,7 @@ def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: 
     return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
 
 
-def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
+def submit(model: Any, rows: Any, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; return how many.
 
     The file is what https://github.com/princeton-nlp/c-sts (commit 3bacafa) takes for `python make_test_submission.py

@@ -1,13 +1,10 @@
-"""Tasks to evaluate encoders on: the registry of kinds, where a task's data is, and how scores are made of tasks.
-
-A new kind is a line in KINDS and a function, (name, Reading) -> Task, which is imported when it is needed.
-"""
+"""Tasks to evaluate encoders on. A new kind is a line in KINDS, and a function: (name, Reading) -> Task."""
 
 from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -149,8 +146,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
     """Each task by its word, all of them read, so that an error in one costs no encoding.
 
     Words are KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-    files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found. `how` is the other fields
-    of Reading. ValueError for no tasks, one twice, unknown ones (all are named) or data that its kind cannot use.
+    files (FILE, FILE#split, builtin#test) are sts. `how` is the other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
@@ -158,22 +154,19 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         raise ValueError(f"a task may not be called {min(taken)}, which is a column of reports: name its file")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading = Reading(data_dir, **how)
-    found: dict[str, Task] = {}
-    missing: dict[str, None] = {}
+    reading, found, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
     for word in tasks:
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
         try:
-            task: Task = pkgutil.resolve_name(KINDS[kind])(name, reading)
+            task = found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing[str(error)] = None
             continue
         if reading.batcher and kind in ("sts", "transfer"):
             sentences = [batched(text, reading.batcher) for text in task.sentences]
-            task = replace(task, sentences=sentences, content=[task.content, reading.batcher])
-        found[word] = task
+            found[word] = replace(task, sentences=sentences, content=[task.content, reading.batcher])
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
@@ -219,10 +212,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if not files and name.endswith(ALL_PAIRS):
         files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
-        raise NoSuchTask(
-            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, known))}: neither {name}.* nor "
-            f"*/{name}.*; there are: {', '.join(sorted(known))}"
-        )
+        near, there = nearest(repr(name), map(repr, known)), ", ".join(sorted(known))
+        raise NoSuchTask(f"no task {task!r} in {folder}{near}: neither {name}.* nor */{name}.*; there are: {there}")
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
     file = str(files[0])
@@ -259,31 +250,28 @@ def evaluate_tasks(
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
     parts = iter(np.split(embeddings, np.cumsum([len(task.sentences) for task in scored])))
     results: dict[str, dict[str, Any]] = {}
-    by_kind: dict[str, list[dict[str, Any]]] = {}
     for word, task in tasks.items():
-        result = results[word] = {"kind": task.kind, "main": task.main}
-        by_kind.setdefault(task.kind, []).append(result)
+        results[word] = {"kind": task.kind, "main": task.main}
         if task.score:
             metrics, examples = task.score(next(parts))
-            result |= metrics
+            results[word] |= metrics
             if outcomes is not None:
                 outcomes[word] = examples
         if task.run:
-            result |= task.run(model, batch_size)
-    found: dict[str, Any] = {"tasks": results, "average": _mean_score(results.values())}
-    if categories := {kind: its for kind, of_kind in by_kind.items() if (its := _categories(of_kind))}:
-        found["categories"] = categories
-    if len(by_kind) > 1:
-        found["averages"] = {kind: _mean_score(of_kind) for kind, of_kind in by_kind.items()}
-    return found
-
-
-def _categories(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    categories: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
+            results[word] |= task.run(model, batch_size)
+    by_kind: dict[str, list[float | None]] = {}
+    categories: dict[str, dict[str, list[float | None]]] = {}
+    for result in results.values():
+        by_kind.setdefault(result["kind"], []).append(main_score(result))
         if "category" in result:
-            categories.setdefault(result["category"], []).append(result)
-    return {name: {"mean": _mean_score(its), "tasks": len(its)} for name, its in sorted(categories.items())}
+            categories.setdefault(result["kind"], {}).setdefault(result["category"], []).append(main_score(result))
+    found: dict[str, Any] = {"tasks": results, "average": mean_of_all([*map(main_score, results.values())])}
+    for kind, groups in categories.items():
+        means = {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(groups.items())}
+        found.setdefault("categories", {})[kind] = means
+    if len(by_kind) > 1:
+        found["averages"] = {kind: mean_of_all(scores) for kind, scores in by_kind.items()}
+    return found
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
@@ -291,14 +279,9 @@ def main_score(result: Mapping[str, Any]) -> float | None:
     return result.get(result.get("main", "spearman"))
 
 
-def _mean_score(results: Iterable[Mapping[str, Any]]) -> float | None:
-    return mean_of_all([main_score(result) for result in results])
-
-
-def mean_of_all(scores: Sequence[float | None]) -> float | None:
+def mean_of_all(scores: Sequence[Any]) -> float | None:
     """The mean; None where one is None, or there are none."""
-    defined = [score for score in scores if score is not None]
-    return float(np.mean(defined)) if defined and len(defined) == len(scores) else None
+    return None if None in scores or not scores else float(np.mean(scores))
 
 
 def table(result: Mapping[str, Any]) -> str:

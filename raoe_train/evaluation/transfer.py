@@ -83,10 +83,8 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     splits = set(split)
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
-        raise ValueError(
-            f"{where} has splits {', '.join(sorted(splits))}; known are {TRAIN}, {' or '.join(DEV)}, and {TEST}, "
-            f"or one split for {kfold} folds of it: FILE#SPLIT"
-        )
+        known = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}, or one split for {kfold} folds of it: FILE#SPLIT"
+        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; known are {known}")
     counts = Counter(label for label, its in zip(labels, split, strict=True) if its == TRAIN or not given)
     if len(counts) < 2:
         raise ValueError(f"{where}: all examples to train on are of class {next(iter(counts))!r}; there must be two")
@@ -96,9 +94,8 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     # an outer fold takes the most, a tenth rounded up, from what the inner folds divide
     left = fewest if given else fewest - -(-fewest // kfold)
     if left < kfold and not splits & set(DEV):
-        raise ValueError(
-            f"{where}: class {label!r} has {fewest} examples to train on, which is too few for {kfold} folds"
-        )
+        few = f"{fewest} examples to train on, which is too few for {kfold} folds"
+        raise ValueError(f"{where}: class {label!r} has {few}")
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
