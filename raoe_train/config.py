@@ -344,10 +344,16 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
 
 def _keywords(of: type) -> dict[str, Any]:
     """{name: type} of the keywords of a class, with those that it passes on to its bases."""
-    made = [cls.__init__ for cls in reversed(of.__mro__) if "__init__" in vars(cls) and cls is not object]
-    hints = [typing.get_type_hints(each) for each in made]
-    others = ("self", "args", "kwargs", "model", "embed", "return")
-    return {name: hint for each in hints for name, hint in each.items() if name not in others}
+    found: dict[str, Any] = {}
+    for cls in of.__mro__:
+        if "__init__" in vars(cls):
+            constructor = vars(cls)["__init__"]
+            parameters, hints = inspect.signature(constructor).parameters.values(), typing.get_type_hints(constructor)
+            named = (each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
+            found |= {name: hints[name] for name in named if name in hints and name not in ("model", "embed", *found)}
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return found
 
 
 def _described(hint: Any) -> str:

@@ -64,7 +64,7 @@ class Output:
         folder: bool = False,
         own_record: bool = False,
     ) -> None:
-        self.path = Path(path).expanduser().resolve()
+        self.path, self.given = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as a record has them
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
@@ -123,7 +123,7 @@ class Output:
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
         is removed."""
-        found = {"output": str(self.path), **result, SETTINGS: self.settings, "versions": versions()}
+        found = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
         write_json(self.record, {**found, FINISHED: True, FILES: read_json(self.record).get(FILES, [])})
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return found

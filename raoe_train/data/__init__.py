@@ -1,4 +1,4 @@
-"""Reading sentence pairs."""
+"""Reading data: sentence pairs, triplets, lists and labelled texts, from files, hubs and benchmarks."""
 
 from raoe_train.data.pairs import read_pairs
 

@@ -14,7 +14,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
     "neutral": ("neutral",),
 }
-"""Of triplets; sent0, sent1, hard_neg are SimCSE's. Positive and negative are also of queries, as MTEB calls them."""
+"""The columns of triplets; sent0, sent1 and hard_neg are SimCSE's. Queries have positive and negative, too (MTEB)."""
 
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
@@ -30,48 +30,48 @@ NAMES: dict[str, tuple[str, ...]] = {
     "caption": ("caption", "comment", "sentence", "text"),
     **ROLES,
 }
-"""Our column names and the names they are found by in a file. At most one of a row may be there."""
+"""{our column: its names in files}. A row may have one of them only, except for the columns in FIRST."""
 
 FIRST = ("sentence", "image", "caption")
-"""Of these several may be there, and the first is taken."""
+"""A row may have several names of these columns; the first is used."""
 
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
-"""The default classes: larger is less similar, the order that RAOE's gate compares."""
+"""The default classes. A larger class is less similar: RAOE's gate compares them."""
 
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]
 """{word or int: class}; None in place of a class leaves rows with such a label out."""
 
 NO_GOLD_LABEL = ("-", "-1", "")
-
-
 LONGEST = 500  # characters of a message
 
 
 class RowProblem(Exception):
-    """A row that cannot be used. `reason` is a key to count by; not `malformed` where formats leave such rows out."""
+    """A row that cannot be used. Such rows are counted by `reason`; on_error applies to `malformed` ones only."""
 
     def __init__(self, message: str, *, reason: str = "malformed row") -> None:
-        # a list of a million scores is no message
         super().__init__(message if len(message) <= LONGEST else f"{message[:LONGEST]} … ({len(message)} characters)")
         self.reason = reason
         self.malformed = reason not in ("no gold label", "blank line", "label left out")
 
 
 class Columns:
-    """Finds our columns among the columns of rows, by name or as mapped, see `columns` of read_pairs."""
+    """Finds our columns in rows by their names, or as `mapping` says (`columns` of read_pairs)."""
 
     def __init__(self, mapping: Mapping[str, str | None] | None = None) -> None:
         for name in mapping or {}:
             if name not in NAMES:
                 near = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}{near}")
-        self.mapping = {name: _column(column) for name, column in (mapping or {}).items()}
-        self._taken = set(self.mapping.values())
-        self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by what is required, by fields
+        # recipes and command lines write None as text
+        unread = ("", "none", "null")
+        self.mapping = {
+            name: None if column is None or str(column).lower() in unread else str(column)
+            for name, column in (mapping or {}).items()
+        }
+        self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
 
     def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """{our name: this row's column}; RowProblem if a required one is missing, or one is there twice, or not as in
-        earlier rows."""
+        """{our name: this row's column}; RowProblem for a missing or ambiguous one, or others than in earlier rows."""
         key, others = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in others:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
@@ -83,33 +83,27 @@ class Columns:
         return others[key]
 
     def _column(self, fields: Mapping[str, Any], name: str, required: bool) -> str | None:
-        mapped = self.mapping.get(name)
-        if mapped is not None:
+        mapped, known = self.mapping.get(name), NAMES[name]
+        if name in self.mapping:
             there = [mapped] if mapped in fields else []
-        elif name in self.mapping:
-            there = []
         else:
-            there = [column for column in NAMES[name] if column in fields and column not in self._taken]
+            there = [column for column in known if column in fields and column not in self.mapping.values()]
         if len(there) > 1 and name not in FIRST:
-            raise RowProblem(f"columns {' and '.join(there)} could both be {name}; say which: columns {name}=...")
+            both = " and ".join(map(str, there))
+            raise RowProblem(f"columns {both} could both be {name}; say which: columns {name}=...")
         if there or (mapped is None and not required):
             return there[0] if there else None
-        looked = mapped or ", ".join(NAMES[name])
         listed = ", ".join(map(repr, fields))
         raise RowProblem(
-            f"no column for {name} (looked for {looked}); there are: {listed}; say which: columns {name}=..."
+            f"no column for {name} (looked for {mapped or ', '.join(known)}); "
+            f"there are: {listed}; say which: columns {name}=..."
         )
-
-
-def _column(column: str | None) -> str | None:
-    # recipes and command lines carry text
-    return None if column is None or str(column).lower() in ("", "none", "null") else str(column)
 
 
 def parse_sentence(column: str, value: Any) -> str:
     """A text with something in it."""
     try:
-        value.encode()  # half of a surrogate pair, which JSON can say, no tokenizer and no table takes
+        value.encode()  # fails for a lone surrogate, which JSON can hold and tokenizers and tables cannot
     except (AttributeError, UnicodeEncodeError):
         raise RowProblem(f"{column} is {value!r}, not a text") from None
     if not value.strip():
@@ -117,19 +111,18 @@ def parse_sentence(column: str, value: Any) -> str:
     return value
 
 
-def parse_word(column: str, value: Any) -> str:
-    """A class, or another name; 1.0 and NaN are what a table with holes makes of 1 and of nothing."""
-    if isinstance(value, float):
+def as_word(value: Any) -> str:
+    """A class or another name as a text, "" where there is none."""
+    if isinstance(value, float):  # a table with holes has 1.0 in place of 1, and NaN in place of nothing
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
-    word = optional_word(value).strip()
-    if not word or isinstance(value, (list, dict, bytes)):
+    return "" if value is None or isinstance(value, (list, dict, bytes)) else str(value).strip()
+
+
+def parse_word(column: str, value: Any) -> str:
+    """A class or another name, which must be there."""
+    if not (word := as_word(value)):
         raise RowProblem(f"{column} is {value!r}, which names nothing")
     return word
-
-
-def optional_word(value: Any) -> str:
-    """A name as a text, "" where there is none."""
-    return "" if value is None else str(value)
 
 
 def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -> float:
@@ -149,7 +142,7 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
 
 
 def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
-    """The label map by lower-case word; ValueError if a class is no int of at least 0 and not None."""
+    """{lower-case word: class}; ValueError for a class that is not None and no int of at least 0."""
     if labels is None:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
@@ -163,16 +156,13 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
-    """The class of a label given as a word or an int; RowProblem for one that the map does not know, or leaves out."""
-    try:
-        word = parse_word(column, value)
-    except RowProblem:
-        word = ""
+    """The class of a label; RowProblem for a label that the map leaves out or does not have."""
+    word = as_word(value)
     if not isinstance(value, bool) and word.lower() in label_map:
-        found = label_map[word.lower()]
-        if found is None:
+        label = label_map[word.lower()]
+        if label is None:
             raise RowProblem(f"{column} is {value!r}, which labels leaves out", reason="label left out")
-        return found
+        return label
     if word in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}, no gold label", reason="no gold label")
     raise RowProblem(

@@ -1,7 +1,6 @@
-"""Tables in files: TSV, CSV and JSONL, each also as .gz, and parquet, read row by row with the line each starts on.
+"""Tables in files: TSV, CSV and JSONL, each also as .gz, and parquet, read row by row with their line numbers.
 
-TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are
-quoted.
+TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are quoted.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data.columns import RowProblem
@@ -25,22 +23,19 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""A line number (of parquet: a row number), counted from 1, with the row's fields, or what is wrong with it."""
+"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it: whether that ends
+the job is the caller's to decide)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
     """The format by the name's suffix (before .gz, where there is one): a value of KINDS, or None."""
     name = Path(path).name.lower()
     kind = KINDS.get(Path(name.removesuffix(".gz")).suffix)
-    return None if kind == "parquet" and name.endswith(".gz") else kind  # which is compressed inside
-
-
-def compressed(path: Path) -> bool:
-    return path.name.lower().endswith(".gz")
+    return None if kind == "parquet" and name.endswith(".gz") else kind  # parquet compresses its pages itself
 
 
 def existing_file(name: str | os.PathLike[str]) -> Path:
-    """`name` as a path to a data file that is there; FileNotFoundError or ValueError if it is not."""
+    """`name` as the path of a data file; FileNotFoundError or ValueError where it is none."""
     path = Path(name).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file: {str(path)!r} (a dataset on a hub is written hub:OWNER/NAME#split)")
@@ -60,25 +55,20 @@ def known_kind(path: Path) -> str:
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
-    """The rows of a data file in order.
-
-    A row that cannot be read comes as (line, RowProblem), so that the caller decides whether it ends the job. A file
-    broken as a whole (damaged .gz, no header) raises ValueError.
-    """
+    """The rows of a data file in order; ValueError for one that is broken as a whole (damaged .gz, no header)."""
     path = existing_file(path)
     return READERS[known_kind(path)](path)
 
 
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """(number, line) of a text file, plain or .gz, with or without their `ends`; None for a line that is not UTF-8
-    (`encoding`).
+    """(number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes.
 
     Only a line feed ends a line: U+2028, form feeds and the like are characters of a sentence.
     """
     number = 0
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, 1):
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+            for number, raw in enumerate(cast(Iterable[bytes], file), 1):
                 if number == 1:
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 try:
@@ -89,10 +79,6 @@ def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Itera
         raise ValueError(f"{path}, after line {number}: the file is damaged ({error})") from error
 
 
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if compressed(path) else open(path, "rb")
-
-
 def _tsv(path: Path) -> Iterator[Row]:
     lines = text_lines(path)
     records = ((n, RowProblem("not UTF-8") if line is None else line.split("\t") if line else []) for n, line in lines)
@@ -100,25 +86,24 @@ def _tsv(path: Path) -> Iterator[Row]:
 
 
 def _csv(path: Path) -> Iterator[Row]:
-    return _table(path, _csv_records(path))
-
-
-def _csv_records(path: Path) -> Iterator[tuple[int, list[str] | RowProblem]]:
     def lines() -> Iterator[str]:
-        for number, line in text_lines(path, ends=True):  # which may be a quoted field's
-            if line is None:  # the line may lie inside a quoted field, so no record of its own can stand for it
+        for number, line in text_lines(path, ends=True):
+            if line is None:  # it may be part of a quoted field, so it is no row that could be skipped
                 raise ValueError(f"{path}, line {number}: not UTF-8")
             yield line
 
-    reader = csv.reader(lines(), strict=True)
-    while True:
-        start = reader.line_num + 1
-        try:
-            yield start, next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield start, RowProblem(str(error))
+    def records() -> Iterator[tuple[int, list[str] | RowProblem]]:
+        reader = csv.reader(lines(), strict=True)
+        while True:
+            start = reader.line_num + 1
+            try:
+                yield start, next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield start, RowProblem(str(error))
+
+    return _table(path, records())
 
 
 def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) -> Iterator[Row]:
@@ -141,35 +126,33 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
 
 
 def _jsonl(path: Path) -> Iterator[Row]:
-    for number, line in text_lines(path):
-        if line is None:
-            yield number, RowProblem("not UTF-8")
-        elif not line.strip():
-            yield number, RowProblem("blank line", reason="blank line")
-        else:
-            try:
-                fields = OBJECTS.decode(line)
-                if "\\ud" in line.lower():  # no table and no file takes half of a pair
-                    json.dumps(fields, ensure_ascii=False).encode()
-            except UnicodeEncodeError:
-                yield number, RowProblem("half of a surrogate pair, which is no text")
-                continue
-            except (ValueError, RecursionError) as error:
-                yield number, RowProblem(f"not JSON ({error})")
-                continue
-            if not isinstance(fields, dict):
-                fields = RowProblem(f"a JSON {type(fields).__name__}, not an object")
-            yield number, fields
+    return ((number, _object(line)) for number, line in text_lines(path))
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(line: str | None) -> dict[str, Any] | RowProblem:
+    if line is None:
+        return RowProblem("not UTF-8")
+    if not line.strip():
+        return RowProblem("blank line", reason="blank line")
+    try:
+        fields = OBJECTS.decode(line)
+        if "\\ud" in line.lower():  # a lone surrogate, which no table and no file can hold
+            json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return RowProblem("half of a surrogate pair, which is no text")
+    except (ValueError, RecursionError) as error:
+        return RowProblem(f"not JSON ({error})")
+    return fields if isinstance(fields, dict) else RowProblem(f"a JSON {type(fields).__name__}, not an object")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError(f"a key twice: {', '.join(name for name, _ in pairs)}")
     return fields
 
 
-OBJECTS = json.JSONDecoder(object_pairs_hook=_once)  # the standard one takes the last of two values
+OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # Python's default takes the last of two values
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -185,7 +168,7 @@ def _parquet(path: Path) -> Iterator[Row]:
                 for fields in batch.to_pylist():
                     number += 1
                     yield number, fields
-    except Exception as error:  # of any class, where bytes are wrong or a value is none of Python's
+    except Exception as error:  # damaged bytes, and values that Python has no type for, raise errors of any class
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
@@ -195,10 +178,10 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"tsv": _tsv, "csv": _csv,
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as the format that the name's suffix says, in one step; ValueError if it cannot hold a value."""
+    """Write rows in one step, in the format of the name's suffix; ValueError for a value that it cannot hold."""
     path = Path(path)
     kind = known_kind(path)
-    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
+    values = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
             import pyarrow
@@ -208,25 +191,28 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             table = pyarrow.table({name: [row[place] for row in listed] for place, name in enumerate(columns)})
             pyarrow.parquet.write_table(table, temporary, write_page_checksum=True)
             return
-        with _create(temporary) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-            if kind == "jsonl":
-                for row in values:
-                    fields = dict(zip(columns, row, strict=True))
-                    file.write(json.dumps(fields, ensure_ascii=False, default=_in_json) + "\n")
-            else:
-                cells = ([cell(value, kind) for value in row] for row in itertools.chain([columns], values))
-                if kind == "csv":
-                    quotings = [
-                        csv.writer(file, lineterminator="\n", quoting=how) for how in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-                    ]
-                    for row in cells:  # Python before 3.13 leaves a bare \r without quotes
-                        quotings["\r" in "".join(row)].writerow(row)
-                else:
-                    file.writelines("\t".join(row) + "\n" for row in cells)
+        with open(temporary, "wb") as plain:
+            # no name and no time in the header: the same rows give the same bytes
+            binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
+            with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+                for row in values if kind == "jsonl" else itertools.chain([columns], values):
+                    _write_row(file, kind, columns, row)
+
+
+def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[Any]) -> None:
+    if kind == "jsonl":
+        file.write(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, default=_in_json) + "\n")
+        return
+    cells = [cell(value, kind) for value in row]
+    if kind == "tsv":
+        file.write("\t".join(cells) + "\n")
+    else:  # Python before 3.13 leaves a bare \r without quotes
+        quoting = csv.QUOTE_ALL if any("\r" in text for text in cells) else csv.QUOTE_MINIMAL
+        csv.writer(file, lineterminator="\n", quoting=quoting).writerow(cells)
 
 
 def _in_json(value: Any) -> Any:
-    """What parquet has and JSON has not: decimals as numbers, dates and times as ISO 8601."""
+    """Parquet's types that JSON does not have: decimals become numbers, dates and times ISO 8601."""
     if isinstance(value, Decimal):
         return float(value)
     if hasattr(value, "isoformat"):
@@ -234,19 +220,8 @@ def _in_json(value: Any) -> Any:
     raise ValueError(f"a jsonl file cannot hold {value!r:.200}; write .parquet instead")
 
 
-@contextmanager
-def _create(path: Path) -> Iterator[IO[bytes]]:
-    with open(path, "wb") as file:
-        if compressed(path):
-            # no name and no time in the header: the same rows give the same bytes
-            with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
-                yield cast(IO[bytes], zipped)
-        else:
-            yield file
-
-
 def cell(value: Any, kind: str) -> str:
-    """A value as text of a TSV or CSV field; ValueError if it cannot be one. Floats keep every digit."""
+    """A value as text of a TSV or CSV field, floats with every digit; ValueError if it cannot be one."""
     if value is None:
         return ""
     if isinstance(value, (list, dict)):
@@ -254,6 +229,6 @@ def cell(value: Any, kind: str) -> str:
     text = str(value)
     if kind == "tsv" and any(mark in text for mark in "\t\n\r"):
         raise ValueError(f"a TSV file has no quoting and cannot hold {text!r:.200}; write .jsonl or .parquet instead")
-    if kind == "csv" and len(text) > csv.field_size_limit():  # what reads CSV goes no further
+    if kind == "csv" and len(text) > csv.field_size_limit():  # our reader could not read it back
         raise ValueError(f"a CSV file cannot hold {len(text)} characters in a cell; write .jsonl or .parquet instead")
     return text

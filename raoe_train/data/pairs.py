@@ -1,33 +1,42 @@
-"""Sentence pairs with similarity scores and NLI labels: one schema, checked on reading."""
+"""Sentence pairs with similarity scores and NLI labels, also for Conditional STS, and pairs to be scored."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Mapping, Sequence
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from raoe_train.data.columns import (
     LabelMap,
     RowProblem,
-    optional_word,
+    as_word,
     parse_label,
     parse_score,
     parse_sentence,
     resolve_label_map,
 )
-from raoe_train.data.rows import Counts, Reader, by_column, read_table
-from raoe_train.data.sources import Source
+from raoe_train.data.files import cell
+from raoe_train.data.settings import Input
+from raoe_train.data.sources import Source, open_source
+from raoe_train.data.tables import Counts, Reader, Tally, by_column, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 TEXTS = ("sentence1", "sentence2")
 OPTIONAL = ("score", "label", "subset")
+LOWEST, HIGHEST, HIDDEN = 1, 5, -1  # labels of C-STS
 
 
 def read_pairs(
-    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
+    source: str | os.PathLike[str] | Source,
     *,
     columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
@@ -39,21 +48,18 @@ def read_pairs(
 
     Args:
         source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train",
-            "builtin#dev" or "builtin#test" for the built-in corpus; otherwise a dataset on a hub, NAME or
-            `hub:OWNER/NAME[:CONFIG][#split]`; or a Source, which is used up. Several sources are read one after the
-            other; they must have the same columns.
-        columns: {our name: the source's column} where it is not found by its own name; None in place of a
-            column says to leave it unread.
+            "builtin#dev" or "builtin#test" for the built-in corpus; a dataset on a hub, NAME or
+            `hub:OWNER/NAME[:CONFIG][#split]`; or several of them as A+B, which must have the same columns.
+        columns: {our column: the source's} where a column has another name; None leaves it unread.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
             themselves. A class of None leaves rows with such a label out, and counts them.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        require: columns that must be there, of "score", "label", "subset". Where there are labels and no scores, the
-            scores asked for are the labels', evenly from 1 of class 0 down to 0 of the largest; what numbers mean as
-            such, `labels` has to say.
+        require: columns that must be there, of "score", "label", "subset". Required scores that a source with labels
+            lacks are made of the labels, evenly from 1 for class 0 down to 0 for the largest class; this needs `labels`
+            where they are numbers.
 
-    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are left out and counted,
-    always.
+    Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are always left out and counted.
 
     Returns:
         sentence1 and sentence2 (of NLI premise and hypothesis) and, where there, score (float64, on the file's own
@@ -65,42 +71,42 @@ def read_pairs(
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    asked = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
-    return pair_table(source, require=require, **asked)[0]  # type: ignore[arg-type]
+    how: Any = {"columns": columns, "on_error": on_error}
+    return pair_table(source, require=require, labels=labels, score_scale=score_scale, **how)[0]
 
 
 def pair_table(
-    source: str | os.PathLike[str] | Source | Sequence[str | os.PathLike[str] | Source],
+    source: str | os.PathLike[str] | Source,
     names: Sequence[str] | None = None,
     *,
-    columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
     score_scale: Sequence[float] | None = None,
-    on_error: str = "raise",
     require: Sequence[str] = (),
     any_labels: bool = False,
+    **how: Any,
 ) -> tuple[Dataset, Counts]:
-    """(read_pairs, counts), of a source of any size. `names` are the columns to keep, which
-    must be there; None keeps all. With `any_labels` those beside scores are not looked at, and not kept."""
+    """(read_pairs, counts). `names` are the columns to keep, which must be there; None keeps all. With `any_labels`
+    labels beside scores are neither checked nor kept. `how`: columns, on_error."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
         raise ValueError(f"score_scale must be (lowest, highest), got {score_scale!r}")
+    label_map = resolve_label_map(labels)
     readers: dict[str, Reader] = {
         **dict.fromkeys(TEXTS, parse_sentence),
         "score": partial(parse_score, scale=score_scale),
-        "label": partial(parse_label, label_map=resolve_label_map(labels)),
-        "subset": lambda column, value: optional_word(value),
+        "label": partial(parse_label, label_map=label_map),
+        "subset": lambda column, value: as_word(value),
     }
     must = (*TEXTS, *require, *(names or ()))
-    plain, labelled = by_column(readers, must), by_column(readers, [name for name in must if name != "score"])
+    read_all, labelled = by_column(readers, must), by_column(readers, [name for name in must if name != "score"])
     scored = by_column({name: read for name, read in readers.items() if name != "label"}, must)
-    classes = [label for label in resolve_label_map(labels).values() if label is not None]
+    largest = max(label for label in label_map.values() if label is not None)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
         there = source.columns.find(fields, TEXTS, readers)
         if "score" in there or "score" not in must or "label" not in there:
-            return (scored if any_labels else plain)(fields, source)
+            return (scored if any_labels else read_all)(fields, source)
         if labels is None and str(fields[there["label"]]).strip().removesuffix(".0").isdigit():
             raise RowProblem(
                 f"{there['label']} is {fields[there['label']]}, and there is no score: say what labels mean, larger = "
@@ -108,7 +114,124 @@ def pair_table(
                 f"score={there['label']}"
             )
         row = labelled(fields, source)
-        row["score"] = 1 - row["label"] / max(max(classes), 1)
-        return row
+        return {**row, "score": 1 - row["label"] / max(largest, 1)}
 
-    return read_table(source, parse, "pair", columns=columns, on_error=on_error, names=names)
+    table, counts = read_table(source, parse, "pair", **how)
+    return table if names is None else table.select_columns(list(names)), counts
+
+
+def is_conditional(prompt: str | None) -> bool:
+    """Whether a prompt asks for a condition."""
+    return "{condition}" in (prompt or "")
+
+
+def split_conditional(prompt: str) -> tuple[str, str]:
+    """A prompt up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it.
+
+    BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}) is 'Given the context {condition},
+    summarize the sentence {text} in one word:"', whose quotation mark stays open.
+    """
+    fields = re.findall(r"{(.*?)}", prompt)
+    if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
+        there = ", ".join(f"{{{name}}}" for name in fields) or "none"
+        raise ValueError(
+            f"prompt {prompt!r} must have {{condition}} and then {{text}}, and no other field; it has {there}"
+        )
+    before, _, after = prompt.partition("{text}")
+    return before, after
+
+
+def conditional_table(
+    source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **how: Any
+) -> tuple[Dataset, Counts]:
+    """Read C-STS (Deshpande et al. 2023): how similar two sentences are with regard to a condition.
+
+    Its data is handed out on request (https://github.com/princeton-nlp/c-sts) as csts_train.csv, csts_validation.csv
+    and csts_test.csv, with the columns sentence1, sentence2, condition and label. A pair commonly comes twice, with two
+    conditions.
+
+    Args:
+        source, how (columns, on_error): as for read_pairs. Do not skip rows of the test set: a submission has a
+            prediction for each.
+        prompt: is put before each sentence with its condition; the encoder adds what comes after the sentence.
+        scored: whether to read the labels, from 1 to 5. Those of the test set are all -1, hidden: malformed rows here.
+
+    Returns:
+        (Dataset, counts). Columns sentence1, sentence2 (strings) and, if scored, score (float64); in file order.
+    """
+    before, _ = split_conditional(prompt)
+    labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
+    read = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        row = read(fields, source)
+        begin = before.replace("{condition}", row["condition"])
+        return {name: begin + row[name] for name in TEXTS} | ({"score": row["label"]} if scored else {})
+
+    return read_table(source, parse, "pair", **how)
+
+
+def _conditional_label(column: str, value: Any) -> float:
+    score = parse_score(column, value)
+    if score == HIDDEN:
+        raise RowProblem(f"{column} {HIDDEN} is a hidden label: nothing to train on or to compare with")
+    if not LOWEST <= score <= HIGHEST:
+        raise RowProblem(f"{column} {score:g} is not from {LOWEST} to {HIGHEST}", reason="bad label")
+    return score
+
+
+def read_scored(
+    source: str | os.PathLike[str] | Source, prompt: str | None, *, labels: LabelMap | None = None, **how: Any
+) -> Dataset:
+    """Scored pairs for development and test, whose scores differ. They are read as by read_pairs, labels beside scores
+    left unread; or, where `prompt` has a {condition}, as by conditional_table."""
+    if not is_conditional(prompt):
+        pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **how)
+    elif isinstance(source, Source):
+        raise ValueError("the prompt has a {condition}, and SentEval's sets have none")
+    else:
+        pairs, _ = conditional_table(source, str(prompt), **how)
+    if len(pairs.unique("score")) < 2:
+        raise ValueError(f"{source}: all scores are equal, so no correlation is defined")
+    return pairs
+
+
+class PairsToScore:
+    """Pairs with all their columns, to be written again with more of them; rows without a gold label are kept. Values
+    that the format `kind` cannot hold, and a column to be `added` that is already there, are errors.
+
+    Attributes:
+        pairs: datasets.Dataset of sentence1 and sentence2.
+        labels: [n] NLI labels, -1 where there is none.
+        columns: all that are there, in order.
+        left_out: {reason: rows}.
+        digest: of all rows.
+    """
+
+    def __init__(self, data: Input, kind: str, added: Sequence[str] = ()) -> None:
+        label_map, tally = resolve_label_map(data.labels), Tally(data.on_error)
+        columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
+
+        def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+            found = source.columns.find(fields, TEXTS, OPTIONAL)
+            row: dict[str, Any] = {name: parse_sentence(found[name], fields[found[name]]) for name in TEXTS}
+            for value in fields.values() if kind in ("tsv", "csv") else ():
+                cell(value, kind)
+            try:
+                labels.append(parse_label("label", fields[found["label"]] if "label" in found else None, label_map))
+            except RowProblem:
+                labels.append(-1)  # a score needs no label; reading the file for training reports it
+            columns.update(dict.fromkeys(fields))
+            sha256.update(json.dumps(fields, sort_keys=True, default=str).encode())
+            return {**row, "fields": pickle.dumps(fields)}
+
+        table = to_table(tally.kept(open_source(str(data.input), data.columns), parse))
+        self.left_out = tally.counts(str(data.input), len(labels), "pair to score")["dropped"]
+        if taken := [name for name in added if name in columns]:
+            raise ValueError(f"{data.input} has {', '.join(taken)} already; rename or remove the column first")
+        self.pairs, self._fields = table.select_columns([*TEXTS]), table.select_columns(["fields"])
+        self.labels, self.columns, self.digest = np.array(labels), list(columns), sha256.hexdigest()
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The fields of each row, as they are written."""
+        return (pickle.loads(row["fields"]) for row in self._fields)

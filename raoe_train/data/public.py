@@ -1,19 +1,20 @@
-"""Public sets by their names: where they come from, and whether they are whole. The table is public.yaml."""
+"""Public sets by their names: what public.yaml says of them, and SentEval's folders (Conneau and Kiela 2018), as
+data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval leaves them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from raoe_train.config import nearest
-from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import READERS, data_kind
-from raoe_train.data.ranking_lists import parse_list
-from raoe_train.data.rows import Reader, Tally, by_column, each_kept
-from raoe_train.data.senteval import senteval_splits
-from raoe_train.data.sources import Source, open_source
+from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
+from raoe_train.data.files import READERS, Row, data_kind, text_lines
+from raoe_train.data.sources import Source, open_source, pooled
+from raoe_train.data.tables import Reader, Tally, by_column
+from raoe_train.data.triplets import parse_list
 
 TABLE = Path(__file__).with_name("public.yaml")
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
@@ -41,14 +42,14 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, list[Source]]]:
-    """(where they are, {split: sources}) of a set: the publishers' files below `copies`, SentEval's folders there, the
-    hub's folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
+def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
+    """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
+    folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
     columns = Columns(its.get("named"))
     files = its.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: [_file(folder, file, columns)] for split, file in files.items()}
+            return str(folder), {split: _file(folder, file, columns) for split, file in files.items()}
     if copies and its["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
@@ -58,26 +59,11 @@ def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[st
             if folder.is_dir():
                 path, where = str(folder), str(folder)
                 break
-        sources[split] = [open_source(f"hub:{path}#{part}", its.get("named"))]
+        sources[split] = open_source(f"hub:{path}#{part}", its.get("named"))
     if not sources:
         wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "a folder of SentEval"
         raise ValueError(f"{name} is on no hub that is known: get {wanted} from {its['page']}, and say --copies DIR")
     return where, sources
-
-
-def public_rows(
-    its: dict[str, Any], splits: dict[str, list[Source]], left_out: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    """The rows of all splits, with our columns and `split` where it has them; what has no gold label is counted."""
-    readers: dict[str, Reader] = {"score": parse_score, "label": _label}
-    known = {name: readers.get(name, parse_sentence) for name in its["columns"]}
-    parse = by_column({**known, "subset": parse_word}, its["columns"])
-    for split, sources in splits.items():
-        for source in sources:
-            tally = Tally("raise")
-            for row in each_kept(source, parse_list if its["kind"] == "lists" else parse, tally):
-                yield {"split": split, **row} if split else row
-            left_out += tally.dropped
 
 
 def _file(folder: Path, file: str, columns: Columns) -> Source:
@@ -87,11 +73,131 @@ def _file(folder: Path, file: str, columns: Columns) -> Source:
     return open_source(f"{path}#{file.partition('#')[2]}".rstrip("#"), columns.mapping)
 
 
+def public_rows(its: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The rows of all splits, with our columns and `split` where it has them; `left_out` counts dropped rows."""
+    readers: dict[str, Reader] = {"score": parse_score, "label": _label, "subset": parse_word}
+    known = {name: readers.get(name, parse_sentence) for name in (*its["columns"], "subset")}
+    parse = parse_list if its["kind"] == "lists" else by_column(known, its["columns"])
+    for split, source in splits.items():
+        tally = Tally("raise")
+        for row in tally.kept(source, parse):
+            yield {"split": split, **row} if split else row
+        left_out += tally.dropped
+
+
 def _label(column: str, value: Any) -> str:
-    try:
-        word = parse_word(column, value)
-    except RowProblem:
-        word = ""
-    if word in NO_GOLD_LABEL:
+    if (word := as_word(value)) in NO_GOLD_LABEL:
         raise RowProblem(f"{column} is {value!r}", reason="no gold label")
     return word
+
+
+ROOTS = ("", "downstream", "data/downstream")  # where SentEval's folders may lie below the folder of data
+STS_SUBSETS = {
+    "sts12": ("MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"),
+    "sts13": ("FNWN", "headlines", "OnWN"),  # without SMT, whose licence does not allow it
+    "sts14": ("deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"),
+    "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
+    "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
+}
+THREE = ("train", "dev", "test")
+
+Rows = Callable[[Path], Iterator[Row]]
+
+
+def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
+    """{split: its rows} of a set in SentEval's layout, with a column split; {"": its rows} of a set without splits;
+    None for a set that is not in SETS or has no folder in any of ROOTS below `folder`."""
+    place, splits = SETS.get(name, ("", {}))
+    base = next((folder / root / place for root in ROOTS if (folder / root / place).is_dir()), None)
+    if base is None or not splits:
+        return None
+    if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
+        raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
+
+    def rows(split: str, path: Path, read: Rows) -> Iterator[Row]:
+        for line, fields in read(path):
+            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
+
+    def source(split: str, files: dict[str, Rows]) -> Source:
+        paths = {base / file: read for file, read in files.items()}
+        sources = [Source(str(path), "line", Columns(), rows(split, path, read)) for path, read in paths.items()]
+        return pooled(str(base), sources, Columns())
+
+    return {split: source(split, files) for split, files in splits.items()}
+
+
+def _tokens(text: str) -> str:
+    """A text as SentEval hands it to encoders."""
+    return " ".join(text.split())
+
+
+def _of_class(path: Path, label: str) -> Iterator[Row]:
+    """A file of sentences of one class."""
+    for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
+        yield line, {"label": label, "text": _tokens(text or "")}
+
+
+def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
+    """A tab-separated file: its columns by their places."""
+    least = max(places.values()) + 1
+    for line, text in text_lines(path):
+        parts = (text or "").split("\t")
+        if line <= header:
+            continue
+        if len(parts) >= least:
+            yield line, {name: _tokens(parts[place]) for name, place in places.items()}
+        else:
+            yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+
+
+def _scored(path: Path, subset: str) -> Iterator[Row]:
+    """A file of pairs, whose scores are in a file beside it."""
+    gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
+    scores = [line for _, line in text_lines(gold)]
+    texts = list(text_lines(path))
+    if len(scores) != len(texts):
+        raise ValueError(f"{gold} has {len(scores)} lines, {path.name} {len(texts)}")
+    for (line, text), score in zip(texts, scores, strict=True):
+        if score == "":  # not part of the set
+            continue
+        first, tab, rest = (text or "").partition("\t")
+        second = rest.partition("\t")[0]
+        fields = {"subset": subset, "score": score, "sentence1": _tokens(first), "sentence2": _tokens(second)}
+        yield line, fields if tab else RowProblem("not two sentences with a tab between them")
+
+
+def _questions(path: Path) -> Iterator[Row]:
+    for line, text in text_lines(path, "latin-1"):
+        coarse, colon, rest = (text or "").partition(":")
+        question = _tokens(rest.partition(" ")[2])
+        good = colon and question
+        yield line, {"label": coarse, "text": question} if good else RowProblem("not CLASS:subclass question")
+
+
+def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
+    return {"": {positive: partial(_of_class, label="1"), negative: partial(_of_class, label="0")}}
+
+
+def _sts(name: str) -> dict[str, dict[str, Rows]]:
+    return {"test": {f"STS.input.{subset}.txt": partial(_scored, subset=subset) for subset in STS_SUBSETS[name]}}
+
+
+STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
+SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
+SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3)
+SST = partial(_fields, text=0, label=1)
+MRPC = partial(_fields, header=True, label=0, sentence1=3, sentence2=4)
+
+SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
+    "mr": ("MR", _classes("rt-polarity.pos", "rt-polarity.neg")),
+    "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
+    "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),
+    "mpqa": ("MPQA", _classes("mpqa.pos", "mpqa.neg")),
+    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in THREE}),
+    "sick": ("SICK", {split: {f"SICK_{file}.txt": SICK} for split, file in SICK_FILES.items()}),
+    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
+    "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
+    "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
+    **{name: (f"STS/{name.upper()}-en-test", _sts(name)) for name in STS_SUBSETS},
+}
+"""{set: (folder, {split: {file: how its rows are read}})}"""

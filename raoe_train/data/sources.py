@@ -1,17 +1,17 @@
-"""Where rows come from: a file, the built-in corpus, or a dataset on a hub."""
+"""Where rows come from: a file, the built-in corpus, a dataset on a hub, or several of them as one pool."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Row, compressed, data_kind, existing_file, read_rows
+from raoe_train.data.files import Row, data_kind, existing_file, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
 """The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with a hypothesis of each label."""
@@ -27,6 +27,9 @@ class Source:
     rows: Iterator[Row]
     line: int = 0  # the number of the row that is being read
 
+    def __str__(self) -> str:
+        return self.name
+
     def place(self) -> str:
         """The row that is being read, for messages."""
         return f"{self.name}, {self.unit} {self.line}"
@@ -38,29 +41,29 @@ def is_file(name: str | os.PathLike[str]) -> bool:
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
         return False
-    separators = [os.sep, os.altsep or os.sep, "#"]
-    return data_kind(name) is not None or any(mark in name for mark in separators)
+    return data_kind(name) is not None or any(mark in name for mark in (os.sep, os.altsep or os.sep, "#"))
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
-    """The sources of one pool, SOURCE+SOURCE, or the one that a name stands for alone. In a pool no file has a + in its
-    own name."""
-    text, parts = os.fspath(name), os.fspath(name).split("+")
+    """The sources of a pool, SOURCE+SOURCE, or the one source that a name stands for. A file with a + in its own name
+    can be no part of a pool."""
+    text = os.fspath(name)
     if not text:
         raise ValueError("a source of data has no name: FILE, FILE#split, or a name on a hub")
+    parts = text.split("+")
     bases = [part.partition("#")[0] for part in parts]
     sources = all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases)
-    its_own = any("+" in whole and os.path.exists(whole) for whole in (text, text.partition("#")[0]))
-    return parts if sources and not its_own else [text]
+    one_file = any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0]))
+    return parts if sources and not one_file else [text]
 
 
 def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | None] | None = None) -> Source:
-    """The rows that a source's name stands for; a Source that is open stays as it is, and has its own columns. A split
-    that is not there only shows while the rows are read."""
+    """The rows that a source's name stands for. A Source stays as it is, with its own columns. An unknown split is an
+    error only when the rows are read."""
     if isinstance(name, Source):
         return name
     if len(parts := pool(name)) > 1:
-        return _pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
+        return pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")
     if is_file(name):
         path, split = _file_and_split(name)
@@ -76,11 +79,14 @@ def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str
     return source
 
 
-def _pooled(name: str, opened: list[Source], columns: Columns) -> Source:
+def pooled(name: str, sources: Sequence[Source], columns: Columns) -> Source:
+    """The rows of several sources, one after the other, as those of one; messages name the source of a row."""
+
     def rows() -> Iterator[Row]:
-        for each in opened:
-            source.name, source.unit = each.name, each.unit
-            yield from each.rows
+        for each in sources:
+            for row in each.rows:
+                source.name, source.unit = each.name, each.unit
+                yield row
         source.name = name
 
     source = Source(name, "row", columns, rows())
@@ -88,21 +94,17 @@ def _pooled(name: str, opened: list[Source], columns: Columns) -> Source:
 
 
 def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What the rows of a file are read from: its bytes' SHA-256, its format and the split, wherever the file lies; of a
-    pool, of each file; None for a source that is no file. Errors as open_source's."""
-    if len(parts := pool(name)) > 1:
-        found = [contents(part) for part in parts]
-        return None if None in found else {"pool": found}
+    """What a file's rows depend on: its bytes' SHA-256, its format and the split; None for a source that is no file."""
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
-    kind = f"{data_kind(path)}{' in gzip' if compressed(path) else ''}"
+    kind = f"{data_kind(path)}{' in gzip' if path.suffix.lower() == '.gz' else ''}"
     return {"sha256": file_digest(path), "kind": kind, "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
     text = os.fspath(name)
-    # a file whose own name has a # in it is taken as it is
+    # the # may be part of a file's own name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
 
@@ -111,7 +113,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
     column = source.columns.mapping.get("split") or NAMES["split"][0]
     splits: Counter[str] = Counter()
     for line, fields in rows:
-        if isinstance(fields, RowProblem):  # nobody can tell which split it is from, so it is the caller's to judge
+        if isinstance(fields, RowProblem):  # its split is unknown, so the caller decides
             yield line, fields
             continue
         if column not in fields:
@@ -119,8 +121,8 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
                 f"{source.name}, {source.unit} {line}: no column {column!r} to find #{split} in; "
                 f"there are: {', '.join(map(repr, fields))}"
             )
-        splits[its := str(fields[column])] += 1
-        if its == split:
+        splits[str(fields[column])] += 1
+        if str(fields[column]) == split:
             yield line, fields
     if split not in splits:
         there = ", ".join(f"{name} ({rows})" for name, rows in splits.items()) or "none"
@@ -140,6 +142,6 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         loaded = loaded[split]
     classes = {column: kind for column, kind in loaded.features.items() if isinstance(kind, ClassLabel)}
     for row in loaded:
-        # by name, so that a dataset with its own order of classes is not misread
+        # by name, because a dataset may number its classes in an order of its own
         named = {column: kind.int2str(row[column]) for column, kind in classes.items() if row[column] not in (None, -1)}
         yield {**row, **named}

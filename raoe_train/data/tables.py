@@ -1,78 +1,164 @@
-"""Rows as Arrow tables in memory."""
+"""The rows of sources as Arrow tables in memory: what is malformed, what is left out, and what is counted."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raoe_train.data.columns import Columns, RowProblem
+from raoe_train.data.files import existing_file, text_lines
+from raoe_train.data.sources import Source, is_file, open_source
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+logger = logging.getLogger(__name__)
+
 BATCH = 4096  # rows that are Python objects at a time
+Parsed = TypeVar("Parsed")
+Parse = Callable[[dict[str, Any], Source], Parsed]
+"""(a row's fields, its source) -> what to keep of it; RowProblem for a row that cannot be used."""
+Reader = Callable[[str, Any], Any]
+"""(the source's column, its value) -> what to keep of it; RowProblem for a value that cannot be used."""
+Counts = dict[str, Any]
+"""{"read": rows of the splits asked for, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
 
 
-def to_table(rows: Iterable[Mapping[str, Any]], names: Sequence[str] | None = None) -> Dataset:
-    """Rows with the same columns as a table in memory.
+class Tally:
+    """Which rows of a source are left out: `dropped` counts them by reason, messages show the first three."""
 
-    Never more than BATCH rows are Python objects at a time; a column's type is that of its first BATCH values. `names`
-    are the columns to keep, by default all.
-    """
+    def __init__(self, on_error: str) -> None:
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
+        self.on_error = on_error
+        self.dropped: Counter[str] = Counter()
+        self._first: list[str] = []
+
+    def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
+        """What `parse` makes of each row; ValueError, with file and line, for a malformed one, unless told to skip."""
+        for line, row in source.rows:
+            source.line = line
+            try:
+                if isinstance(row, RowProblem):
+                    raise row
+                parsed = parse(row, source)
+            except RowProblem as problem:
+                where = f"{source.place()}: {problem}"
+                if problem.malformed and self.on_error == "raise":
+                    raise ValueError(where) from None
+                self.dropped[problem.reason] += 1
+                if len(self._first) < 3:
+                    self._first.append(f"\n  {where}")
+            except ValueError as error:
+                raise ValueError(f"{source.place()}: {error}") from None
+            else:
+                yield parsed
+
+    def counts(self, name: str, kept: int, noun: str, advice: str = "") -> Counts:
+        """The counts of the source `name`, read to its end; ValueError, with `advice`, where nothing was kept."""
+        dropped = {reason: rows for reason, rows in self.dropped.items() if rows}
+        read = kept + self.dropped.total()
+        if not kept:
+            why = ", ".join(f"{rows} x {reason}" for reason, rows in dropped.items()) or "there are no rows"
+            raise ValueError(f"{name}: no {noun} left of {read} rows: {why}{advice}{''.join(self._first)}")
+        return {"read": read, "kept": kept, "dropped": dropped}
+
+
+def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = None) -> Parse:
+    """Read rows as {our column: its value as read}. Columns in `require` (by default all) must be there."""
+    must = tuple(readers if require is None else require)
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        found = source.columns.find(fields, must, readers)
+        return {name: read(found[name], fields[found[name]]) for name, read in readers.items() if name in found}
+
+    return parse
+
+
+def read_table(
+    source: str | os.PathLike[str] | Source,
+    parse: Parse[dict[str, Any]],
+    noun: str,
+    *,
+    columns: Mapping[str, str | None] | None = None,
+    on_error: str = "raise",
+) -> tuple[Dataset, Counts]:
+    """(what `parse` makes of each row, as a table; counts); `noun` is what messages call a row. Errors are those of
+    read_pairs."""
+    opened, tally = open_source(source, columns), Tally(on_error)
+    table = to_table(tally.kept(opened, parse))
+    counts = tally.counts(opened.name, len(table), noun)
+    if dropped := counts["dropped"]:
+        left_out = counts["read"] - counts["kept"]
+        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], dropped)
+    return table, counts
+
+
+def to_table(rows: Iterable[Mapping[str, Any]]) -> Dataset:
+    """Rows with the same columns as a table in memory. A column's type is that of its first BATCH values."""
     import pyarrow
     from datasets import Dataset
     from datasets.fingerprint import generate_random_fingerprint
     from datasets.table import InMemoryTable
 
-    batches = _batches(rows, names)
-    first = next(batches, pyarrow.RecordBatch.from_pydict({}))
-    table = InMemoryTable(pyarrow.Table.from_batches(itertools.chain([first], batches)))
-    return Dataset(table, fingerprint=generate_random_fingerprint())  # its own would be made of a copy
-
-
-def _batches(rows: Iterable[Mapping[str, Any]], names: Sequence[str] | None) -> Iterator[Any]:
-    import pyarrow
-
-    schema = None
-    for some in runs(rows, BATCH):
-        batch = pyarrow.RecordBatch.from_pydict(
-            {name: [row[name] for row in some] for name in names or some[0]}, schema
-        )
-        schema = batch.schema
-        yield batch
-
-
-def drawn(table: Dataset, most: int | None, seed: int) -> Dataset:
-    """At most so many of the rows, drawn with `seed`, in their order."""
-    if most is None or most >= len(table):
-        return table
-    return table.select(sorted(random.Random(seed).sample(range(len(table)), most)))
-
-
-def runs(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    """Lists of `size` items, the last shorter."""
-    iterator = iter(items)
-    while run := list(itertools.islice(iterator, size)):
-        yield run
+    iterator, batches, schema = iter(rows), [], None
+    while some := list(itertools.islice(iterator, BATCH)):
+        batches.append(pyarrow.RecordBatch.from_pydict({name: [row[name] for row in some] for name in some[0]}, schema))
+        schema = batches[0].schema
+    table = InMemoryTable(pyarrow.Table.from_batches(batches or [pyarrow.RecordBatch.from_pydict({})]))
+    return Dataset(table, fingerprint=generate_random_fingerprint())  # the default would hash a copy of the table
 
 
 class Texts:
-    """All sentences of datasets, to be iterated as often as one likes: by dataset, by column, row by row; of a column
-    of lists each list's, one after another."""
+    """All sentences of datasets, of columns of texts and of lists of texts; can be iterated any number of times."""
 
     def __init__(self, datasets: Mapping[str, Any]) -> None:
         self.datasets = dict(datasets)
 
     def __iter__(self) -> Iterator[str]:
-        for column in self.columns():
-            for value in column.to_pylist():
-                yield from [value] if isinstance(value, str) else value
-
-    def columns(self) -> Iterator[Any]:
-        """The columns, BATCH rows of one at a time, as pyarrow.ChunkedArray."""
         for dataset in self.datasets.values():
             for name in dataset.column_names:
-                if name in ("score", "label"):
-                    continue
-                for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
-                    yield table[name]
+                if name not in ("score", "label"):
+                    for table in dataset.select_columns([name]).with_format("arrow").iter(BATCH):
+                        for value in table[name].to_pylist():
+                            yield from [value] if isinstance(value, str) else value
+
+
+def read_sentences(source: str, columns: Mapping[str, Any] | None = None) -> list[str]:
+    """The sentences of a source, in order; every line of a .txt file, blank ones too, so that row i is line i + 1."""
+    sentences = []
+    for where, sentence, problem in each_sentence(source, columns):
+        if problem is not None:
+            raise ValueError(f"{where}: {problem}")
+        sentences.append(sentence)
+    if not sentences:
+        raise ValueError(f"{source}: there are no sentences")
+    return sentences
+
+
+def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iterator[tuple[str, str, str | None]]:
+    """(where, sentence, None) of each row of a source, or (where, "", what is wrong with the row)."""
+    if is_file(source) and source.lower().removesuffix(".gz").endswith(".txt") and not columns:
+        lines = text_lines(existing_file(source))
+        rows = ((number, RowProblem("not UTF-8") if line is None else {"text": line}) for number, line in lines)
+        opened = Source(source, "line", Columns(), rows)
+    else:
+        opened = open_source(source, columns)
+    for line, fields in opened.rows:
+        opened.line = line
+        if isinstance(fields, RowProblem):
+            yield opened.place(), "", str(fields)
+            continue
+        try:
+            column = opened.columns.find(fields, ("sentence",))["sentence"]
+        except RowProblem as problem:
+            raise ValueError(f"{opened.place()}: {problem}") from None
+        text = fields[column]
+        if isinstance(text, str):
+            yield opened.place(), text, None
+        else:
+            yield opened.place(), "", str(RowProblem(f"{column} is {text!r}, not a text"))

@@ -1,7 +1,8 @@
-"""Triplets of an anchor, an entailed and a contradicting text: what InfoNCE with hard negatives trains on."""
+"""Triplets of an anchor, an entailed and a contradicting text, and lists of ranking sentences."""
 
 from __future__ import annotations
 
+import ast
 import itertools
 import os
 from collections import Counter
@@ -9,19 +10,28 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from raoe_train.data.columns import NLI_LABELS, ROLES, LabelMap, parse_label, parse_sentence, resolve_label_map
+from raoe_train.data.columns import (
+    NLI_LABELS,
+    ROLES,
+    LabelMap,
+    RowProblem,
+    as_word,
+    parse_label,
+    parse_sentence,
+    resolve_label_map,
+)
 from raoe_train.data.pairs import TEXTS
-from raoe_train.data.rows import Counts, Parse, Tally, by_column, each_kept
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import to_table
+from raoe_train.data.tables import Counts, Parse, Tally, by_column, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 CLASSES = ("entailment", "contradiction", "neutral")
-"""What a premise's hypotheses are to it, in the order of the roles positive, negative, neutral."""
+"""The classes of a premise's hypotheses, in the order of the roles positive, negative, neutral."""
 
 PAIRINGS = ("one", "zip", "all")
+SHORTEST = 3  # two sentences leave nothing to rank
 
 
 def triplet_table(
@@ -35,33 +45,30 @@ def triplet_table(
 ) -> tuple[Dataset, Counts]:
     """Read triplets, or make them of NLI pairs.
 
-    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral)
-    holds triplets, which are taken as they are, repeated ones too. Any other holds pairs of a premise and a
-    hypothesis with a label, which are grouped by the premise's exact text.
+    A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral) holds
+    triplets, which are taken as they are. Any other holds pairs of a premise and a hypothesis with a label, which are
+    grouped by the premise's exact text.
 
-    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the
-    same premise (footnote 7: "we only sample one") and leaves premises without one out (issue 238 of its repository:
-    275,601 triplets are left of 314k pairs); the code that made its file is not published. The default here is one
-    triplet a premise: a premise that stands in a batch twice would have its own positive among the negatives.
+    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the same
+    premise and leaves premises without one out. The default here is one triplet a premise: with several, a premise that
+    stands in a batch twice would have its own positive among the negatives.
 
     Args:
-        source, columns, on_error: as for pair_table.
+        source, columns, on_error: as for read_pairs.
         labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
         neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
             in it, section 6.3.)
         pairing: of pairs, in file order. "one": a premise's first entailed with its first contradicting hypothesis;
             "zip": its i-th with its i-th, as many as it has of the fewer; "all": every combination.
 
-    Rows dropped always, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked for;
-    "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
-    "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus"
-    (hypotheses that the pairing leaves over).
+    Rows that are always dropped, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked
+    for; "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
+    "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus" (hypotheses
+    that the pairing leaves over).
 
     Returns:
         (Dataset, counts, "kept" the rows that stand in a triplet). Columns anchor, positive, negative and, if asked
-        for, neutral: strings; of NLI the premise, an entailed, a contradicting and a neutral hypothesis. Losses of
-        sentence-transformers go by this order: anchor, positive, then every further one a negative. Errors are those of
-        read_pairs.
+        for, neutral: strings, in the order that losses of sentence-transformers expect. Errors are those of read_pairs.
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
@@ -72,7 +79,7 @@ def triplet_table(
     roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
-    chosen: list[Parse] = []  # what the first row is, all are
+    chosen: list[Parse] = []  # the first row decides for all
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
         if not chosen:
@@ -81,7 +88,7 @@ def triplet_table(
         return tuple(chosen[0](fields, source).values())
 
     opened, tally = open_source(source, columns), Tally(on_error)
-    rows = list(each_kept(opened, parse, tally))
+    rows = list(tally.kept(opened, parse))
     left_out = tally.dropped.total()
     advice = ""
     if chosen == [as_pair]:
@@ -128,9 +135,55 @@ def _combine(
 
 
 def _advice(labels: set[int]) -> str:
-    """What pairs with these labels lack that gave no triplet."""
+    """Why pairs with these labels gave no triplet."""
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
     why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
     if absent:
         why += f"No row is labelled {' or '.join(absent)}: if a word of the file means it, say so with labels. "
     return why + "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."
+
+
+def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, Counts]:
+    """Read lists of sentences: rows with `sentences`, a list of texts, and perhaps an `id` and a `method`.
+
+    Source, on_error and errors are those of read_pairs. Malformed rows are counted as "malformed row", "no list",
+    "hole" (a sentence that is null, empty or no text), "shorter than 3" or "duplicate id" (the first one stays). A list
+    is never closed up around a hole, because the places of its sentences are what it says.
+
+    Returns:
+        (Dataset, counts). Columns id (string; "line N" where a row has none), sentences (list of at least three
+        strings, the source first), method (string; how they were written, "" where a row does not say).
+    """
+    lines: dict[str, int] = {}
+
+    def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
+        sentences = parse_list(fields, source)["sentences"]
+        name = f"{source.unit} {source.line}" if fields.get("id") is None else str(fields["id"])
+        if name in lines:
+            raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
+        lines[name] = source.line
+        return {"id": name, "sentences": sentences, "method": as_word(fields.get("method"))}
+
+    return read_table(source, parse, "list", on_error=on_error)
+
+
+def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
+    """{"sentences"} of a row. The paper's authors publish theirs in a column list_sent, each list as text."""
+    sentences = fields.get("sentences", fields.get("list_sent"))
+    if isinstance(sentences, str) and sentences.startswith("["):
+        try:
+            sentences = ast.literal_eval(sentences)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            raise RowProblem(f"{sentences[:40]!r}… is no list of texts", reason="no list") from None
+    if not isinstance(sentences, list):
+        there = ", ".join(map(repr, fields))
+        raise RowProblem(f"no list of sentences in a column 'sentences'; there are: {there}", reason="no list")
+    for place, sentence in enumerate(sentences):
+        try:
+            parse_sentence(f"sentence {place}", sentence)
+        except RowProblem as problem:
+            raise RowProblem(f"{problem}; a list has no holes", reason="hole") from None
+    if len(sentences) < SHORTEST:
+        few = f"{len(sentences)} sentences, where a ranking takes at least {SHORTEST}"
+        raise RowProblem(few, reason=f"shorter than {SHORTEST}")
+    return {"sentences": sentences}

@@ -1,8 +1,4 @@
-"""The analyses of the job `evaluate`, which are the BeLLM paper's.
-
-Each has the name that the job knows it by, takes (model, tasks, output, batch_size), a SentenceTransformer and tasks as
-evaluate_tasks has them, and gives plain values.
-"""
+"""The BeLLM paper's analyses, for the job `evaluate`: what layers are worth, how alike token states are, and words."""
 
 from __future__ import annotations
 
@@ -14,25 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from scipy import stats
 
 from raoe_train.artifacts import figures
+from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
-# Where models keep their layers: decoders and ModernBERT, BERT and its like, DistilBERT.
+# where decoders and ModernBERT, BERT and its like, and DistilBERT keep their layers
 LISTS = ("layers", "encoder.layer", "transformer.layer")
 WORD = re.compile(r"\w+(?:['’]\w+)*")
-TOP = 100  # words are frequent ones; the paper states no threshold
-COMMON, EXAMPLES = 20, 10  # words, and sentences with theirs, that are shown
+TOP = 100  # the most frequent words; the paper states no threshold
+COMMON, EXAMPLES = 20, 10  # numbers of words, and of sentences with their word, that are shown
 
 
 def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
-    """Main metrics against the number of layers kept (Section 3.1, Figure 4), and beside `output` a plot. Layers go
-    from the last to the first, the final norm stays; afterwards the model is as it was.
-
-    Returns:
-        {"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}; None stands for an
-        undefined metric. ValueError for a model whose layers are not known.
-    """
+    """{"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}: metrics against the number
+    of layers kept (Section 3.1, Figure 4), None where undefined; with a plot beside `output`. Layers are removed from
+    the last to the first, the final norm stays, and afterwards the model is as it was."""
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
@@ -45,18 +40,16 @@ def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batc
         "average": [result["average"] for result in results],
     }
     if output:
-        made, axis = figures.figure()
+        figure, axis = figures.figure()
         axis.plot(counts, found["average"], "o-", markersize=3, color=figures.COLOURS[0])
         axis.set(title=output.stem, xlabel="layers kept", ylabel="average x 100")
-        figures.save(made, output.with_name(f"{output.stem}-degradation.png"))
+        figures.save(figure, output.with_name(f"{output.stem}-degradation.png"))
     return found
 
 
 @contextmanager
 def first_layers(model: Any, count: int) -> Iterator[None]:
-    """Within it, a SentenceTransformer has only its first `count` layers, and behind them its final norm.
-
-    Layers of a BidirectionalModel that look both ways go on doing so."""
+    """Within it, a model has only its first `count` layers and its final norm; bidirectional layers stay so."""
     owner, name = _layer_list(model[0].model)
     layers = getattr(owner, name)
     try:
@@ -70,45 +63,40 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
 
 def _layer_list(inner: Any) -> tuple[Any, str]:
     """The module that has the layers of a transformers model, and the name of their list in it."""
-    from torch import nn
-
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
-
     whole = inner.decoder if isinstance(inner, BidirectionalModel) else inner
-    modules = dict(whole.named_modules())  # the whole is called ""
+    modules = dict(whole.named_modules())  # `whole` itself has the name ""
     for place in LISTS:
         owner, _, name = place.rpartition(".")
         layers = modules.get(place)
-        # a list of another length is not of the layers, or not of all
-        if isinstance(layers, nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
+        # a list of another length holds something else, or not all layers
+        if isinstance(layers, torch.nn.ModuleList) and len(layers) == whole.config.num_hidden_layers:
             return modules[owner], name
     raise ValueError(f"layers cannot be removed from a {whole.config.model_type!r}: it has none of {', '.join(LISTS)}")
 
 
-def dependency(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """How alike a sentence's last hidden states are to that of its pivot token (Sections 2 and 5.5, Figures 2 and 5).
-
-    The paper's means on the STS-B test set are about 0.17 for LLaMA 7B, 0.15 for ChatGLM 6B and 0.35 for BERT base.
-    """
-    return summary(pivot_correlations(model, sentences_of(tasks), batch_size))
-
-
 def pivot_correlations(model: Any, sentences: Sequence[str], batch_size: int = 64) -> np.ndarray:
-    """Mean over a sentence's tokens of Spearman's correlation between their last hidden states and the pivot's: [n]
-    float64; NaN where undefined, without a token beside the pivot or with a state whose values are all equal.
+    """How alike a sentence's last hidden states are to that of its pivot token (Sections 2 and 5.5, Figures 2 and 5):
+    mean over its tokens of Spearman's correlation with the pivot's state, [n] float64. It is NaN without a token beside
+    the pivot, or with a state whose values are all equal.
 
     The pivot is the last real token of decoders and the first, [CLS], of encoders, as in the paper, whatever the
-    pooling is. The paper does not say which tokens count: here it is all real ones but the pivot, those of the prompt
-    and special ones (BOS, [SEP]) too, since the pivot's state depends on them as on the sentence's own. So compare
-    models under the same prompt.
+    pooling is. All other real tokens count, also special ones and those of the prompt: compare models under the same
+    prompt. The paper's means on STS-B's test set are about 0.17 (LLaMA 7B), 0.15 (ChatGLM 6B) and 0.35 (BERT base).
     """
     pivot = -1 if is_decoder(model) else 0
-    found = {
-        text: _mean_correlation(tokens.cpu().double().numpy(), pivot)
-        for texts, states in token_states(model, sentences, batch_size)
-        for text, tokens in zip(texts, states, strict=True)
-    }
+    found: dict[str, float] = {}
+    for texts, states in token_states(model, sentences, batch_size):
+        correlations = (_mean_correlation(tokens.cpu().double().numpy(), pivot) for tokens in states)
+        found.update(zip(texts, correlations, strict=True))
     return np.array([found[text] for text in sentences])
+
+
+def _mean_correlation(states: np.ndarray, pivot: int) -> float:
+    if len(states) < 2:
+        return np.nan
+    with np.errstate(invalid="ignore"):
+        correlations = np.corrcoef(stats.rankdata(states, axis=1))[pivot]
+    return float(np.delete(correlations, pivot).mean())
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
@@ -127,13 +115,13 @@ def is_decoder(model: Any) -> bool:
 
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
-    """The different sentences of tasks; those of mteb are not known here."""
+    """The distinct sentences of tasks; those of mteb's tasks are not known here."""
     return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
 
 
 def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> Iterator[tuple[list[str], list[Any]]]:
-    """Batches of different sentences, the longest first, and the last hidden states of their real tokens, [tokens, d]
-    each, on the model's device and of its dtype, under its own prompt. ValueError for a state that is not finite."""
+    """Batches of distinct sentences, the longest first, and the last hidden states of their real tokens, [tokens, d]
+    each, on the model's device, under its own prompt. ValueError for a state that is not finite."""
     if not sentences:
         raise ValueError("sentences must list at least one text")
     distinct = sorted(dict.fromkeys(sentences), key=len, reverse=True)
@@ -153,30 +141,12 @@ def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> 
         model.train(training)
 
 
-def _mean_correlation(states: np.ndarray, pivot: int) -> float:
-    from scipy import stats
-
-    if len(states) < 2:
-        return np.nan
-    ranks = stats.rankdata(states, axis=1)
-    ranks -= ranks.mean(axis=1, keepdims=True)
-    norms = np.linalg.norm(ranks, axis=1)
-    with np.errstate(invalid="ignore"):
-        correlations = ranks @ ranks[pivot] / (norms * norms[pivot])
-    return float(np.delete(correlations, pivot).mean())
-
-
-def words(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int) -> dict[str, Any]:
-    """Representative words, and how common they are in the sentences: the token that a decoder's language model would
-    write where its sentence embedding is read (Section 3.3 and Appendix A).
+def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
+    """Representative words (Section 3.3 and Appendix A), and how common they are in the sentences.
 
     "rare_share" is Appendix A's number: 91.74 % of representative words in STS-B "are not high-frequency words".
     "wordless_share" is of tokens without a letter or digit, which are never frequent words.
     """
-    return word_report(model, sentences_of(tasks), batch_size)
-
-
-def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
     frequent = frequent_words(sentences, TOP)  # before the model runs, so that an error costs no time
     found = representative_words(model, sentences, batch_size)
     share = sum(word.lower() in frequent for word in found) / len(found)
@@ -193,56 +163,53 @@ def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> d
 
 
 def representative_words(model: Any, sentences: Sequence[str], batch_size: int = 64) -> list[str]:
-    """Of each sentence the token that the language model finds most probable after its last real one, stripped of
-    white space. With a prompt such as 'The representative word for {text} is:"' that is the representative word, or its
-    first piece where the tokenizer has no token for the whole."""
-    import torch
-
+    """The token that the language model finds most probable after each sentence, without spaces. With a prompt such as
+    'The representative word for {text} is:"' it is the representative word, or its first piece."""
     write = language_head(model)
-    tokenizer = model[0].tokenizer
     found: dict[str, str] = {}
     for texts, states in token_states(model, sentences, batch_size):
         with torch.inference_mode():
             ids = write(torch.stack([tokens[-1] for tokens in states])).argmax(dim=-1)
-        found.update((text, tokenizer.decode([token]).strip()) for text, token in zip(texts, ids.tolist(), strict=True))
+        tokens = (model[0].tokenizer.decode([token]).strip() for token in ids.tolist())
+        found.update(zip(texts, tokens, strict=True))
     return [found[text] for text in sentences]
 
 
 def language_head(model: Any) -> Callable[[Any], Any]:
     """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary].
 
-    It is the decoder's own embedding where the two are tied. Else it comes with the language model that the decoder, or
-    the base model of a BidirectionalModel, was loaded from, which is loaded for it; ValueError where that has none."""
-    from torch.nn.functional import linear
-
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    It is the decoder's own embedding where the two are tied. Else the language model that the decoder was loaded from
+    is loaded for it; ValueError where that has no head."""
     from raoe_train.generation.models import LanguageModel, load_language_model
 
     inner = model[0].model
     if not is_decoder(model):
         raise ValueError(f"a {inner.config.model_type!r} is no decoder, so no word comes after its last token")
-    both_ways = isinstance(inner, BidirectionalModel)
-    decoder = inner.decoder if both_ways else inner
+    decoder = inner.decoder if isinstance(inner, BidirectionalModel) else inner
     if getattr(decoder.config, "tie_word_embeddings", False):
         weight, bias = decoder.get_input_embeddings().weight, None
     else:
-        name, revision = (inner.config.base_model, inner.config.base_revision) if both_ways else (None, None)
-        name = name or decoder.config._name_or_path
+        name = getattr(inner.config, "base_model", None) or decoder.config._name_or_path
         if not name:
             raise ValueError("it is not known where the head of the language model is")
+        revision = getattr(inner.config, "base_revision", None)
         whole = load_language_model(LanguageModel(name, revision=revision, device="cpu"))
         head = whole.get_output_embeddings().to(inner.device)
         weight, bias = head.weight, head.bias
-    return lambda states: linear(states.to(weight.dtype), weight, bias)
+    return lambda states: torch.nn.functional.linear(states.to(weight.dtype), weight, bias)
 
 
 def frequent_words(corpus_sentences: Sequence[str], top: int) -> set[str]:
-    """The `top` most frequent words, lower-cased; of equally frequent ones the first in the alphabet."""
-    counts = Counter(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
-    if not counts:
+    """The `top` most frequent words, lower-cased; ties go by the alphabet."""
+    words = sorted(word for sentence in corpus_sentences for word in WORD.findall(sentence.lower()))
+    if not words:
         raise ValueError("the sentences have no words")
-    return set(sorted(counts, key=lambda word: (-counts[word], word))[:top])
+    return {word for word, _ in Counter(words).most_common(top)}
 
 
-# by the names that the job evaluate knows them by
-ANALYSES = {"degradation": degradation, "dependency": dependency, "words": words}
+# {name in the job evaluate: (model, tasks, output, batch size) -> plain values}
+ANALYSES: dict[str, Callable[..., dict[str, Any]]] = {
+    "degradation": degradation,
+    "dependency": lambda model, tasks, _, size: summary(pivot_correlations(model, sentences_of(tasks), size)),
+    "words": lambda model, tasks, _, size: word_report(model, sentences_of(tasks), size),
+}

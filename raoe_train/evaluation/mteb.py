@@ -18,7 +18,7 @@ def read_mteb(name: str, reading: Reading) -> Task:
 
     try:
         return of_task(mteb.get_task(name), reading.cache)
-    except KeyError as error:  # which suggests the nearest
+    except KeyError as error:  # its message suggests the nearest name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
 
 
@@ -27,11 +27,6 @@ def benchmark(kind: str) -> dict[str, Any]:
     import mteb
 
     return {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARKS[kind]).tasks}
-
-
-def words(kind: str) -> list[str]:
-    """The words of all tasks of a benchmark."""
-    return [f"{kind}:{name}" for name in benchmark(kind)]
 
 
 def _read(kind: str, name: str, reading: Reading) -> Task:
@@ -52,13 +47,12 @@ def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:
     counted = kind in BENCHMARKS
     content += [list(task.hf_subsets), list(task.eval_splits)] if counted else []
     more = {"category": metadata.type} if counted else {}
-    return Task(kind, "main_score", content, run=lambda model, size: run(task, cache, model, size) | more)
+    return Task(kind, "main_score", content, run=lambda model, size: _run(task, cache, model, size) | more)
 
 
-def run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
-    """{"main_score": mean over the task's splits and subsets, "metric": what that is, "scores": {split: {subset: of
-    it}}}, and of reranking tasks "map" and "mrr" over all candidates; x100. What is in the cache is not evaluated
-    again."""
+def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
+    """{"main_score": mean over the task's splits and subsets, "metric": its name, "scores": {split: {subset: its main
+    score}}}, and of reranking tasks "map" and "mrr" over all candidates; x100. Results in the cache are reused."""
     import mteb
 
     watched = sys.stderr.isatty()
@@ -71,16 +65,13 @@ def run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str,
         show_progress_bar=watched,
         co2_tracker=False,
     ).task_results[0]
-    found = found.validate_and_filter_scores(task)  # others of its subsets may be in the cache
+    found = found.validate_and_filter_scores(task)  # the cache may have other subsets, too
     model.train(training)
-    result = {
-        "main_score": 100 * float(found.get_score()),
-        "metric": str(task.metadata.main_score),
-        "scores": {
-            split: {part["hf_subset"]: 100 * float(part["main_score"]) for part in parts}
-            for split, parts in found.scores.items()
-        },
+    scores = {
+        split: {part["hf_subset"]: 100 * float(part["main_score"]) for part in parts}
+        for split, parts in found.scores.items()
     }
+    result = {"main_score": 100 * float(found.get_score()), "metric": str(task.metadata.main_score), "scores": scores}
     if task.metadata.type == "Reranking":
         for name in ("map", "mrr"):
             result[name] = 100 * float(found.get_score(getter=lambda scores, name=name: scores[f"{name}_at_1000"]))

@@ -1,8 +1,9 @@
-"""Polarity and semantic scores, and the tasks polarity:NAME of them: whether what an encoder retrieves is of the
-sentence's class, and whether it is still about the same thing (the margins paper's Eq. 1 and 2)."""
+"""Polarity and semantic scores, and the tasks polarity:NAME: whether what an encoder retrieves is of the sentence's
+class, and whether it is still about the same thing (the margins paper's Eq. 1 and 2)."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
@@ -12,24 +13,17 @@ import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.artifacts.provenance import fingerprint
-from raoe_train.data.labelled import distinct, labelled_table
-from raoe_train.data.tables import drawn
-from raoe_train.encoders import frozen
-from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.neighbours import nearest
+from raoe_train.data.mining import distinct, labelled_table
+from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
 from raoe_train.encoders.settings import settings_said
-from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import Reading, Task
-
-DISCOUNTS = ("linear", "none")
+from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
     """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for i
-    from 1 (the margins paper, section 3.1), or all the same."""
-    if discount not in DISCOUNTS:
-        raise ValueError(f"discount must be one of {', '.join(DISCOUNTS)}, got {discount!r}")
+    from 1 (the margins paper, section 3.1), or none, all the same."""
+    if discount not in ("linear", "none"):
+        raise ValueError(f"discount must be one of linear, none, got {discount!r}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     return np.full(k, 1 / k) if discount == "none" else 2 * (k - np.arange(k)) / (k * (k + 1))
@@ -39,7 +33,7 @@ class PolarityEvaluator(SentenceEvaluator):
     """Scores of an encoder, which retrieves for each sentence the k nearest of the source sentences:
 
     - polarity, P(s) = sum_i w_i [class of s_i = class of s] (Eq. 1);
-    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R. Its own S is what there is to keep.
+    - similarity, S(s) = sum_i w_i cos_R(s, s_i) (Eq. 2), by a frozen reference R; compare it with the S of R itself.
 
     Calling it gives {NAME_polarity, NAME_polarity_std, NAME_similarity, NAME_similarity_std} in percent, mean and
     (population) standard deviation over the sentences.
@@ -79,13 +73,12 @@ class PolarityEvaluator(SentenceEvaluator):
         self.texts, self.labels = [*sentences, *source_sentences], list(labels)
         numbers = {label: number for number, label in enumerate(dict.fromkeys(source_labels))}
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
-        self.k, self.discount = self._enough(k), discount
-        weights(k, discount)  # what they cannot be is found now
-        self.batch_size, self.name = batch_size, name
-        found = reference if isinstance(reference, np.ndarray) else self._embed(reference)
-        if len(found) != len(self.texts):
-            raise ValueError(f"reference has {len(found)} rows for {len(self.texts)} sentences and source sentences")
-        self.reference = unit_rows(found)
+        self.k, self.discount, self.batch_size, self.name = k, discount, batch_size, name
+        self._check(k)
+        embeddings = reference if isinstance(reference, np.ndarray) else self._embed(reference)
+        if (rows := len(embeddings)) != len(self.texts):
+            raise ValueError(f"reference has {rows} rows for {len(self.texts)} sentences and source sentences")
+        self.reference = unit_rows(embeddings)
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
     def __call__(
@@ -96,109 +89,107 @@ class PolarityEvaluator(SentenceEvaluator):
         return named
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1.
-
-        Args:
-            embeddings: [n + m, d] of the sentences and then the source sentences.
-        """
+        """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1, for [n + m, d] embeddings of the sentences
+        and then the source sentences."""
         return self._weighted(*self._retrieved(embeddings, self.k), self.k)
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
-        """(a summary in percent, P of each sentence, [n] from 0 to 1).
-
-        The summary is {"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k",
-        "by_class": {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}} for each k of
-        `curve`}.
-        """
-        found = self._retrieved(embeddings, self._enough(max([self.k, *curve])))
+        """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
+        {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}}}, in percent; P of each
+        sentence, [n] from 0 to 1)."""
+        most = max([self.k, *curve])
+        self._check(most)
+        found = self._retrieved(embeddings, most)
         polarity, similarity = self._weighted(*found, self.k)
         labels = np.array(list(map(str, self.labels)))
 
         def of(chosen: np.ndarray) -> dict[str, Any]:
             return {**_percent(polarity[chosen], similarity[chosen]), "sentences": int(chosen.sum())}
 
-        result = {
+        result: dict[str, Any] = {
             **of(np.full(len(labels), True)),
             "sources": len(self.texts) - len(labels),
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        if curve:
-            means = {str(k): _percent(*self._weighted(*found, k)) for k in curve}
-            result["curve"] = {
-                k: {name: mean[name] for name in ("polarity", "similarity")} for k, mean in means.items()
-            }
+        for k in curve:
+            mean = _percent(*self._weighted(*found, k))
+            result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
 
     def _embed(self, model: Any) -> np.ndarray:
         return encode_sentences(model, self.texts, self.batch_size)
 
-    def _enough(self, k: int) -> int:
-        sources = len(self.texts) - len(self.labels)
-        if sources < k:
+    def _check(self, k: int) -> None:
+        weights(k, self.discount)
+        if (sources := len(self.texts) - len(self.labels)) < k:
             raise ValueError(f"k is {k} and there are {sources} source sentences: lower k")
-        return k
 
     def _retrieved(self, embeddings: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of the k nearest source sentences of each sentence: whether they are of its class, [n, k] float64, and their
-        cosine with it by the reference, [n, k] float64."""
+        """Whether the k nearest source sentences are of a sentence's class, and their cosine with it by the reference,
+        [n, k] float64 each."""
         n, unit = len(self.labels), unit_rows(embeddings)
-        found, _ = nearest(unit[:n], unit[n:], k)
+        places, _ = nearest(unit[:n], unit[n:], k)
         # a row at a time: [n, k, d] of them all may be large
-        cosines = np.stack([self.reference[n + places] @ self.reference[i] for i, places in enumerate(found)])
-        return (self.classes[n + found] == self.classes[:n, None]).astype(np.float64), cosines.astype(np.float64)
+        cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
+        return (self.classes[n + places] == self.classes[:n, None]).astype(np.float64), cosines.astype(np.float64)
 
     def _weighted(self, same: np.ndarray, cosines: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(P, S) of each sentence by the first k of what it found."""
         w = weights(k, self.discount)
         return same[:, :k] @ w, cosines[:, :k] @ w
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
     """Means and standard deviations over sentences, x 100."""
-    found: dict[str, float] = {}
-    for name, values in (("polarity", polarity), ("similarity", similarity)):
-        found |= {name: 100 * float(values.mean()), f"{name}_std": 100 * float(values.std())}
-    return found
+    return {
+        "polarity": 100 * float(polarity.mean()),
+        "polarity_std": 100 * float(polarity.std()),
+        "similarity": 100 * float(similarity.mean()),
+        "similarity_std": 100 * float(similarity.std()),
+    }
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
-    """The labelled texts of a task: of test all, or options.max_sentences, are scored, and options.sources times as
-    many of train, drawn, are retrieved (the margins paper, section 3.2)."""
+    """The labelled texts of a task: those of test, or options.max_sentences of them, are scored; options.sources times
+    as many of train, drawn, are there to be retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
-    encoder = options.reference
-    if encoder is None:
+    if (encoder := options.reference) is None:
         raise ValueError(
             f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
         )
     source = find_source(name, reading.data_dir, "polarity", whole=True)
-    data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
-    where = source if isinstance(source, str) else f"task {name!r}"
+    data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
     test, train = (data.select([k for k, its in enumerate(splits) if its == split]) for split in (TEST, TRAIN))
     if not len(test):
-        raise ValueError(f"{where} has no split {TEST!r}; splits {TRAIN} and {TEST} are needed")
-    test, train = drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
+        raise ValueError(f"{source} has no split {TEST!r}; splits {TRAIN} and {TEST} are needed")
+    test, train = _drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
     wanted = options.sources * len(test)
     if len(train) < wanted:
         raise ValueError(
-            f"{where}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
+            f"{source}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
             f"{len(train)}: lower polarity.sources or polarity.max_sentences"
         )
-    sources = drawn(train, wanted, options.seed)
+    sources = _drawn(train, wanted, options.seed)
     (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 
     @cache
-    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored, as it asks the reference
-        reference = frozen.embeddings(encoder, [*texts, *others], "reference", options.cache)
+    def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored: it runs the reference
+        reference = embeddings(encoder, [*texts, *others], "reference", options.cache)
         return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
         result, polarity = evaluator().report(embeddings, options.curve)
         return result, Outcomes(100 * polarity)
 
-    # what is said beyond the name stands beside it, so that a bare name's results stay those they were
     said = settings_said(encoder)
     reference = said.pop("name")
     made_by = {**asdict(options), "cache": None, "reference": reference, "files": fingerprint(reference), **said}
     return Task("polarity", "polarity", [[*texts, *others], labels, theirs, made_by], [*texts, *others], score)
+
+
+def _drawn(data: Any, most: int | None, seed: int) -> Any:
+    """At most so many of the rows, drawn with `seed`, in their order."""
+    if most is None or most >= len(data):
+        return data
+    return data.select(sorted(random.Random(seed).sample(range(len(data)), most)))

@@ -1,20 +1,22 @@
-"""Semantic textual similarity: correlation of an encoder's cosines with human scores."""
+"""Semantic textual similarity: correlation of an encoder's cosines with human scores; submissions for C-STS."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from raoe_train.data.conditional import read_scored
-from raoe_train.encoders.embed import cosines, rounding
-from raoe_train.evaluation.finding import find_source
-from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import Reading, Task, evaluate_tasks, mean_of_all
+from raoe_train.artifacts.writing import write_json
+from raoe_train.data.pairs import conditional_table, is_conditional, read_scored
+from raoe_train.encoders.embed import cosines, encode_sentences, rounding
+from raoe_train.encoders.settings import CONDITIONAL, Model
+from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_source, mean_of_all
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 
 def read_sts(name: str, reading: Reading) -> Task:
     """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
-    source = find_source(name, reading.data_dir, "sts")
-    return of_pairs(read_scored(source, reading.prompt, columns=reading.columns, on_error=reading.on_error))
+    return of_pairs(read_scored(find_source(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
 def of_pairs(pairs: Dataset) -> Task:
@@ -57,31 +58,66 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
-    found = {"spearman": stats.spearmanr(similarity, scores), "pearson": stats.pearsonr(similarity, scores)}
-    return {name: 100 * float(of.statistic) for name, of in found.items()}
+    spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
+    return {"spearman": 100 * float(spearman.statistic), "pearson": 100 * float(pearson.statistic)}
 
 
 class StsEvaluator(SentenceEvaluator):
-    """of_pairs for a trainer: NAME_spearman_cosine, what the best model is chosen by, and NAME_pearson_cosine, from -1
+    """of_pairs for a trainer: NAME_spearman_cosine, by which the best model is chosen, and NAME_pearson_cosine, from -1
     to 1; NaN where they are undefined. Of several sets by name these are their means, beside NAME_SET_spearman_cosine
     and NAME_SET_pearson_cosine of each."""
 
-    def __init__(self, pairs: Dataset | Mapping[str, Dataset], batch_size: int, name: str) -> None:
+    def __init__(self, sets: Mapping[str, Dataset], batch_size: int, name: str) -> None:
         super().__init__()
-        sets = pairs if isinstance(pairs, Mapping) else {name: pairs}
-        self.tasks = {each: of_pairs(its) for each, its in sets.items()}
+        self.tasks = {each: of_pairs(pairs) for each, pairs in sets.items()}
         self.batch_size, self.name = batch_size, name
         self.primary_metric = f"{name}_spearman_cosine"
 
     def __call__(
         self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        found = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
+        results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
         named: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
-            of = {each: math.nan if its[metric] is None else its[metric] / 100 for each, its in found.items()}
+            values = {each: its[metric] for each, its in results.items()}
+            of = {each: math.nan if value is None else value / 100 for each, value in values.items()}
             named[f"{self.name}_{metric}_cosine"] = sum(of.values()) / len(of)
             if len(of) > 1:
                 named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in of.items()}
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
+
+
+def conditional_prompt(model: Any) -> str | None:
+    """The prompt of a model's recipe, or the one with a {condition} that it was saved with, or has in memory."""
+    if not isinstance(model, Model):
+        prompts = model.prompts
+    elif model.prompt is not None:
+        return model.prompt
+    else:
+        saved = Path(model.name).expanduser() / "config_sentence_transformers.json"
+        prompts = json.loads(saved.read_text(encoding="utf-8")).get("prompts", {}) if saved.is_file() else {}
+    return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
+
+
+def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
+    """The C-STS rows to predict, as conditional_table has them."""
+    if not source:
+        raise ValueError("data.input is missing: the C-STS rows to predict")
+    if not is_conditional(prompt):
+        raise ValueError("submission needs a prompt with {condition}: train with one, or give model.prompt")
+    return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
+
+
+def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
+    """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; return how many.
+
+    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test Results"):
+    one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each row of csts_test.csv, for that repository's
+    `python make_test_submission.py YOUR_EMAIL PATH`, which takes exactly 4732 predictions.
+    """
+    texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
+    predictions = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))
+    write_json(path, {str(row): value for row, value in enumerate(predictions.tolist())})
+    print(f"{len(rows)} predictions -> {path}")
+    return len(rows)

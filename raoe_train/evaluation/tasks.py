@@ -1,10 +1,11 @@
-"""Tasks to evaluate encoders on: one registry of kinds, and one way from names to scores.
+"""Tasks to evaluate encoders on: the registry of kinds, where a task's data is, and how scores are made of tasks.
 
-A new kind is a file with a function that reads a Task, and a line in KINDS.
+A new kind is a line in KINDS and a function, (name, Reading) -> Task, which is imported when it is needed.
 """
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,38 +14,39 @@ from typing import Any, Literal
 
 import numpy as np
 
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.resume import beside
+from raoe_train.artifacts.writing import replacing
 from raoe_train.config import PositiveInt, Seed, nearest
-from raoe_train.data.conditional import is_conditional
-from raoe_train.data.sources import is_file
+from raoe_train.data.columns import Columns
+from raoe_train.data.files import data_kind, read_rows
+from raoe_train.data.pairs import is_conditional
+from raoe_train.data.public import STS, TRANSFER, senteval_splits
+from raoe_train.data.sources import BUILTIN, Source, is_file, pooled
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.finding import NoSuchTask
-from raoe_train.evaluation.outcomes import Outcomes
 
 KINDS = {
     "sts": "raoe_train.evaluation.sts:read_sts",
     "transfer": "raoe_train.evaluation.transfer:read_transfer",
-    "rerank": "raoe_train.evaluation.rerank:read_rerank",
-    "captions": "raoe_train.evaluation.caption_retrieval:read_caption_task",
+    "rerank": "raoe_train.evaluation.retrieval:read_rerank",
+    "captions": "raoe_train.evaluation.retrieval:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
     "mteb-english-v1": "raoe_train.evaluation.mteb:read_english_v1",
     "mteb-english-v2": "raoe_train.evaluation.mteb:read_english_v2",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
-"""The function of each kind, (name, Reading) -> Task; imported when asked for."""
-
 SUITES: dict[str, tuple[str, ...]] = {
-    "sts": ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick"),
-    "transfer": ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"),
+    "sts": STS,
+    "transfer": TRANSFER,
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
-}
-"""Names that need no kind in front of them, by their kind. Other bare names are of kind DEFAULT."""
-
-BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}
-"""Suites that mteb has under these names; each is a kind of its own."""
-
-DEFAULT = "sts"
+}  # names that need no kind in front of them
+DEFAULT = "sts"  # kind of other bare names
+BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}  # suites; each is a kind
+ALL_PAIRS = "-all"
+TRAIN, TEST = "train", "test"
+EXAMPLES = ".examples.npz"
 
 
 @dataclass
@@ -72,8 +74,7 @@ class Polarity:
     cache: str | None = None
 
 
-Batcher = Literal["bellm", "angle"] | None
-"""How sentences of kinds sts and transfer are handed over: as they are, or as these papers' code does it."""
+Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
 
 
 @dataclass(frozen=True)
@@ -84,18 +85,30 @@ class Reading:
     columns: Mapping[str, Any] | None = None  # {our column name: the files'}
     on_error: str = "raise"  # a malformed row, or "skip"
     prompt: str | None = None  # the encoder's; one with a {condition} makes sets of kind sts C-STS files
-    cache: Path | None = None  # for results of tasks that take long, so that they can go on
+    cache: Path | None = None  # for results of tasks that take long, so that they can resume
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # of transfer tasks
     batcher: Batcher = None
 
+    @property
+    def rows(self) -> dict[str, Any]:
+        return {"columns": self.columns, "on_error": self.on_error}
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """How an encoder did on each of n examples of a task, so that two encoders can be compared."""
+
+    values: np.ndarray  # [n] float64 whose mean is the main metric x100; with gold, what the encoder gives
+    gold: np.ndarray | None = None  # [n] float64, whose Spearman correlation with values is the main metric
+
 
 @dataclass(frozen=True)
 class Task:
-    """A set of data with a measure, which is of embeddings of its sentences, or one that encodes by itself."""
+    """Data with a metric: a score of embeddings of its sentences, or a run of its own."""
 
     kind: str  # its name in KINDS
-    main: str  # the main one of its metrics, x100 and the higher the better, which averages are taken of
+    main: str  # the name of its main metric, x100 and the higher the better, which averages are taken of
     content: Any  # what a result depends on, as plain values: the data itself, or its name and version
     sentences: list[str] = field(default_factory=list)  # the n texts to encode; repeated ones are encoded once
     # [n, d] float32 embeddings -> ({metric: value, None where it is undefined}, what the main one is made of)
@@ -103,14 +116,18 @@ class Task:
     run: Callable[[Any, int], dict[str, Any]] | None = None  # (SentenceTransformer, batch size) -> {metric: value}
 
 
+class NoSuchTask(ValueError):
+    """A name that nothing in data.dir has."""
+
+
 def suite_tasks(suites: Sequence[str]) -> list[str]:
     """The tasks of suites, each once; "all" is every one of SUITES."""
     for name in suites:
         if name not in (*SUITES, *BENCHMARKS, "all"):
             raise ValueError(f"suite must be of {', '.join([*SUITES, *BENCHMARKS])} or all, got {name!r}")
-    found = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
-    of_mteb = [pkgutil.resolve_name("raoe_train.evaluation.mteb:words")(name) for name in BENCHMARKS if name in suites]
-    return [*found, *(word for words in of_mteb for word in words)]
+    tasks = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
+    benchmark = pkgutil.resolve_name("raoe_train.evaluation.mteb:benchmark")
+    return tasks + [f"{kind}:{name}" for kind in BENCHMARKS if kind in suites for name in benchmark(kind)]
 
 
 def split_word(word: str) -> tuple[str, str]:
@@ -129,16 +146,16 @@ def split_word(word: str) -> tuple[str, str]:
 
 
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
-    """Each task by its word, all of them read, so that what is wrong with one costs no encoding.
+    """Each task by its word, all of them read, so that an error in one costs no encoding.
 
     Args:
         tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-            files (FILE, FILE#split, builtin#test) are sts. How NAME is found is said in docs/evaluation.md.
+            files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found.
         data_dir: folder of the sets.
         how: the other fields of Reading.
 
     Raises:
-        ValueError: no tasks, one twice, an unknown one (all that are not found are named), or as its kind.
+        ValueError: no tasks, one twice, unknown ones (all are named), or data that its kind cannot use.
         FileNotFoundError: a file that is not there.
     """
     if isinstance(tasks, str) or not tasks:
@@ -176,22 +193,76 @@ def batched(text: str, batcher: str) -> str:
     return text[:-1] + "." if text.endswith("?") else text
 
 
-def evaluate_encoder(
-    model: Any, tasks: Sequence[str], data_dir: str | Path | None = None, batch_size: int = 64, **how: Any
-) -> dict[str, Any]:
-    """What evaluate_tasks finds on the tasks of read_tasks, which takes `tasks`, `data_dir` and `how`."""
-    return evaluate_tasks(model, read_tasks(tasks, data_dir, **how), batch_size)
+def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str | Source:
+    """What find_task finds, or else SentEval's folders in data_dir, opened."""
+    try:
+        return find_task(task, data_dir, kind, whole=whole)
+    except NoSuchTask:
+        name, _, split = task.partition("#")
+        splits = senteval_splits(Path(data_dir or "").expanduser(), name.removesuffix(ALL_PAIRS).lower())
+        if not data_dir or splits is None:
+            raise
+    if split and split not in splits:
+        raise ValueError(f"task {task!r}: SentEval's {name} has no split {split!r}; it has {', '.join(splits)}")
+    if not split and (whole or name.endswith(ALL_PAIRS) or TEST not in splits):
+        return pooled(f"task {task!r}", list(splits.values()), Columns())
+    return splits[split or TEST]
+
+
+def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
+    """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
+
+    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*; its test split, where it has
+    splits, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than one file.
+    """
+    name, _, split = task.partition("#")
+    if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
+        return task
+    if not data_dir:
+        raise NoSuchTask("data.dir is missing: the folder where tasks are looked up by name")
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no such folder: {str(folder)!r} (data.dir)")
+    known = {**_data_files(folder, "*", "*/*"), **_data_files(folder, "*", f"{kind}/*")}
+    files = known.get(name.lower(), [])
+    if not files and name.endswith(ALL_PAIRS):
+        files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
+    if not files:
+        raise NoSuchTask(
+            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, known))}: neither {name}.* nor "
+            f"*/{name}.*; there are: {', '.join(sorted(known))}"
+        )
+    if len(files) > 1:
+        raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
+    file = str(files[0])
+    if split:
+        return f"{file}#{split}"
+    splits: dict[str, None] = {}
+    for _, fields in [] if whole else read_rows(file):
+        if isinstance(fields, dict) and "split" in fields:
+            splits[str(fields["split"])] = None
+            if TEST in splits:
+                return f"{file}#{TEST}"
+    if len(splits) > 1:
+        listed = ", ".join(splits)
+        raise ValueError(f"{file} has splits {listed} and none is {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+    return file
+
+
+def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
+    """{name in small letters: data files} at these places in a folder."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted(path for place in places for path in folder.glob(place)):
+        if data_kind(path) and path.is_file():
+            files.setdefault(Path(path.name.removesuffix(".gz")).stem.lower(), []).append(path)
+    return files
 
 
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """{"tasks": {word: {"kind", "main", metric: value, …}}, "average": mean of the main metrics, x100}, and "averages",
-    {kind: that of its tasks}, where there are several kinds; of benchmarks also "categories", {kind: {category:
-    {"mean", "tasks": how many}}}. An average of something undefined is None.
-
-    Texts that tasks share are encoded once. `outcomes`, where given, is filled with those of each task that has them.
-    """
+    """Scores of a SentenceTransformer: "tasks", "average", "averages" and "categories" of the job `evaluate`. Texts
+    that tasks share are encoded once. `outcomes` is filled with those of each task that has them."""
     scored = [task for task in tasks.values() if task.score]
     texts = [text for task in scored for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
@@ -200,34 +271,39 @@ def evaluate_tasks(
     for word, task in tasks.items():
         results[word] = {"kind": task.kind, "main": task.main}
         if task.score:
-            metrics, made_of = task.score(next(parts))
+            metrics, examples = task.score(next(parts))
             results[word] |= metrics
             if outcomes is not None:
-                outcomes[word] = made_of
+                outcomes[word] = examples
         if task.run:
             results[word] |= task.run(model, batch_size)
 
-    def average(*kinds: str) -> float | None:
-        return mean_of_all([main_score(result) for result in results.values() if result["kind"] in kinds])
-
-    kinds = list(dict.fromkeys(task.kind for task in tasks.values()))
-    found = {"tasks": results, "average": average(*kinds)}
-    if categories := {kind: its for kind in kinds if (its := _categories(kind, results.values()))}:
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for result in results.values():
+        by_kind.setdefault(result["kind"], []).append(result)
+    found: dict[str, Any] = {"tasks": results, "average": _mean_score(results.values())}
+    if categories := {kind: its for kind, of_kind in by_kind.items() if (its := _categories(of_kind))}:
         found["categories"] = categories
-    return {**found, "averages": {kind: average(kind) for kind in kinds}} if len(kinds) > 1 else found
+    if len(by_kind) > 1:
+        found["averages"] = {kind: _mean_score(of_kind) for kind, of_kind in by_kind.items()}
+    return found
 
 
-def _categories(kind: str, results: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, list[float | None]] = {}
+def _categories(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    categories: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
-        if result["kind"] == kind and "category" in result:
-            found.setdefault(result["category"], []).append(main_score(result))
-    return {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(found.items())}
+        if "category" in result:
+            categories.setdefault(result["category"], []).append(result)
+    return {name: {"mean": _mean_score(its), "tasks": len(its)} for name, its in sorted(categories.items())}
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
     """The main metric of one task's result, x100; None where it is undefined, or the result is empty."""
     return result.get(result.get("main", "spearman"))
+
+
+def _mean_score(results: Iterable[Mapping[str, Any]]) -> float | None:
+    return mean_of_all([main_score(result) for result in results])
 
 
 def mean_of_all(scores: Sequence[float | None]) -> float | None:
@@ -238,32 +314,57 @@ def mean_of_all(scores: Sequence[float | None]) -> float | None:
 
 def table(result: Mapping[str, Any]) -> str:
     """The result as a text table, one line a task, the kinds one after the other."""
-    tasks = result["tasks"]
-    kinds = list(dict.fromkeys(task.get("kind", DEFAULT) for task in tasks.values()))
-    width = max(len(name) for name in ("average of all", *tasks))
+    by_kind: dict[str, dict[str, Any]] = {}
+    for word, task in result["tasks"].items():
+        by_kind.setdefault(task.get("kind", DEFAULT), {})[word] = task
+    width = max(len(name) for name in ("average of all", *result["tasks"]))
     page = []
-    for kind in kinds:
-        chosen = {word: task for word, task in tasks.items() if task.get("kind", DEFAULT) == kind}
-        rows = {
-            word: {
-                name: _cell(value) for name, value in task.items() if value is None or isinstance(value, (int, float))
-            }
-            for word, task in chosen.items()
-        }
-        metrics = list(dict.fromkeys(name for cells in rows.values() for name in cells))
-        main = next(iter(chosen.values())).get("main", "spearman")
-        average = _cell(result["average"] if len(kinds) == 1 else result["averages"][kind])
+    for kind, tasks in by_kind.items():
+        rows = {word: {name: _cell(value) for name, value in task.items()} for word, task in tasks.items()}
+        metrics = list(dict.fromkeys(name for cells in rows.values() for name, text in cells.items() if text))
+        main = next(iter(tasks.values())).get("main", "spearman")
+        average = result["average"] if len(by_kind) == 1 else result["averages"][kind]
         page.append("".join([f"{'task':<{width}}", *(f"  {name:>9}" for name in metrics)]))
-        for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: average})]:
+        for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: _cell(average)})]:
             line = (f"  {cells.get(name, '-'):>{max(9, len(name))}}" for name in metrics)
             page.append("".join([f"{word:<{width}}", *line]).rstrip())
         for name, of in result.get("categories", {}).get(kind, {}).items():
             page.append(f"{name:<{width}}  {_cell(of['mean']):>10}  {of['tasks']} tasks")
         page.append("")
-    if len(kinds) > 1:
+    if len(by_kind) > 1:
         page.append(f"{'average of all':<{width}}  {_cell(result['average']):>9}")
     return "\n".join(page).rstrip("\n")
 
 
-def _cell(value: float | int | None) -> str:
-    return "undefined" if value is None else str(value) if isinstance(value, int) else f"{value:.2f}"
+def _cell(value: Any) -> str:
+    """A number as it is shown, "" for anything else."""
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return "undefined" if value is None else str(value) if isinstance(value, int) else ""
+
+
+def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Mapping[str, Any]) -> None:
+    """Keep the outcomes of each task, by its word, beside the result that has those settings."""
+    arrays = {f"{word}\tvalues": of.values for word, of in outcomes.items()}
+    arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
+    with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)
+
+
+def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
+    """What write_outcomes wrote; {} where there is none, or that of other settings."""
+    path = beside(result, EXAMPLES)
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            kept = dict(arrays)
+        of_tasks = [array for name, array in kept.items() if "\t" in name]
+        if any(array.ndim != 1 or array.dtype != float or not array.size for array in of_tasks):
+            raise ValueError("an array is no list of numbers")
+    except Exception as error:  # zipfile's, zlib's or NumPy's
+        raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None
+    if str(kept.get("made_from")) != digest(settings):
+        return {}
+    words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
+    return {word: Outcomes(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}

@@ -1,6 +1,5 @@
 """Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
-Section 5.2): its folds, order of examples and choice of the penalty. Features of a pair are |u - v| and u * v
-(senteval/mrpc.py)."""
+Section 5.2), which says the folds, the order of examples and the choice of the penalty."""
 
 from __future__ import annotations
 
@@ -12,11 +11,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from raoe_train.data.labelled import labelled_table
+from raoe_train.data.mining import labelled_table
 from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
-from raoe_train.evaluation.finding import TEST, TRAIN, find_source
-from raoe_train.evaluation.outcomes import Outcomes
-from raoe_train.evaluation.tasks import Reading, Task
+from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
 
 DEV = ("dev", "validation", "valid")
 
@@ -24,13 +21,12 @@ DEV = ("dev", "validation", "valid")
 def read_transfer(name: str, reading: Reading) -> Task:
     """The labelled sentences or pairs of a task, with all their splits."""
     source = find_source(name, reading.data_dir, "transfer", whole=True)
-    data, _ = labelled_table(source, columns=reading.columns, on_error=reading.on_error)
-    there = data.to_dict()
-    columns = [there.get(name) for name in ("text", "second", "label", "split")]
+    data = labelled_table(source, **reading.rows)[0].to_dict()
+    columns = [data.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
     settings = (reading.classifier or Classifier()).settings()
-    _check(labels, split, source if isinstance(source, str) else f"task {name!r}", settings["kfold"])
-    # nothing about a classifier that there always was, so that what was evaluated with it is found again
+    _check(labels, split, str(source), settings["kfold"])
+    # the default classifier is not part of the content, so that results from before there were others stay valid
     content = columns if settings == Classifier().settings() else [*columns, settings]
     score = partial(classify, data=columns, settings=settings)
     return Task("transfer", "accuracy", content, [*first, *(second or [])], score)
@@ -43,13 +39,12 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     - Splits train and test: it is the best in cross-validation of train.
     - No splits, or one: mean accuracy of the folds, the penalty of each the best in folds of what it trains on.
 
-    Of equally good ones the first of the grid is taken; good is the accuracy in per cent, rounded to two digits.
+    The best has the highest accuracy in per cent, rounded to two digits; ties go to the first of the grid.
 
     Returns:
-        {"accuracy", "dev_accuracy": that by which penalties were chosen, "examples": tested}, and "f1", x100, of class
-        1 where examples are pairs of classes 0 and 1 and there is a test split, and "classifier", the settings, where
-        they are not of scikit-learn's. And 100 for each tested example that is right, 0 for others, in an order that is
-        the same for all encoders.
+        {"accuracy", "dev_accuracy": by which penalties were chosen, "examples": tested}, "f1", x100, of class 1 for a
+        test split of pairs of classes 0 and 1, and "classifier", the settings, unless they are of scikit-learn's. And
+        100 for each tested example that is right, 0 for others, in the same order for all encoders.
     """
     texts, second, words, split = data
     # SentEval's order, by the number of tokens, then by class: the folds depend on it
@@ -58,7 +53,7 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     classes, labels = np.unique(np.asarray(words)[order], return_inverse=True)
     split = np.asarray(split)[order]
     features = embeddings.astype(np.float64)
-    if second is not None:
+    if second is not None:  # the features of senteval/mrpc.py
         first, other = np.split(features, 2)
         features = np.concatenate([np.abs(first - other), first * other], axis=1)
     model = classifier(features[order], labels, settings)
@@ -70,17 +65,15 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
     for train, test in tqdm(outer, desc="folds", disable=given or None):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
-        scores = np.round(100 * model.validated(train, folds, grid).mean(0), 2)
+        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)
         found = model.predicted(train, dev, test, grid[int(scores.argmax())])
         right[test] = 100.0 * (found == labels[test])
         accuracies.append(right[test].mean())
         chosen_by.append(scores.max())
     tested = right[~np.isnan(right)]
-    result: dict[str, Any] = {
-        "accuracy": float(np.mean(accuracies)),  # of folds, whose sizes may differ by one
-        "dev_accuracy": float(np.mean(chosen_by)),
-        "examples": len(tested),
-    }
+    # a mean of folds, whose sizes may differ by one
+    accuracy, dev_accuracy = float(np.mean(accuracies)), float(np.mean(chosen_by))
+    result: dict[str, Any] = {"accuracy": accuracy, "dev_accuracy": dev_accuracy, "examples": len(tested)}
     if settings["name"] != Classifier.name:
         result["classifier"] = settings
     if given and second is not None and classes.tolist() == ["0", "1"]:

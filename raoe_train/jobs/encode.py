@@ -11,8 +11,8 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import replacing
 from raoe_train.config import PositiveInt
-from raoe_train.data.sentences import read_sentences
 from raoe_train.data.settings import Input
+from raoe_train.data.tables import read_sentences
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.shared import job, needed

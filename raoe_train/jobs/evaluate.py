@@ -14,9 +14,18 @@ from raoe_train.data.settings import Tasks
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.evaluation.analyses import ANALYSES, is_decoder
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
-from raoe_train.evaluation.submission import conditional_prompt, read_unlabelled, submit
-from raoe_train.evaluation.tasks import Batcher, Polarity, Task, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.evaluation.sts import conditional_prompt, read_unlabelled, submit
+from raoe_train.evaluation.tasks import (
+    Batcher,
+    Outcomes,
+    Polarity,
+    Task,
+    evaluate_tasks,
+    read_tasks,
+    suite_tasks,
+    table,
+    write_outcomes,
+)
 from raoe_train.jobs.shared import check_paths, job
 
 

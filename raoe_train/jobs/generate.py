@@ -17,15 +17,14 @@ from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Input
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.encoders.sizes import check_fits
 from raoe_train.generation.decoding import GuidedDecoder
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.seeds import Seeds, check_clusters, select_seeds
-from raoe_train.generation.starts import acceptable, read_starts
+from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
 from raoe_train.jobs.shared import job, needed
 
 
@@ -51,9 +50,9 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     """Chains of sentences that move away from one step by step.
 
     OUTPUT has {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"} a line; `id` is the
-    number of the source's row in the input, from 1. A chain that breaks a rule (see raoe_train.generation.rules) is
-    given up there and goes to OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on
-    and is kept. Under torchrun or accelerate each process writes its share. What is there is not written again.
+    number of the source's row in the input, from 1. A chain that breaks a rule is given up there and goes to
+    OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on and is kept. Under torchrun
+    or accelerate each process writes its share. What is there is not written again.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",

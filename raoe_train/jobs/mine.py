@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,13 +15,19 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.config import Cosine, PositiveInt, Seed, Share
 from raoe_train.data.files import known_kind, write_rows
-from raoe_train.data.labelled import classes as classes_of
-from raoe_train.data.labelled import distinct, labelled_table
-from raoe_train.data.mined_examples import COLUMNS, Neighbours, as_rows, pairs, random_pairs, thinned, triplets
+from raoe_train.data.mining import (
+    COLUMNS,
+    Neighbours,
+    as_rows,
+    distinct,
+    labelled_table,
+    pairs,
+    random_pairs,
+    thinned,
+    triplets,
+)
 from raoe_train.data.settings import Input
-from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.neighbours import nearest_by_class
+from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, needed
 
@@ -99,7 +106,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
     texts, counts = distinct(*labelled_table(source, columns=data.columns or None, on_error=data.on_error))
     if "second" in texts.column_names:
         raise ValueError(f"{data.input}: its examples are pairs of sentences; texts to mine are single")
-    sentences, labels, sizes = texts["text"][:], texts["label"][:], classes_of(texts)
+    sentences, labels = texts["text"][:], texts["label"][:]
+    sizes = dict(sorted(Counter(labels).items()))
     if not sentences:
         raise ValueError(f"{data.input}: every text stands there with two classes, which says nothing of either")
     if len(sizes) < 2:

@@ -10,12 +10,10 @@ from typing import Any
 from pyarrow.compute import min_max
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 
-from raoe_train.data.conditional import conditional_table, is_conditional
-from raoe_train.data.pairs import pair_table
-from raoe_train.data.ranking_lists import list_table
+from raoe_train.data.pairs import conditional_table, is_conditional, pair_table
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import to_table
-from raoe_train.data.triplets import triplet_table
+from raoe_train.data.triplets import list_table, triplet_table
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator, TextCollator
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from raoe_train.data.conditional import conditional_table, split_conditional
+from raoe_train.data.pairs import conditional_table, split_conditional
 
 PROMPT = 'Given the context {condition}, summarize the sentence {text} in one word:"'
 HEADER = "sentence1,sentence2,condition,label\n"

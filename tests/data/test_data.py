@@ -11,9 +11,8 @@ import pytest
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
 from raoe_train.data.columns import RowProblem, parse_score
-from raoe_train.data.conditional import read_scored
 from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.pairs import pair_table
+from raoe_train.data.pairs import pair_table, read_scored
 from raoe_train.data.sources import open_source
 from tests.data.made import HEADER, write
 
@@ -172,7 +171,7 @@ def test_labels_beside_scores_are_left_alone(tmp_path):
 
 def test_scored_pairs_differ_in_score(tmp_path):
     path = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t\tx\nc\td\t1\t\tx\n")
-    for source in (path, [open_source(path)]):  # a list: of SentEval's folders
+    for source in (path, open_source(path)):
         with pytest.raises(ValueError, match=r"a\.tsv: all scores are equal"):
             read_scored(source, None)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raoe_train.data.senteval import STS_SUBSETS, senteval_splits
+from raoe_train.data.public import STS_SUBSETS, senteval_splits
 from raoe_train.evaluation.tasks import read_tasks
 
 BAD = {

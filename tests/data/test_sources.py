@@ -6,8 +6,7 @@ import pytest
 
 from raoe_train.config import Choice
 from raoe_train.data import read_pairs
-from raoe_train.data.pairs import pair_table
-from raoe_train.data.pairs_to_score import PairsToScore
+from raoe_train.data.pairs import PairsToScore, pair_table
 from raoe_train.data.settings import Data, Input
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.jobs.train import TrainConfig
@@ -54,18 +53,6 @@ def test_hub_dataset(monkeypatch):
         read_pairs("nli")
 
 
-def test_several_sources(tmp_path):
-    first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\t0\tx\na\tb\t1\t-\tx\n")
-    second = write(tmp_path / "b.tsv", HEADER + "c\td\t2\t1\tx\n")
-    data, counts = pair_table([first, second])
-    assert (data["sentence1"], data["score"], data["label"]) == (["a", "c"], [1, 2], [0, 1])
-    assert counts == {"read": 3, "kept": 2, "dropped": {"no gold label": 1}}
-    with pytest.raises(ValueError, match=r"'score', 'label'\], but .* has \['sentence1', 'sentence2'\]"):
-        read_pairs([first, write(tmp_path / "c.tsv", "sentence1\tsentence2\na\tb\n")])
-    with pytest.raises(ValueError, match="nothing to read"):
-        read_pairs([])
-
-
 @pytest.fixture
 def two_files(tmp_path):
     first = write(tmp_path / "a.tsv", HEADER + "a\tb\t1\tneutral\ttrain\nc\td\t1\tneutral\tdev\n")
@@ -105,14 +92,13 @@ def test_a_plus_in_a_files_own_name(tmp_path):
         read_pairs(tmp_path / "x+y" / "z.tsv")
 
 
-def test_a_pool_is_known_by_all_its_files(two_files):
+def test_a_file_is_known_by_its_bytes(two_files):
     first, second = two_files
-    before = contents(f"{first}#train+{second}")
-    assert before == {"pool": [contents(f"{first}#train"), contents(second)]}
+    before = contents(second)
     with open(second, "a") as file:
         file.write('{"premise": "g", "hypothesis": "h", "score": 1, "label": "neutral"}\n')
-    assert contents(f"{first}#train+{second}") != before
-    assert contents(f"{first}+builtin#train") is None
+    assert contents(second) != before and contents(f"{first}#train") != contents(first)
+    assert contents("builtin#train") is None
 
 
 def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from raoe_train.artifacts import resume
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
 from tests.tiny import SENTENCES, tiny_encoder

@@ -26,7 +26,8 @@ from raoe_train.evaluation.analyses import (
     token_states,
     word_report,
 )
-from raoe_train.evaluation.tasks import evaluate_encoder, read_tasks
+from raoe_train.evaluation.tasks import read_tasks
+from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES
 
 SIZES = {

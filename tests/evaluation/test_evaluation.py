@@ -13,9 +13,9 @@ from scipy import stats
 from raoe_train.cli import run
 from raoe_train.data.files import write_rows
 from raoe_train.encoders.embed import cosines, encode_sentences
-from raoe_train.evaluation.finding import find_task
 from raoe_train.evaluation.sts import correlate, correlations
-from raoe_train.evaluation.tasks import evaluate_encoder
+from raoe_train.evaluation.tasks import find_task
+from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 REAL = Path(__file__).parents[3] / "shared" / "data"

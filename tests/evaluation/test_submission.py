@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from raoe_train.evaluation.submission import submit
+from raoe_train.evaluation.sts import submit
 from tests.tiny import SENTENCES, tiny_encoder
 
 

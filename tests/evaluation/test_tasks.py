@@ -8,13 +8,12 @@ import pytest
 from raoe_train.cli import main
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import tasks
-from raoe_train.evaluation.outcomes import Outcomes
 from raoe_train.evaluation.sts import of_pairs
 from raoe_train.evaluation.tasks import (
     KINDS,
     SUITES,
+    Outcomes,
     Task,
-    evaluate_encoder,
     evaluate_tasks,
     main_score,
     read_tasks,
@@ -23,6 +22,7 @@ from raoe_train.evaluation.tasks import (
     table,
 )
 from raoe_train.training.measures import summary
+from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 

@@ -210,7 +210,7 @@ def test_accuracies_are_compared_to_two_digits(accuracies, chosen, tmp_path, mon
     """70.00, 70.00 and 70.00 per cent; 70.00, 70.01 and 70.00."""
     used = []
     given = np.array([accuracies + [0.0] * 3])
-    monkeypatch.setattr(LogisticRegression, "validated", lambda self, train, folds, grid: given)
+    monkeypatch.setattr(LogisticRegression, "validated", lambda self, folds, grid: given)
     real = LogisticRegression.predicted
     monkeypatch.setattr(LogisticRegression, "predicted", lambda *its: (used.append(its[-1]), real(*its))[1])
     score(read(tmp_path, single()[0]), single()[1])

@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from raoe_train.data.conditional import conditional_table
 from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.labelled import labelled_table
-from raoe_train.data.pairs import pair_table
-from raoe_train.data.pairs_to_score import PairsToScore
-from raoe_train.data.ranking_lists import list_table
-from raoe_train.data.retrieval import read_candidates, read_captions
-from raoe_train.data.sentences import read_sentences
+from raoe_train.data.mining import labelled_table
+from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
 from raoe_train.data.settings import Input
-from raoe_train.data.triplets import triplet_table
+from raoe_train.data.tables import read_sentences
+from raoe_train.data.triplets import list_table, triplet_table
+from raoe_train.evaluation.retrieval import read_candidates, read_captions
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
 

@@ -14,10 +14,10 @@ import pytest
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.cli import load
 from raoe_train.data.files import read_rows, write_rows
-from raoe_train.data.labelled import labelled_table
+from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
-from raoe_train.data.ranking_lists import list_table
-from raoe_train.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
+from raoe_train.data.triplets import list_table
+from raoe_train.evaluation.tasks import Outcomes, read_outcomes, write_outcomes
 from raoe_train.training.run_directory import newest_checkpoint
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}

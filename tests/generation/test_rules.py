@@ -9,10 +9,8 @@ import pytest
 
 from raoe_train.data.settings import Input
 from raoe_train.encoders.settings import FrozenEncoder
-from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts
-from raoe_train.generation.rules import verify_chain, verify_sentence
-from raoe_train.generation.seeds import Seeds, draw_from_clusters, select_seeds
-from raoe_train.generation.starts import read_starts
+from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts, verify_chain, verify_sentence
+from raoe_train.generation.seeds import Seeds, draw_from_clusters, read_starts, select_seeds
 from tests.tiny import SENTENCES, tiny_encoder
 
 SOURCE = "A man plays a guitar on the stage."

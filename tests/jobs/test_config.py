@@ -123,7 +123,7 @@ def test_another_loss_keeps_the_keywords_that_it_has_too():
 
 
 def test_a_loss_of_ones_own(tmp_path, monkeypatch):
-    own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n def __init__(self, model, power: int = 2): pass\n"
+    own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n  def __init__(self, model, power: int = 2): ...\n"
     (tmp_path / "my_losses.py").write_text(own)
     monkeypatch.syspath_prepend(tmp_path)
     loss = command("--loss", "my_losses.MyLoss", "--loss.power", "3").loss

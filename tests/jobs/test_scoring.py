@@ -12,7 +12,7 @@ from raoe_train import run
 from raoe_train.artifacts import resume
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.settings import FrozenEncoder, Model, identity
 from raoe_train.jobs.score import TEACHERS, ScoreConfig, resolve_teachers, score
 from tests.forked import Python

@@ -15,7 +15,7 @@ from benchmarks.studies.score_report import PUBLISHED, differences, interval, re
 from raoe_train import run
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.outcomes import Outcomes, write_outcomes
+from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 from tests.tiny import SENTENCES, tiny_encoder
 
 

@@ -24,6 +24,7 @@ SCRATCH = {
     "layers": 2,
     "heads": 2,
     "intermediate_size": 32,
+    "dropout": 0.0,
 }
 
 

@@ -161,7 +161,7 @@ def test_each_process_makes_its_share(tmp_path):
     """Two processes as torchrun starts them: shards 0 and 2 from the first, shard 1 from the second."""
     code = (
         "import os, pathlib, sys, numpy as np\n"
-        "from raoe_train.artifacts.once import in_shards\n"
+        "from raoe_train.artifacts.resume import in_shards\n"
         "def make(items):\n"
         "    (pathlib.Path(sys.argv[1]) / f'made-{items[0]}-by-{os.environ[\"RANK\"]}').touch()\n"
         "    return np.array(items)\n"
@@ -414,5 +414,5 @@ def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["data"]["dev"] == dev
     assert "one.tsv and" in (tmp_path / "out" / "README.md").read_text()
     Path(dev[1]).write_text(Path(dev[1]).read_text() + "a man\ta dog\tx\t0.5\n")
-    with pytest.raises(ValueError, match=r"contents of data\.dev"):
+    with pytest.raises(ValueError, match=r"contents\.data\.dev"):
         run("train", "ranking-post", **made)

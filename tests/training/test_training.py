@@ -156,7 +156,7 @@ def test_pairs_held_out_are_what_the_best_is_chosen_by(tmp_path, capsys):
     held = int(re.search(r"train: (\d+) of 40 pairs are held out", capsys.readouterr().out)[1])
     assert 8 <= held <= 12 and metrics["pairs"] == {"train": 40 - held}
     assert metrics["before"]["spearman"] is not None and metrics["best_step"]
-    datasets, _ = training_data(load("train", "raoe-s1", made), 42)
+    datasets, _ = training_data(load("train", "raoe-s1", made))
     rest, dev = held_out(datasets, 0.2, 42)
     assert not {*dev["sentence1"]} & {*rest["train"]["sentence1"]}  # of a premise all pairs, or none
     assert len(dev) + len(rest["train"]) == 40

@@ -1,0 +1,158 @@
+"""Texts, or pairs of them, with a class each, and the examples for contrastive losses that are mined from them.
+
+Examples are arrays of indices of sentences; `draw` (see thinned) says which of so many examples to keep.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from raoe_train.data.columns import as_word, parse_sentence, parse_word
+from raoe_train.data.pairs import TEXTS
+from raoe_train.data.sources import Source
+from raoe_train.data.tables import Counts, read_table
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+COLUMNS = {
+    "triplet": ["anchor", "positive", "negative"],
+    "contrastive": ["sentence1", "sentence2", "label"],
+    "online_contrastive": ["sentence1", "sentence2", "label"],
+    "multiple_negatives": ["sentence1", "sentence2"],
+    "mse": ["sentence1", "sentence2", "score"],
+}
+"""The columns that each loss trains on. Examples for mse are SetFit's random pairs and need no encoder."""
+
+Draw = Callable[[int], np.ndarray]
+
+
+def labelled_table(source: str | os.PathLike[str] | Source, **how: Any) -> tuple[Dataset, Counts]:
+    """Read labelled sentences: sentence1 and sentence2, or sentence; label; perhaps split.
+
+    Arguments (columns, on_error) and errors are those of read_pairs.
+
+    Returns:
+        (Dataset, counts). Columns text (the sentence, or the first of a pair), of pairs also second, label (as the file
+        writes it) and split ("" where a file has no such column): strings, in file order.
+    """
+    return read_table(source, _parse, "example", **how)
+
+
+def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
+    found = source.columns.find(fields, ("label",), (*TEXTS, "split"))
+    needed = TEXTS if any(name in found for name in TEXTS) else ("sentence",)
+    columns = source.columns.find(fields, needed).values()
+    texts = {
+        name: parse_sentence(column, fields[column]) for name, column in zip(("text", "second"), columns, strict=False)
+    }
+    label = parse_word(found["label"], fields[found["label"]])
+    return {**texts, "label": label, "split": as_word(fields[found["split"]]) if "split" in found else ""}
+
+
+def distinct(data: Dataset, counts: Mapping[str, Any]) -> tuple[Dataset, Counts]:
+    """(each text once, without texts that have two classes; counts of what is left out added to `counts`)."""
+    texts, labels = data["text"][:], data["label"][:]
+    first: dict[str, int] = {}
+    ambiguous: set[str] = set()
+    for place, text in enumerate(texts):
+        if labels[first.setdefault(text, place)] != labels[place]:
+            ambiguous.add(text)
+    kept = [place for text, place in first.items() if text not in ambiguous]
+    two = sum(text in ambiguous for text in texts)
+    left_out = {"two labels": two, "duplicate": len(texts) - two - len(kept)}
+    dropped = counts.get("dropped", {}) | {reason: rows for reason, rows in left_out.items() if rows}
+    return data.select(kept), {**counts, "kept": len(kept), "dropped": dropped}
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The neighbours of n sentences above a threshold, the nearest first."""
+
+    own: np.ndarray  # [n, k] indices of sentences of the same class
+    others: np.ndarray  # [n, k] and of the other classes
+    own_count: np.ndarray  # [n] how many of them there are
+    others_count: np.ndarray
+
+
+def thinned(drop: float, count: int | None, seed: int) -> Draw:
+    """Leaves out a share `drop` of the examples, and keeps `count` of the rest at most, at random, in order."""
+
+    def draw(total: int) -> np.ndarray:
+        left = total - round(drop * total)
+        kept = left if count is None else min(left, count)
+        if kept == total:
+            return np.arange(total)
+        return np.sort(np.random.default_rng(seed).choice(total, kept, replace=False, shuffle=False))
+
+    return draw
+
+
+def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
+    """([m, 3] anchor, neighbour of its class, neighbour of another one; how many combinations there are in all)."""
+    sizes = found.own_count * found.others_count
+    ends = np.cumsum(sizes)
+    chosen = draw(int(ends[-1]))
+    anchor = np.searchsorted(ends, chosen, side="right")
+    place = chosen - (ends - sizes)[anchor]
+    positive, negative = np.divmod(place, np.maximum(found.others_count[anchor], 1))
+    return np.stack([anchor, found.own[anchor, positive], found.others[anchor, negative]], axis=1), int(ends[-1])
+
+
+def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
+    """([m, 3] sentence, its neighbour, 1 where they are of one class, else 0; how many there are in all). Neighbours of
+    each other are one pair. Without `others` all pairs are of one class."""
+    sides = [_listed(found.own, found.own_count, 1)]
+    if others:
+        sides.append(_listed(found.others, found.others_count, 0))
+    directed = np.concatenate(sides)
+    low, high = directed[:, :2].min(axis=1), directed[:, :2].max(axis=1)
+    _, first = np.unique(low * len(found.own) + high, return_index=True)
+    unique = directed[np.sort(first)]
+    unique = unique[np.argsort(unique[:, 0], kind="stable")]  # by their first sentence, as triplets are
+    return unique[draw(len(unique))], len(unique)
+
+
+def _listed(neighbours: np.ndarray, counts: np.ndarray, label: int) -> np.ndarray:
+    there = np.arange(neighbours.shape[1]) < counts[:, None]
+    sentences = np.nonzero(there)[0]
+    return np.stack([sentences, neighbours[there], np.full(len(sentences), label)], axis=1)
+
+
+def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
+    """([m, 3] two sentences, 1 where they are of one class, else 0; how many there are in all): half of each kind, no
+    pair twice, fewer than `count` where there are fewer of a kind. SetFit's contrastive phase trains on such pairs
+    (Tunstall et al., 2022; its default, oversampling, evens out the kinds), there with repetition."""
+    members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
+    same = [(place, place) for place in members]
+    different = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]
+    kinds, available = [], 0
+    for label, blocks, wanted in ((1, same, count // 2), (0, different, count - count // 2)):
+        sizes = [math.comb(len(a), 2) if a is b else len(a) * len(b) for a, b in blocks]
+        available += sum(sizes)
+        ends = np.cumsum(sizes)
+        chosen = thinned(0.0, wanted, seed + label)(int(ends[-1]))
+        block = np.searchsorted(ends, chosen, side="right")
+        for number, (a, b) in enumerate(blocks):
+            inside = chosen[block == number] - (ends[number] - sizes[number])
+            if a is b:  # each unordered pair once: neighbours on a circle, then every other one, …
+                first, second = inside % len(a), (inside + inside // len(a) + 1) % len(a)
+            else:
+                first, second = np.divmod(inside, len(b))
+            kinds.append(np.stack([a[first], b[second], np.full(len(inside), label)], axis=1))
+    return np.concatenate(kinds), available
+
+
+def as_rows(columns: Sequence[str], examples: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The [m, 3] examples as rows of a file with two or three columns."""
+    for numbers in examples.tolist():
+        yield {
+            name: number if name in ("label", "score") else texts[number]
+            for name, number in zip(columns, numbers, strict=False)
+        }

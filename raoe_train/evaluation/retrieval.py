@@ -1,0 +1,118 @@
+"""Retrieval tasks: strict caption retrieval (the BeLLM paper's Section 5.4), and reranking of a query's candidates."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from raoe_train.data.columns import RowProblem, parse_sentence, parse_word
+from raoe_train.data.tables import by_column, read_table
+from raoe_train.encoders.embed import cosines, unit_rows
+from raoe_train.evaluation.tasks import SUITES, NoSuchTask, Outcomes, Reading, Task, find_task
+
+CAPTIONS = 5  # of an image: the query and the 4 that it is to find
+LISTED = 100  # queries whose captions found a result lists
+BLOCK = 256  # queries at a time: their similarities to all captions are in memory
+
+
+def read_captions(source: str, **how: Any) -> dict[str, list[str]]:
+    """{image: its captions}, both in file order, of a file with one caption a row, columns image and caption."""
+    parse = by_column({"image": parse_word, "caption": parse_sentence})
+    table, _ = read_table(source, parse, "caption", **how)
+    images: dict[str, list[str]] = {}
+    for image, caption in zip(table["image"][:], table["caption"][:], strict=True):
+        images.setdefault(image, []).append(caption)
+    return images
+
+
+def read_caption_task(name: str, reading: Reading) -> Task:
+    """The first five captions of each image; ValueError where one has fewer, or is the only one."""
+    source = find_task(name, reading.data_dir, "captions")
+    images = read_captions(source, **reading.rows)
+    for image, captions in images.items():
+        if len(captions) < CAPTIONS:
+            raise ValueError(
+                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
+            )
+    if len(images) < 2:
+        raise ValueError(f"{source}: there is one image, and retrieval needs at least 2")
+    texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]
+    return Task("captions", "accuracy", texts, texts, partial(strict_accuracy, captions=texts))
+
+
+def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[str, Any], Outcomes]:
+    """{"accuracy", "images", "captions", "retrieved"}, and 100 for each image that is right, 0 for others: its first
+    caption's four nearest, by cosine, among all captions but itself are its own four. A tie counts against the encoder.
+    "retrieved" is Table 5 for the first LISTED images: [{"query", "captions": the four, "own": whether each is}]."""
+    # one column a distinct text, so that equal captions are equally near to the last bit
+    _, first, place = np.unique(np.asarray(captions, dtype=object), return_index=True, return_inverse=True)
+    unit = unit_rows(embeddings)
+    distinct = unit[first].T
+    images = len(captions) // CAPTIONS
+    right, listed = np.zeros(images), []
+    for start in range(0, images, BLOCK):
+        numbers = np.arange(start, min(start + BLOCK, images))
+        similarity = (unit[numbers * CAPTIONS] @ distinct)[:, place]
+        rows = np.arange(len(numbers))[:, None]
+        own = numbers[:, None] * CAPTIONS + np.arange(CAPTIONS)
+        farthest = similarity[rows, own[:, 1:]].min(axis=1)
+        similarity[rows, own[:, :1]] = -np.inf
+        for image, near in zip(numbers[: max(0, LISTED - start)].tolist(), similarity, strict=False):
+            places = np.argsort(-near, kind="stable")[: CAPTIONS - 1].tolist()
+            found, ours = [captions[place] for place in places], [place // CAPTIONS == image for place in places]
+            listed.append({"query": captions[CAPTIONS * image], "captions": found, "own": ours})
+        similarity[rows, own] = -np.inf
+        right[numbers] = 100 * (farthest > similarity.max(axis=1))
+    result = {"accuracy": float(right.mean()), "images": images, "captions": len(captions), "retrieved": listed}
+    return result, Outcomes(right)
+
+
+def read_candidates(source: str, **how: Any) -> Any:
+    """A Dataset of queries with candidates that do and do not fit them: query (string), positive and negative (lists of
+    at least one string). In the file, JSONL or parquet, both are a text or a list of texts."""
+    parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
+    return read_table(source, parse, "query", **how)[0]
+
+
+def _texts(column: str, value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list):
+        raise RowProblem(f"{column} is {value!r}, neither a text nor a list of texts")
+    if not texts:
+        raise RowProblem(f"{column} is empty: there is nothing to rank", reason=f"no {column}")
+    return [parse_sentence(f"{column} {place}", text) for place, text in enumerate(texts)]
+
+
+def read_rerank(name: str, reading: Reading) -> Task:
+    """The queries of a task. MTEB's reranking sets (SUITES["rerank"]) come through mteb where data.dir has no file."""
+    try:
+        source = find_task(name, reading.data_dir, "rerank")
+    except NoSuchTask:
+        if name not in SUITES["rerank"]:
+            raise
+        from raoe_train.evaluation.mteb import read_mteb
+
+        return read_mteb(name, reading)
+    queries = list(read_candidates(source, **reading.rows))
+    texts = [text for query in queries for text in (query["query"], *query["positive"], *query["negative"])]
+    return Task("rerank", "map", queries, texts, partial(precision, queries=queries))
+
+
+def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
+    """{"map", "mrr"} x100 over all candidates of a query, ranked by cosine, and "queries", how many; with each query's
+    average precision."""
+    precisions, ranks = [], []
+    ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
+    for query, texts in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
+        candidates = texts[1:]
+        similarity = cosines(np.broadcast_to(texts[0], candidates.shape), candidates)
+        relevant = np.arange(len(candidates)) < len(query["positive"])
+        # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
+        ranked = relevant[np.lexsort((relevant, -similarity))]
+        places = np.flatnonzero(ranked) + 1
+        precisions.append(np.mean(np.arange(1, len(places) + 1) / places))
+        ranks.append(1 / places[0])
+    result = {"map": 100 * float(np.mean(precisions)), "mrr": 100 * float(np.mean(ranks)), "queries": len(queries)}
+    return result, Outcomes(100 * np.array(precisions))
