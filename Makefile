@@ -6,22 +6,22 @@ RUN = $(VENV)/bin/python
 export PYTHONDONTWRITEBYTECODE :=
 # Test processes, one thread each.
 JOBS ?= 2
-test slow exhaustive: export OMP_NUM_THREADS = 1
+test test-all exhaustive: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test slow exhaustive lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
+.PHONY: demo test test-all exhaustive lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
 	$(RUN) -m raoe_train train demo --output runs/demo
 
-test: $(INSTALLED)  ## every fast test
+test: $(INSTALLED)  ## numbers, losses, data, training: three minutes on two cores
 	$(RUN) -m pytest -q -n $(JOBS) -m "not slow"
 
-slow: $(INSTALLED)  ## the tests that build, train or compile for longer
+test-all: $(INSTALLED)  ## the other tests: Triton's interpreter, builds, packaging, benchmarks, long trainings
 	$(RUN) -m pytest -q -n $(JOBS) --maxschedchunk 1 -m "slow and not exhaustive" --durations 20
 
-exhaustive: $(INSTALLED)  ## more combinations of what `make slow` tests, which CI leaves out
+exhaustive: $(INSTALLED)  ## more combinations of what `make test-all` tests, which CI leaves out
 	$(RUN) -m pytest -q -n $(JOBS) -m exhaustive
 
 lint: $(INSTALLED)

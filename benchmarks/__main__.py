@@ -24,7 +24,7 @@ from benchmarks.case import Case
 
 KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "sigmoid", "attention", "listwise", "matryoshka")
 STEPS = ("train_step", "equal_lengths", "large_batch")
-OPS = (*KERNEL_OPS, "gist", "memory", "accelerate", "generation", "chains", *STEPS)
+OPS = (*KERNEL_OPS, "gist", "generation", "chains", *STEPS)
 # Below this many bytes moved, what Python and the allocator hold is all that a peak would show.
 PEAK_FROM = 1 << 21
 

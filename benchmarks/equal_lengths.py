@@ -156,7 +156,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.training import log_writer
+    from raoe_train.training.callbacks import LogFile
 
     folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}
@@ -165,7 +165,7 @@ def _logging(model: Any) -> Call:
         args=SentenceTransformerTrainingArguments(output_dir=folder.name, **settings),
         train_dataset=Dataset.from_list(rows(2)),
         loss=RAOELoss(model),
-        callbacks=[log_writer(Path(folder.name, "log.jsonl"))],
+        callbacks=[LogFile(Path(folder.name, "log.jsonl"))],
     )
     entry = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1e-5, "rank": 0.5, "angle": 0.5, "epoch": 0.1}
 

@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 import json
+import math
 import operator
 import re
 import types
@@ -35,14 +36,10 @@ if TYPE_CHECKING:
     AboveZeroToOne = float
 else:
     from jsonargparse.typing import ClosedUnitInterval as ZeroToOne
-    from jsonargparse.typing import (
-        NonNegativeFloat,
-        NonNegativeInt,
-        PositiveFloat,
-        PositiveInt,
-        restricted_number_type,
-    )
+    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
+    PositiveFloat = restricted_number_type("PositiveFiniteFloat", float, [(">", 0), ("<", math.inf)])
+    NonNegativeFloat = restricted_number_type("NonNegativeFiniteFloat", float, [(">=", 0), ("<", math.inf)])
     AtLeast2 = restricted_number_type("AtLeast2", int, (">=", 2))
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
@@ -111,7 +108,10 @@ def recipe_path(recipe: str | Path) -> Path:
 
 def nearest(word: str, known: Iterable[Any]) -> str:
     """ " (did you mean WORD?)" for the nearest of the known words, or nothing."""
-    close = difflib.get_close_matches(word, [str(name) for name in known], n=1, cutoff=0.5)
+    section, dot, key = word.rpartition(".")
+    names = [str(name) for name in known]
+    close = [name for name in names if dot and key and name.startswith(section + dot) and key.rstrip("s") in name]
+    close = close[:1] or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -191,7 +191,7 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
         if key == "config" and given[key]:
             layers.append(f"--config={_text(recipe_path(given.pop(key)[0]))}")
             key = ""
-    options = [f"--{name}={_words(values, kinds.get(name))}" for name, values in given.items()]
+    options = [f"--{name}={_words(name, values, kinds.get(name))}" for name, values in given.items()]
     return [*layers, *options, *flags]
 
 
@@ -206,6 +206,8 @@ def build(of: type[T], values: Mapping[str, Any]) -> T:
     made: dict[str, Any] = {}
     for name, value in values.items():
         section = _dataclass_in(hints.get(name))
+        if section and not isinstance(value, Mapping) and not (value is None and hints[name] is not section):
+            raise ValueError(f"{name} is a section of settings, got {value!r:.200}")
         made[name] = build(section, value) if section and isinstance(value, Mapping) else _plain(value)
     if OTHERS in hints:
         made = {**{name: made.pop(name) for name in [*made] if name in hints and name != OTHERS}, OTHERS: made}
@@ -255,21 +257,26 @@ def _options(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str =
         if isinstance(value, Mapping) and section and "class_path" not in value:
             yield from _options(value, kinds, f"{key}.")
         else:
-            yield key, _words([value] if isinstance(value, (str, Path)) else value, kinds.get(key))
+            yield key, _words(key, [value] if isinstance(value, (str, Path)) else value, kinds.get(key))
 
 
-def _words(values: Any, kind: Any) -> str:
+def _words(key: str, values: Any, kind: Any) -> str:
     """A value, or the words of a command line, as the text of one option."""
     if not isinstance(values, (list, tuple)) or not all(isinstance(value, (str, Path)) for value in values):
         return json.dumps(values, default=str)
     words = [_home(str(value)) for value in values]
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     lists = [each for each in kinds if typing.get_origin(each) is list]
-    if not words and bool in kinds:
+    if not words and (kind is None or bool in kinds):
         return "true"
-    if any(typing.get_origin(each) is dict for each in kinds) and words and all("=" in word for word in words):
-        pairs = (word.partition("=") for word in words)
-        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, _, value in pairs) + "}"
+    if len(words) != 1 and kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
+        raise ValueError(f"{key} takes one value, got {len(words)}")
+    mapping = next((each for each in kinds if typing.get_origin(each) is dict), None)
+    if mapping and words and all("=" in word for word in words):
+        texts = str in typing.get_args(typing.get_args(mapping)[1])  # where a number is a name
+        pairs = ((name, value) for name, _, value in (word.partition("=") for word in words))
+        quoted = ((name, json.dumps(value) if texts and value != "null" else value) for name, value in pairs)
+        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in quoted) + "}"
     if len(words) == 1 and (not lists or str in kinds or words[0].startswith("[")):
         return words[0]
     numbers = bool(lists) and typing.get_args(lists[0])[0] is not str
@@ -287,7 +294,7 @@ def _text(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
@@ -295,7 +302,8 @@ def _text(path: Path) -> str:
 
 
 VALUE = re.compile(
-    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|base 10: '(.*)'"
+    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|"
+    r"(?:base 10|to float): '([^']*)'"
 )
 PROBLEM = re.compile(
     r"Problem with given class_path '([\w.]+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
@@ -315,7 +323,10 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
         return said
     key, _, rest = said.removeprefix('Parser key "').partition('":')
     hint = getattr(known.get(key), "_typehint", None)
-    if (unknown := rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]) and hint:
+    unknown = rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]
+    if "Unable to load config" in rest or dataclasses.is_dataclass(hint) or (unknown and _dataclass_in(hint)):
+        return f"{key} is a section: set --{key}.KEY VALUE, or name a file of it"
+    if unknown and hint:
         names = sorted(name for base in (hint, *typing.get_args(hint)) for name in _subclasses(base))
         return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
     while problem := PROBLEM.search(rest):
@@ -333,9 +344,16 @@ def _explained(error: Exception, known: Mapping[str, Any]) -> str:
 
 def _keywords(of: type) -> dict[str, Any]:
     """{name: type} of the keywords of a class, with those that it passes on to its bases."""
-    made = [cls.__init__ for cls in reversed(of.__mro__) if "__init__" in vars(cls) and cls is not object]
-    hints = [typing.get_type_hints(each) for each in made]
-    return {name: hint for each in hints for name, hint in each.items() if name not in ("model", "return")}
+    found: dict[str, Any] = {}
+    for cls in of.__mro__:
+        if "__init__" in vars(cls):
+            constructor = vars(cls)["__init__"]
+            parameters, hints = inspect.signature(constructor).parameters.values(), typing.get_type_hints(constructor)
+            named = (each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
+            found |= {name: hints[name] for name in named if name in hints and name not in ("model", "embed", *found)}
+            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+                break
+    return found
 
 
 def _described(hint: Any) -> str:
@@ -343,16 +361,16 @@ def _described(hint: Any) -> str:
     words = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
     origin, of = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        return f"one of {', '.join(map(str, of))}"
+        return f"{'one of ' * (len(of) > 1)}{', '.join(map(str, of))}"
     if isinstance(hint, types.UnionType) or origin is typing.Union:
         return " or ".join(map(_described, of))
-    if origin in (list, dict) or hint in (list, dict):
-        return "a list" if list in (origin, hint) else "a mapping, NAME=VALUE ..."
+    if origin in (list, dict, Sequence) or hint in (list, dict):
+        return "a list" if dict not in (origin, hint) else "a mapping, NAME=VALUE ..."
     if hint in words or not inspect.isclass(hint):
         return words.get(hint, str(hint))
     base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)
     signs = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
-    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ())]
+    limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ()) if limit < math.inf]
     return " ".join([base, " and ".join(limits)]).strip()
 
 

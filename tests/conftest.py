@@ -20,8 +20,15 @@ def without_interpreter() -> None:
     os.environ.pop("TRITON_INTERPRET", None)
 
 
+REST = ("adversary", "benchmarks", "cuda_emulator", "faults", "packaging", "sanitizers", "third_party", "versions")
+
+
 def pytest_collection_modifyitems(items):
-    """What may take longest comes first, so that no process is left alone with it at the end."""
+    """Rooms that a newcomer's `make test` leaves out; what may take longest comes first, so that no process is left
+    alone with it at the end."""
+    for item in items:
+        if set(REST) & set(item.path.relative_to(item.config.rootpath).parts):
+            item.add_marker("slow")
     items.sort(key=lambda item: -max((mark.args[0] for mark in item.iter_markers("timeout")), default=0))
 
 

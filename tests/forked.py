@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["sentence_transformers", "datasets", "accelerate", "raoe_train.jobs.train", "raoe_train.jobs.score",
-     "raoe_train.jobs.evaluate", "raoe_train.jobs.mine", "raoe_train.jobs.lists", "raoe_train.jobs.merge",
+     "raoe_train.jobs.evaluate", "raoe_train.jobs.mine",
      "raoe_train.jobs.export", "raoe_train.jobs.encode", "raoe_train.jobs.prepare", "raoe_train.evaluation.transfer",
      "raoe_train.evaluation", "raoe_train.jobs.generate",
      "raoe_train.generation.decoding", "raoe_train.encoders.load",

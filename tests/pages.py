@@ -79,6 +79,7 @@ READ = {
     "docs/adapt/report.md": LARGE,
     "README.md": "make demo and make test are what CI is; the rest has names of the reader's own",
     "docs/bellm.md": LARGE,
+    "docs/commands.md": "names of the reader's own",
     "docs/data.md": "needs a hub, or the publishers' files",
     "docs/evaluation.md": LARGE,
     "docs/generation.md": LARGE,
@@ -187,7 +188,7 @@ def commands(text: str) -> list[list[str]]:
             re.match(r"(raoe-train|make|python -m|torchrun|accelerate launch|[A-Z_]+=\S+ )", line)
             and ":" not in line[:11]
         ):
-            made.append(shlex.split(line.replace("…", ""), comments=True))
+            made.append(shlex.split(re.sub(r"\s#\s.*", "", line.replace("…", ""))))
     return made
 
 

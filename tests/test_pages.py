@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from raoe_train import recipe as recipes
-from raoe_train.cli import job_of, load, parse_options, recipe_of
+from raoe_train.cli import job_of
+from raoe_train.config import parse_words, recipe_path, shipped, words_of
 from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -62,12 +62,19 @@ def test_a_command_is_one_that_there_is(page):
             words = ["raoe-train", *words[words.index("-m") + 2 :]]
         if words[0] == "raoe-train":
             _, job, *rest = words
-            recipe, rest = recipe_of(job, rest)
-            known = recipe in recipes.shipped()
-            assert recipe is None or known or recipe.isupper() or recipe.endswith(".yaml"), words
-            options = {key: value for key, value in parse_options(rest).items() if key not in ("help", "traceback")}
-            options = {key: value for key, value in options.items() if not str(value).isupper()}
-            assert job_of(job) and load(job, recipe if known else None, options), words
+            config, layers = job_of(job).config, []
+            if job != "prepare" and rest and not rest[0].startswith("-"):
+                recipe, *rest = rest
+                assert recipe in shipped() or recipe.isupper() or recipe.endswith(".yaml"), words
+                layers = [f"--config={recipe_path(recipe)}"] if recipe in shipped() else []
+            elif job == "prepare" and rest and not rest[0].startswith("-"):
+                rest = ["--names", *rest]
+            if "--config" in rest:  # of a file of the reader's
+                place = rest.index("--config")
+                del rest[place : place + 2]
+            known = [word for word in rest if word not in ("--traceback", "--help") and not word.startswith("--print_")]
+            options = [word for word in words_of(config, known) if not word.partition("=")[2].isupper()]
+            assert parse_words(config, [*layers, *options]), words
 
 
 def test_outputs_are_compared():

@@ -1,15 +1,17 @@
-"""`python -m benchmarks.studies sweep STUDY …` and `python -m benchmarks.studies report FILE …`, in a checkout."""
+"""`python -m benchmarks.studies sweep STUDY …`, `… report FILE …` and `… pretrain --data FILE …`, in a checkout."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.studies.cells import nest, numbers
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,6 +39,12 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--seed", type=int, default=42, help="of drawn lists and the bootstrap [42]")
     report.add_argument("--on_error", choices=("raise", "skip"), default="raise", help="on a malformed row [raise]")
     report.add_argument("--batch_size", type=int, default=64, help="sentences to encode at a time [64]")
+    pretrain = commands.add_parser("pretrain", allow_abbrev=False, help="make a small language model from scratch",
+                                   epilog="Its sizes and transformers.TrainingArguments can follow: --sizes.layers 3 "
+                                          "--training.max_steps 100")  # fmt: skip
+    pretrain.add_argument("--data", nargs="+", required=True, help="files of pairs, or .txt files of sentences")
+    pretrain.add_argument("--output", required=True, help="folder for the model and its tokenizer")
+    pretrain.add_argument("--max_length", type=int, default=64, help="tokens of a sentence [64]")
     return main
 
 
@@ -52,6 +60,13 @@ def other_keys(words: Sequence[str]) -> dict[str, Any]:
         else:
             found[key].append(yaml.safe_load(word))
     return {key: True if not values else values[0] if len(values) == 1 else values for key, values in found.items()}
+
+
+def sections(keys: Mapping[str, Any], *names: str) -> dict[str, dict[str, Any]]:
+    """Group dotted keys by these sections, {name: {key: value}}; ValueError for a key in none of them."""
+    if unknown := [key for key in keys if not key.startswith(tuple(f"{name}." for name in names))]:
+        raise ValueError(f"unknown option --{unknown[0]}")
+    return {**{name: {} for name in names}, **nest(numbers(keys))}
 
 
 def report(
@@ -98,10 +113,12 @@ def main(words: Sequence[str] | None = None) -> int:
             from benchmarks.studies.sweep import sweep
 
             return 1 if sweep(asked.pop("study"), asked.pop("output"), changes=changes, **asked)["failed"] else 0
-        if unknown := [key for key in changes if not key.startswith("model.")]:
-            raise ValueError(f"unknown option --{unknown[0]}")
-        model = {"name": asked.pop("model"), **{key.removeprefix("model."): value for key, value in changes.items()}}
-        report(model=model, **asked)
+        if command == "pretrain":
+            from benchmarks.studies.pretrain import pretrain
+
+            pretrain(**{**asked, **sections(changes, "sizes", "training")})
+        else:
+            report(model={"name": asked.pop("model"), **sections(changes, "model")["model"]}, **asked)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks.studies: {error}", file=sys.stderr)
         return 2

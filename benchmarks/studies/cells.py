@@ -51,8 +51,8 @@ def read_study(study: str | Path, changes: Mapping[str, Any] | None = None, scal
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in RECIPES.glob("*.yaml")))
         raise FileNotFoundError(f"no study {str(study)!r}: name a YAML file, or one of {known}")
-    found = nest(_numbers(yaml.safe_load(path.read_text(encoding="utf-8"))), deep=False)
-    found = merge(found, nest(_numbers(changes or {}), deep=False))
+    found = nest(numbers(yaml.safe_load(path.read_text(encoding="utf-8"))), deep=False)
+    found = merge(found, nest(numbers(changes or {}), deep=False))
     if unknown := found.keys() - DEFAULTS.keys():
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}; a study has {', '.join(DEFAULTS)}")
     # one word for a list, as the command line has it
@@ -180,7 +180,7 @@ def texts_of(values: Any) -> Iterator[str]:
 
 
 def nest(values: Mapping[str, Any], deep: bool = True) -> dict[str, Any]:
-    """Turn dotted keys into nested mappings: ``{"loss.name": "mse"}`` into ``{"loss": {"name": "mse"}}``."""
+    """Turn dotted keys into nested mappings: ``{"data.dev": "x"}`` into ``{"data": {"dev": "x"}}``."""
     nested: dict[str, Any] = {}
     for dotted, value in values.items():
         value = nest(value) if deep and isinstance(value, Mapping) else value
@@ -199,11 +199,12 @@ def merge(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _numbers(values: Any) -> Any:
+def numbers(values: Any) -> Any:
+    """Read texts such as 1e-3, which YAML leaves as they are, as numbers."""
     if isinstance(values, Mapping):
-        return {str(key): _numbers(value) for key, value in values.items()}
+        return {str(key): numbers(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
-        return [_numbers(value) for value in values]
+        return [numbers(value) for value in values]
     return float(values) if isinstance(values, str) and FLOAT.fullmatch(values) else values
 
 

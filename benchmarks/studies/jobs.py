@@ -1,21 +1,26 @@
 """Everything that the studies use of raoe_train. No other file here imports it, so a change there is adapted here.
 
-Public are `rt.run` and `rt.load_encoder`. The other names are not: the configuration check (`raoe_train.cli.load`),
-the reader of lists, the examples and tasks of `evaluate`, and three helpers that write Markdown.
+Public are `rt.run`, `rt.load_encoder` and `rt.read_pairs`. The other names are not: the configuration's parser
+and check, readers of lists and sentences, models from scratch, examples and tasks of `evaluate`, Markdown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
 import raoe_train as rt
-from raoe_train import cli
 from raoe_train.artifacts.markdown import cell, made_with, table
+from raoe_train.cli import job_of
+from raoe_train.config import parse
+from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table
+from raoe_train.encoders.scratch import scratch_transformer
+from raoe_train.encoders.settings import Scratch
 from raoe_train.evaluation.tasks import Outcomes, main_score, read_outcomes, read_tasks, split_word
+from raoe_train.jobs.train import check_config
 
 __all__ = ["Outcomes", "cell", "made_with", "main_score", "read_outcomes", "split_word", "table"]
 
@@ -33,7 +38,9 @@ def run_alone(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dic
 
 def check(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> None:
     """Raise ValueError if the job does not accept this configuration. Nothing is run."""
-    cli.load(job, recipe, overrides)
+    config = parse(job_of(job).config, recipe, overrides)  # type: ignore[attr-defined]
+    if job == "train":
+        check_config(config)
 
 
 def check_tasks(tasks: Sequence[str], data_dir: str | None) -> None:
@@ -50,3 +57,17 @@ def load_encoder(name: str, **settings: Any) -> Any:
 def read_lists(path: str, on_error: str) -> list[list[str]]:
     """Read the lists of sentences that `generate` wrote."""
     return list_table(path, on_error=on_error)[0]["sentences"][:]
+
+
+def read_texts(source: str) -> Iterable[str]:
+    """Read the lines of a .txt file, or the sentences of a source of pairs."""
+    if source.endswith(".txt"):
+        return read_sentences(source)
+    pairs = rt.read_pairs(source, columns={"score": None, "label": None})
+    return [text for name in ("sentence1", "sentence2") for text in pairs.unique(name)]
+
+
+def small_llama(sentences: Sequence[str], max_length: int, **sizes: Any) -> tuple[Any, Any]:
+    """Make a Llama with random weights and its tokenizer, trained on the sentences."""
+    transformer = scratch_transformer(Scratch(architecture="llama", **sizes), sentences, max_length)
+    return transformer.model, transformer.tokenizer

@@ -127,8 +127,9 @@ def _by_kind(results: Sequence[Result]) -> dict[str, Rows]:
 
 def _row(values: dict[str, float | None]) -> dict[str, float | None]:
     """Scores, and of several tasks their average, which is None where one is."""
-    scores = list(values.values())
-    return {**values, "average": None if None in scores else float(np.mean(scores))} if len(scores) > 1 else values
+    scores = [value for value in values.values() if value is not None]
+    average = float(np.mean(scores)) if len(scores) == len(values) else None
+    return {**values, "average": average} if len(values) > 1 else values
 
 
 def published(scores: Mapping[str, Rows], results: Sequence[Result]) -> dict[str, Rows]:

@@ -24,8 +24,8 @@ from benchmarks.studies.cells import (
 )
 from benchmarks.studies.sweep_report import SweepReport, write_text
 
-# Keys of a loss that change what a step costs; other numbers of a loss are alike to a dry run.
-COSTLY = ("name", "gate", "mini_batch_size", "mini_batch_num_tokens")
+# Keywords of a loss that change what a step costs, as its class does; others are alike to a dry run.
+COSTLY = ("gate", "mini_batch_size", "mini_batch_num_tokens")
 
 
 def sweep(
@@ -238,7 +238,8 @@ def _estimate(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> dict[
         if start is not cell:
             overrides["model"] = {**overrides.get("model", {}), **start.overrides.get("model", {})}
         alike = merge(overrides, {"training": {"seed": None}, "evaluation": {"before": None}})
-        alike["loss"] = {key: overrides.get("loss", {}).get(key) for key in COSTLY}
+        loss = overrides.get("loss", {})
+        alike["loss"] = [loss.get("class_path"), *(loss.get("init_args", {}).get(key) for key in COSTLY)]
         first = first_like.setdefault(json.dumps([cell.recipe, alike], sort_keys=True), cell.name)
         print(f"{cell.name}:" if first == cell.name else f"{cell.name}, as {first}", flush=True)
         try:

@@ -121,7 +121,9 @@ class SweepReport:
         """P against S with the Pareto front; P and S along each numeric key and, of starting encoders, along the number
         k of retrieved sentences (the margins paper's Figures 2 and 3)."""
         along = {key: {task: curves(runs, key, runs[sides(task)]) for task in tasks} for key in numeric_keys(runs)}
-        points, before, by_k = {}, {}, {}
+        points: dict[str, Any] = {}
+        before: dict[str, Any] = {}
+        by_k: dict[str, Any] = {}
         for task in tasks:
             means = runs.groupby("variant", sort=False)[sides(task)].mean().dropna()
             points[task] = {point[0]: point[1:] for point in means.itertuples(name=None)}

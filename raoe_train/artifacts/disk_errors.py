@@ -47,5 +47,6 @@ def _full(where: object, said: str | None) -> str:
 def _within(path: str, output: str) -> bool:
     """Whether a path is the output, above it, in it, or beside it by its name: OUTPUT.parts and the like."""
     ours, theirs = (str(Path(each).expanduser().absolute()) for each in (output, path))
-    theirs = theirs.replace(f"{os.sep}.partial.", os.sep)
+    folder, name = os.path.split(theirs.replace(f"{os.sep}.partial.", os.sep))
+    theirs = os.path.join(folder, name.removeprefix(".") if name.endswith(".lock") else name)
     return theirs == ours or theirs.startswith((ours + os.sep, f"{ours}.")) or ours.startswith(theirs + os.sep)

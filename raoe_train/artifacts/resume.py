@@ -64,7 +64,7 @@ class Output:
         folder: bool = False,
         own_record: bool = False,
     ) -> None:
-        self.path = Path(path).expanduser().resolve()
+        self.path, self.given = Path(path).expanduser().resolve(), str(path)
         self.settings = json.loads(json.dumps(settings))  # as a record has them
         self.overwrite, self.folder = overwrite, folder
         self.record = self.path if own_record else self.path / MADE_FROM if folder else beside(self.path, ".json")
@@ -107,6 +107,8 @@ class Output:
         if SETTINGS in found and not different(found[SETTINGS], self.settings) and not found.get(FINISHED):
             return
         if self.folder:
+            if FINISHED in found:  # a kill while its files go leaves none that is finished
+                write_json(self.record, {**found, FINISHED: False})
             for name in found.get(FILES, []):
                 if Path(name).name == name:  # a path could lead elsewhere
                     remove(self.path / name)
@@ -121,10 +123,21 @@ class Output:
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
         is removed."""
-        found = {"output": str(self.path), **result, SETTINGS: self.settings, "versions": versions()}
+        found = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
         write_json(self.record, {**found, FINISHED: True, FILES: read_json(self.record).get(FILES, [])})
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return found
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """In this block no other process is that asks for it, too; they wait. Its lock is not among the parts, which a
+        process that finishes removes."""
+        lock = FileLock(self.path.with_name(f".{self.path.name}.finish.lock"))
+        with lock:
+            try:
+                yield
+            finally:
+                Path(lock.lock_file).unlink(missing_ok=True)
 
     def awaited(self) -> dict[str, Any]:
         """The result that another process is about to finish."""
@@ -171,11 +184,12 @@ def owned(path: str | Path) -> Iterator[None]:
 @contextmanager
 def replacing_model(output: Output) -> Iterator[Path]:
     """A folder to save a model in: when the block ends well, its files and folders move to an output folder, whose
-    record has their names before."""
+    record has their names before. Not before then another model goes that is there."""
     saved = partial(output.path / "model")
     remove(saved)  # a killed process's: safetensors' temporary files have another name each time
     saved.mkdir()
     yield saved
+    output.begin()
     found = sorted(saved.iterdir())
     output.own(*(path.name for path in found))
     for path in found:

@@ -1,10 +1,14 @@
-"""LoRA and QLoRA: peft's adapters on an encoder, and bitsandbytes' 4-bit weights under them."""
+"""LoRA and QLoRA: peft's adapters in a model, and bitsandbytes' 4-bit weights under them."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
+
+import torch
 
 # QLoRA's weights (Dettmers et al., 2023): NF4, the constants of its blocks quantised once more.
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
@@ -12,10 +16,6 @@ FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_do
 
 def four_bit(compute_dtype: str | None) -> dict[str, Any]:
     """Keys of transformers.BitsAndBytesConfig; products in `compute_dtype`, by default bfloat16 on a GPU."""
-    import importlib.util
-
-    import torch
-
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ValueError(
             "model.load_in_4bit needs bitsandbytes: pip install bitsandbytes, or train with LoRA on full weights "
@@ -25,26 +25,19 @@ def four_bit(compute_dtype: str | None) -> dict[str, Any]:
     return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or fits}
 
 
-def lora_config(settings: Mapping[str, Any]) -> Any:
-    """peft's LoraConfig of a recipe's model.lora; all linear layers unless target_modules says which."""
-    import dataclasses
+def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ()) -> None:
+    """Freeze a transformers model and train a LoRA adapter in it, in float32; one that is there already is trained on.
 
-    from peft import LoraConfig, TaskType
+    Args:
+        settings: keys of peft.LoraConfig; all linear layers have an adapter unless target_modules says which.
+        leave: beginnings of names of modules that get no adapter and are trained themselves.
+    """
+    from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
 
-    known = {field.name for field in dataclasses.fields(LoraConfig) if field.init}
-    if unknown := sorted(set(settings) - known):
+    if unknown := sorted(set(settings) - {field.name for field in fields(LoraConfig) if field.init}):
         raise ValueError(f"unknown key model.lora.{unknown[0]}: it takes the keys of peft.LoraConfig")
     defaults = {"target_modules": "all-linear", "task_type": TaskType.FEATURE_EXTRACTION}
-    return LoraConfig(**{**defaults, **settings})
-
-
-def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ()) -> None:
-    """Freeze `model`, a transformers model, and put a LoRA adapter in it, in float32. One that is there already goes on
-    being trained. Modules whose names start with one of `leave` get no adapter and are trained themselves."""
-    import torch
-    from peft import prepare_model_for_kbit_training
-
-    config = lora_config(settings)
+    config = LoraConfig(**{**defaults, **settings})
     if getattr(model, "_hf_peft_config_loaded", False):
         (there,) = model.peft_config.values()
         changed = [key for key in settings if getattr(there, key) != getattr(config, key) and key != "target_modules"]
@@ -54,8 +47,7 @@ def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ())
                 "plain weights of it first with raoe-train export --merge"
             )
     else:
-        # It freezes all there is and, under 4-bit weights, makes float32 of the norms and embeddings.
-        if getattr(model, "is_loaded_in_4bit", False):
+        if getattr(model, "is_loaded_in_4bit", False):  # this makes float32 of the norms and embeddings, too
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         else:
             model.requires_grad_(False)

@@ -1,12 +1,12 @@
 """Texts of a batch by length: cut into runs of like length, each padded to its own longest, no text twice.
 
-A batch of tokenised columns is padded to its longest texts; on NLI data half to nine tenths of what an encoder
-computes is then padding. Here all texts, whatever their column, are sorted by length and cut where that costs least,
-and `rows` says where each column's texts are among the embeddings of the runs.
+Of a batch padded to its longest text, half to nine tenths is padding on NLI data. Here the texts of all columns are
+sorted by length and cut where that costs least.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,21 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+# What a run costs beside its tokens, in tokens: measured on CPUs (docs/by-length.md), predicted for GPUs
 FORWARD = {"cpu": 128, "cuda": 8192}
-"""What a run costs beside its tokens, in tokens: measured on CPUs (docs/by-length.md), predicted for GPUs."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """A batch as the encoder reads it.
+    """A batch as the encoder reads it."""
 
-    Attributes:
-        features: of each run, as of the model's `preprocess`; n_r texts x the run's longest.
-        rows: of each column, (B,) int64: the places of its texts among the sum of n_r texts of the runs.
-    """
-
-    features: list[dict[str, Any]]
-    rows: list[Tensor]
+    features: list[dict[str, Any]]  # of each run, as the model's `preprocess` gives them
+    rows: list[Tensor]  # of each column, (B,) int64: the places of its texts among the texts of all runs
 
 
 def by_length(
@@ -46,7 +41,7 @@ def by_length(
 ) -> Runs | None:
     """Tokenised columns as runs of like length; None where they are not rows of tokens (images, packed batches).
 
-    Equal texts become one, but for copies in one row of the columns: these are two views of a text on purpose.
+    Equal texts become one, but copies in one row of the columns stay: these are two views of a text on purpose.
 
     Args:
         columns: features of `preprocess`, tensors (B, L) on any device, padded on either side; L may differ.
@@ -57,12 +52,12 @@ def by_length(
         keep_leading: leave padding in front, where a model counts positions from it.
     """
     shared = [_shared(column) for column in columns]
-    if not columns or None in shared:
-        return None
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     embedded = 0
-    for kind in filter(None, dict.fromkeys(shared)):  # columns with another prompt, or of another task, are read apart
+    for kind in dict.fromkeys(shared):  # columns with another prompt, or of another task, are read apart
+        if kind is None:
+            return None
         numbers = [number for number, each in enumerate(shared) if each == kind]
         merged = _merged([columns[number] for number in numbers], multiple)
         tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
@@ -78,51 +73,47 @@ def by_length(
         cost = FORWARD.get(device.type, FORWARD["cuda"]) if forward is None else forward
         room = most if most_texts is None else most_texts * int(lengths.max())
         for start, stop in cut(lengths[order], cost, room):
-            some = chosen[order[start:stop]]
-            right = int(end[some].max())
-            left = int(first[some].min())
+            texts = chosen[order[start:stop]]
+            left, right = int(first[texts].min()), int(end[texts].max())
             # rounded up to the multiple, on the side that is padded
             longer = -(right - left) % multiple
             left, right = (left - longer, right) if right == width else (left, right + longer)
-            index = torch.from_numpy(some).to(device)
+            index = torch.from_numpy(texts).to(device)
             features.append({**dict(kind), **{name: each[index, left:right] for name, each in merged.items()}})
         places = np.empty(len(chosen), dtype=np.int64)
         places[order] = np.arange(embedded, embedded + len(chosen))
-        found = torch.from_numpy(places[text_of]).to(device).split(heights)
-        for number, each in zip(numbers, found, strict=True):
+        for number, each in zip(numbers, torch.from_numpy(places[text_of]).to(device).split(heights), strict=True):
             rows[number] = each
         embedded += len(chosen)
-    return Runs(features, rows)
+    return Runs(features, rows) if features else None
 
 
 @contextmanager
 def encoding_by_length(model: Any, batch_size: int) -> Iterator[None]:
     """A SentenceTransformer whose forwards read their texts by length, with at most the tokens of `batch_size` texts as
     long as the longest at a time, and give embeddings alone."""
-    forward, own = model.forward, "forward" in vars(model)
+    forward, own = model.forward, vars(model).get("forward")  # accelerate may have given it one of its own
     keep_leading = counts_leading_padding(model)
 
-    def by_runs(features: dict[str, Any], **others: Any) -> dict[str, Any]:
+    def by_runs(features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         runs = by_length([features], most_texts=batch_size, keep_leading=keep_leading)
         if runs is None:
-            return forward(features, **others)
-        made = [forward(run, **others)["sentence_embedding"] for run in runs.features]
-        return {"sentence_embedding": torch.cat(made)[runs.rows[0]]}
+            return forward(features, **kwargs)
+        embeddings = [forward(run, **kwargs)["sentence_embedding"] for run in runs.features]
+        return {"sentence_embedding": torch.cat(embeddings)[runs.rows[0]]}
 
     model.forward = by_runs
     try:
         yield
     finally:
-        if own:
-            model.forward = forward
-        else:
-            del model.forward
+        del model.forward
+        if own is not None:
+            model.forward = own
 
 
 @contextmanager
 def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
-    """A transformer whose word embeddings are looked up for all runs together while it lasts: each look-up of its own
-    would cost a gradient as large as the vocabulary."""
+    """Look up the word embeddings of all runs together: each look-up costs a gradient as large as the vocabulary."""
     transformer = getattr(model, "transformers_model", None)
     words: Any = transformer.get_input_embeddings() if transformer is not None else None
     trains = torch.is_grad_enabled() and type(words) is nn.Embedding and words.weight.requires_grad
@@ -139,16 +130,16 @@ def words_looked_up_once(model: Any, runs: Runs) -> Iterator[None]:
 
 
 def counts_leading_padding(model: Any) -> bool:
-    """Whether a model's positions may count padding in front of a text; relative ones do not."""
+    """Whether a model's positions may count padding in front of a text, which relative ones do not."""
     config = getattr(getattr(model, "transformers_model", None), "config", None)
     return config is None or getattr(config.get_text_config(), "rope_parameters", None) is None
 
 
 def cut(lengths: np.ndarray, forward: int, most: int | None = None) -> list[tuple[int, int]]:
-    """Where ascending lengths are cut into runs so that least is computed: [begin, end) of each run.
+    """Cut ascending lengths into runs so that least is computed: [begin, end) of each run.
 
-    A run of m texts costs m times its longest, plus `forward`; of all ways to cut the cheapest is taken (dynamic
-    programming over the different lengths). Runs of more than `most` tokens are cut further, into equal parts.
+    A run of m texts costs m times its longest, plus `forward`; dynamic programming over the distinct lengths finds the
+    cheapest cuts. Runs of more than `most` tokens are cut further, into equal parts.
     """
     widths, ends = np.unique(lengths[::-1], return_index=True)
     ends = len(lengths) - ends  # texts up to each width
@@ -176,19 +167,16 @@ def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     ids, mask = column.get("input_ids"), column.get("attention_mask")
     if not isinstance(ids, Tensor) or not isinstance(mask, Tensor) or ids.ndim != 2 or not ids.numel():
         return None
-    said: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     for name, value in column.items():
         if name == "prompt_length" and isinstance(value, Tensor):
             value = int(value.flatten()[0])  # one for all, as Pooling reads it
-        if not isinstance(value, Tensor):
-            said[name] = value
-        elif value.shape != ids.shape:
+        if isinstance(value, Tensor) and value.shape == ids.shape:
+            value = value.dtype
+        if not isinstance(value, (str, int, float, type(None), torch.dtype)):
             return None
-        else:
-            said[name] = value.dtype
-    if not all(isinstance(value, (str, int, float, type(None), torch.dtype)) for value in said.values()):
-        return None
-    return tuple(sorted(said.items()))
+        shared[name] = value
+    return tuple(sorted(shared.items()))
 
 
 def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Tensor]:
@@ -211,19 +199,17 @@ def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Te
 def _distinct(
     tokens: np.ndarray, first: np.ndarray, end: np.ndarray, heights: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(the first row of each different text, of each row the number of its text)."""
+    """(the first row of each distinct text, of each row the number of its text)."""
     aligned = len(set(heights)) == 1
     numbers: dict[Any, int] = {}
     chosen: list[int] = []
-    in_row: dict[tuple[int, bytes], int] = {}
+    copies: Counter[tuple[int, bytes]] = Counter()
     text_of = np.empty(len(tokens), dtype=np.int64)
     for row, (start, stop) in enumerate(zip(first.tolist(), end.tolist(), strict=True)):
         text = tokens[row, :, start:stop].tobytes()
-        copy = 0
-        if aligned and len(heights) > 1:
-            place = row % heights[0], text
-            copy = in_row.get(place, 0)
-            in_row[place] = copy + 1
+        place = row % heights[0], text
+        copy = copies[place] if aligned else 0
+        copies[place] += 1
         number = numbers.setdefault((text, copy), len(chosen))
         if number == len(chosen):
             chosen.append(row)

@@ -1,5 +1,5 @@
-"""Encoders: a Hugging Face model with pooling, a saved SentenceTransformer, or a small one made from scratch; decoders
-with bidirectional layers, adapters and 4-bit weights among them."""
+"""Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small one; decoders with
+bidirectional layers, adapters and 4-bit weights among them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
-from raoe_train.encoders.settings import SCRATCH, Dtype, Encoder, Model, Scratch, as_model
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
+from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
+
+from raoe_train.data.pairs import is_conditional, split_conditional
+from raoe_train.encoders import preflight
+from raoe_train.encoders.adapters import add_lora, four_bit
+from raoe_train.encoders.bidirectional import register
+from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
+from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+from raoe_train.encoders.prompts import apply_template
+from raoe_train.encoders.scratch import add_head, scratch_transformer
+from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, Scratch, as_model
 
 logger = logging.getLogger(__name__)
 
 # our name: sentence-transformers' name
 POOLING = {"mean": "mean", "weighted_mean": "weightedmean", "cls": "cls", "max": "max", "last": "lasttoken"}
-# Sentence encoders whose folders do not say that they take the first token (as it is, without BERT's own pooler):
-# SimCSE and what was made by its code.
+# SimCSE and what was made by its code: their folders do not say that they take the first token, without BERT's pooler
 FIRST_TOKEN = re.compile(r"(?:sim|diff|syn|rank|info|prom)cse|multi-?csr", re.IGNORECASE)
-DTYPES = get_args(Dtype)
 ALL = "all"  # of bidirectional_layers
-CONDITIONAL = "conditional"  # the prompt that has a {condition}, among a model's prompts
 
 
 def load_encoder(
@@ -37,9 +47,8 @@ def load_encoder(
 
     Args:
         encoder: its name, or a section of a recipe. Pooling defaults to what a SentenceTransformer was saved with; for
-            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and for SimCSE, DiffCSE, SynCSE and other
-            relatives of SimCSE by name, and to mean for all others, with a warning where they may be more than a
-            language model.
+            a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and relatives of SimCSE by name, and else to
+            mean, with a warning where it may be more than a language model.
         sentences: what the tokenizer of a model made from scratch is trained on.
         seed: of the weights that are new: of a random model, an adapter, added layers.
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
@@ -47,109 +56,52 @@ def load_encoder(
 
     ValueError for a setting that cannot be, FileNotFoundError for a path that is not there.
     """
-    import torch
-    from safetensors import SafetensorError
-    from sentence_transformers.sentence_transformer.modules import Transformer
-
-    from raoe_train.encoders.bidirectional import register
-    from raoe_train.encoders.scratch import scratch_transformer
-    from raoe_train.encoders.training_head import add_head
-
     register()
     chosen = as_model(encoder, **settings)
     train = train or bool(settings.get("lora"))
     _check(chosen, train)
-    check_device(chosen.device)
-    check_attention(chosen.attention)
     if chosen.name == SCRATCH:
         if sentences is None:
             raise ValueError(f"model.name {SCRATCH!r} makes a new model, which only training can do")
-        model = _pooled(scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length), chosen)
+        transformer = scratch_transformer(chosen.scratch or Scratch(), sentences, chosen.max_seq_length)
+        pooling = Pooling(transformer.get_embedding_dimension(), POOLING[chosen.pooling or "mean"])
+        model: Any = SentenceTransformer(modules=[transformer, pooling], device=chosen.device)
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            check_path(chosen.name)
-            try:
-                with loading(chosen.name):
-                    model = _load(chosen)
-            except SafetensorError as error:
-                raise ValueError(f"the weights of {chosen.name} are damaged, or cut off: {error}") from None
+        with preflight.loading(chosen.name), _seeded(seed):
+            model = _load(chosen)
         if not (chosen.random_weights or chosen.load_in_4bit):
-            added = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
-            check_whole(model, chosen.name, added, chosen.trust_remote_code)
+            check_whole(model, chosen.name, chosen.added_layers, chosen.trust_remote_code)
     if isinstance(model[0], Transformer):
         if chosen.random_weights:
             _draw_weights(model, seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             _as_decoder(model, chosen, train)
             if train:
                 _add_adapter(model[0].model, chosen.lora)
     elif chosen.random_weights or chosen.load_in_4bit or chosen.lora or chosen.bidirectional_layers is not None:
         raise ValueError(f"{chosen.name} brings its own {type(model[0]).__name__}, which is loaded as it is, unchanged")
-    if chosen.max_seq_length is not None:
-        model.max_seq_length = chosen.max_seq_length
-    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
-    if limit is not None and model.max_seq_length is not None and model.max_seq_length > limit:
-        raise ValueError(f"model.max_seq_length is {model.max_seq_length}, but the encoder has only {limit} positions")
-    special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)()
-    if model.max_seq_length is not None and model.max_seq_length <= special:
-        raise ValueError(
-            f"model.max_seq_length {model.max_seq_length} leaves no room for a text, to each of which {chosen.name} "
-            f"adds {special} tokens"
-        )
-    if chosen.prompt is not None:
-        _apply_prompt(model, chosen.prompt)
+    _set_length(model, chosen)
+    if is_conditional(chosen.prompt):  # up to the sentence each text has its own
+        before, after = split_conditional(str(chosen.prompt))
+        apply_template(model, "{text}" + after)
+        model.prompts = {**model.prompts, CONDITIONAL: before}
+    elif chosen.prompt is not None:
+        apply_template(model, chosen.prompt)
     if train and chosen.training_head:
         add_head(model, seed, saved=_takes_first(chosen.name, model.transformers_model.config))
     return model
 
 
-def check_device(device: str | None) -> None:
-    """ValueError for a device that is not here."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def check_attention(attention: str | None) -> None:
-    """ValueError for kernels that are not installed, which transformers says of no key of ours."""
-    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError(
-            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
-        )
-
-
-def check_path(name: str) -> None:
-    """FileNotFoundError for a name that can only be a path, and is no folder."""
-    # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
-        raise FileNotFoundError(f"no such model directory: {name}")
-
-
-@contextmanager
-def loading(name: str) -> Iterator[None]:
-    """What a hub or a folder does not give, in one sentence that names the model."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
-
-
 def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) -> None:
-    """ValueError for a SentenceTransformer that was just loaded with weights that its checkpoint does not have, so that
-    they are random. Not for those of `added` last layers, which are to be new, nor for a pooler, which no embedding is
-    made of. Of a `foreign` class, whose code may make what it likes after loading, a warning."""
-    from sentence_transformers.sentence_transformer.modules import Transformer
+    """ValueError for a SentenceTransformer with random weights, which its checkpoint does not have.
 
+    The `added` last layers may be new, and so may a pooler, which no embedding is made of. A `foreign` class, whose
+    code may set weights after loading, gets a warning.
+    """
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
         return
-    new = range(getattr(inner.config, "num_hidden_layers", 0) - added, getattr(inner.config, "num_hidden_layers", 0))
-    fresh = tuple(f"layers.{number}." for number in new)
+    fresh = preflight.last_layers(getattr(inner.config, "num_hidden_layers", 0), added)
     # transformers marks what a checkpoint gave; weights that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
@@ -170,75 +122,54 @@ def _check(chosen: Model, train: bool) -> None:
         raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if chosen.load_in_4bit and train and not chosen.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
+    if chosen.load_in_4bit and mode == "add":
+        raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
         added = "lora, load_in_4bit, training_head and bidirectional_mode add"
         raise ValueError(f"{added} are for a model that is there, not for scratch")
+    preflight.check_device(chosen.device, chosen.attention)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def _load(chosen: Model) -> Any:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from sentence_transformers.util import is_sentence_transformer_model
-    from transformers import BitsAndBytesConfig
-
-    from raoe_train.encoders.adapters import four_bit
-
-    name = _full_name(chosen.name)
-    hub: dict[str, Any] = {"trust_remote_code": chosen.trust_remote_code, "revision": chosen.revision}
-    changes = _changes(chosen, name, hub)
+    name = preflight.full_name(chosen.name)
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights["device_map"] = chosen.device_map
-    weights = {key: value for key, value in weights.items() if value is not None}
     if chosen.load_in_4bit:
-        if "num_hidden_layers" in changes:
-            raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(chosen.dtype))
-    if not is_sentence_transformer_model(name, revision=chosen.revision):
-        transformer = Transformer(
-            name, model_kwargs={**hub, **weights}, processor_kwargs=dict(hub), config_kwargs={**hub, **changes}
-        )
-        if transformer.tokenizer.pad_token is None:  # decoders often have none
-            transformer.tokenizer.pad_token = transformer.tokenizer.eos_token
-        return _pooled(transformer, chosen)
-    model = SentenceTransformer(name, device=chosen.device, config_kwargs=changes, model_kwargs=weights, **hub)
-    if chosen.pooling is not None:
+    model: Any = SentenceTransformer(
+        name,
+        device=chosen.device,
+        trust_remote_code=chosen.trust_remote_code,
+        revision=chosen.revision,
+        config_kwargs=_changes(chosen),
+        model_kwargs={key: value for key, value in weights.items() if value is not None},
+    )
+    tokenizer = getattr(model[0], "tokenizer", None)
+    if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # decoders often have none
+    pooling = chosen.pooling
+    if pooling is None and not is_sentence_transformer_model(name, revision=chosen.revision):
+        pooling = _usual_pooling(chosen.name, model[0].model.config)
+    if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:
             raise ValueError(f"model.pooling cannot be changed: {chosen.name} has {len(places)} pooling modules")
         # Set the attribute, do not rebuild the container: modules keep their order and names.
-        model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[chosen.pooling])
+        model._modules[places[0]] = Pooling(model._modules[places[0]].embedding_dimension, POOLING[pooling])
     return model
 
 
-def _full_name(name: str) -> str:
-    """A folder, or what sentence-transformers takes a name without an owner for."""
-    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
-
-    if (folder := Path(name).expanduser()).is_dir():
-        return str(folder)
-    owned = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
-    return name if owned else f"sentence-transformers/{name}"
-
-
-def _pooled(transformer: Any, chosen: Model) -> Any:
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    pooling = chosen.pooling or _usual_pooling(str(chosen.name), transformer.model.config)
-    modules = [transformer, Pooling(transformer.get_embedding_dimension(), POOLING[pooling])]
-    device = chosen.device if chosen.device_map is None else transformer.model.device
-    return SentenceTransformer(modules=modules, device=device)
-
-
-def _usual_pooling(name: str, config: Any) -> str:
-    """What a model's family has, where neither its folder nor the recipe says it; a warning where that is a guess."""
-    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
-
-    if _takes_first(name, config):
+def _usual_pooling(name: str, config: Any) -> Literal["cls", "mean"]:
+    if _takes_first(name, config) or config.model_type == "modernbert":
         return "cls"
-    if config.model_type == "modernbert":
-        return "cls"
-    if name != SCRATCH and name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
+    if name.rpartition("/")[2].lower() not in ORIGINAL_TRANSFORMER_MODELS:
         logger.warning(
             "%s does not say how it pools its tokens: the mean is a guess; pooling mean, cls or last says it", name
         )
@@ -249,55 +180,36 @@ def _takes_first(name: str, config: Any) -> bool:
     return any(FIRST_TOKEN.search(str(each)) for each in (Path(name).name, config.name_or_path))
 
 
-def _changes(chosen: Model, name: str, hub: dict[str, Any]) -> dict[str, Any]:
+def _changes(chosen: Model) -> dict[str, Any]:
     """Changes to the saved configuration: dropout, and new layers on top of a decoder."""
-    from transformers import AutoConfig
-
-    if chosen.dropout is None and chosen.bidirectional_mode != "add":
+    if chosen.dropout is None and not chosen.added_layers:
         return {}
-    base = AutoConfig.from_pretrained(transformer_of(name), **hub)
-    changes: dict[str, Any] = {}
+    base = AutoConfig.from_pretrained(**preflight.from_hub(chosen))
+    changes = preflight.new_layers(base, chosen)
     if chosen.dropout is not None:
-        said = base.to_dict().items()
-        keys = [key for key, value in said if "dropout" in key and isinstance(value, (int, float))]
+        values = base.to_dict().items()
+        keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
         if not keys:
             raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
-        changes = dict.fromkeys(keys, chosen.dropout)
-    return changes | new_layers(base, chosen)
-
-
-def transformer_of(name: str) -> str:
-    """Where an encoder's transformer and tokenizer are, for transformers' own from_pretrained."""
-    inner = Path(full := _full_name(name)) / "0_Transformer"  # where older SentenceTransformers keep them
-    return str(inner) if inner.is_dir() else full
-
-
-def new_layers(base: Any, chosen: Model) -> dict[str, Any]:
-    """Changes to a decoder's configuration by mode "add": layers on top, of the last one's kind."""
-    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
-
-    new = int(chosen.bidirectional_layers or 0) if chosen.bidirectional_mode == "add" else 0
-    if not new or isinstance(base, BidirectionalConfig):  # which was saved with them
-        return {}
-    check(base, 0, "add")
-    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + new}
-    if kinds := getattr(base, "layer_types", None):
-        changes["layer_types"] = [*kinds, *[kinds[-1]] * new]
+        changes |= dict.fromkeys(keys, chosen.dropout)
     return changes
 
 
+def _draw_weights(model: Any, seed: int) -> None:
+    old = model[0].model
+    with _seeded(seed):
+        new = AutoModel.from_config(old.config)
+    # A saved encoder may lack the pooler that a new one has; then the old one's parts decide.
+    missing, _ = old.load_state_dict(new.state_dict(), strict=False)
+    if missing:
+        raise ValueError(f"model.random_weights cannot make weights for {', '.join(missing[:3])}")
+
+
 def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
-    """Put a BidirectionalModel in the place of a plain decoder where layers, an adapter or 4 bits ask for it.
-
-    Also without bidirectional layers it is what saves an adapter together with the name of its base.
-    """
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    from raoe_train.encoders.adapters import four_bit
-    from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
-
+    """Put a decoder into a BidirectionalModel where layers, 4 bits or an adapter, which it saves with its base's name,
+    ask for it."""
     layers, mode, inner = chosen.bidirectional_layers, chosen.bidirectional_mode, model[0].model
+    adapted = train and bool(chosen.lora)
     folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
@@ -306,20 +218,19 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     }
     if isinstance(inner, BidirectionalModel):
         there = inner.config
-        wished = len(inner.decoder.layers) if layers == ALL else layers
-        if wished is not None and (wished, mode) != (there.bidirectional_layers, there.bidirectional_mode):
+        wanted = len(inner.decoder.layers) if layers == ALL else layers
+        if wanted is not None and (wanted, mode) != (there.bidirectional_layers, there.bidirectional_mode):
             raise ValueError(
                 f"{chosen.name} has {there.bidirectional_layers} bidirectional layers, mode "
                 f"{there.bidirectional_mode}: leave model.bidirectional_layers out, or start from its base model"
             )
-        if chosen.lora and train and not inner.has_adapter:
+        if adapted and not inner.has_adapter:
             there.update(base)
     else:
-        decoder = inner.config.model_type in ARCHITECTURES
-        if chosen.load_in_4bit and not decoder:
-            kind = inner.config.model_type
+        kind = inner.config.model_type
+        if chosen.load_in_4bit and kind not in ARCHITECTURES:
             raise ValueError(f"model.load_in_4bit is for decoders of type {', '.join(ARCHITECTURES)}, not for {kind!r}")
-        if layers is None and not (decoder and (chosen.load_in_4bit or (chosen.lora and train))):
+        if layers is None and not (kind in ARCHITECTURES and (chosen.load_in_4bit or adapted)):
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, mode, **base)
@@ -333,39 +244,26 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
-    from raoe_train.encoders.adapters import add_lora
-    from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
-
-    if not isinstance(inner, BidirectionalModel):
-        if lora:
-            add_lora(inner, lora)
-    elif lora or inner.has_adapter:
-        depth = len(inner.decoder.layers)
-        added = range(depth - len(inner.added_layers), depth)
-        add_lora(inner.decoder, lora, leave=[f"layers.{number}." for number in added])
+    if isinstance(inner, BidirectionalModel):
+        if lora or inner.has_adapter:
+            added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
+            add_lora(inner.decoder, lora, leave=added)
+    elif lora:
+        add_lora(inner, lora)
 
 
-def _draw_weights(model: Any, seed: int) -> None:
-    import torch
-    from transformers import AutoModel
-
-    old = model[0].model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        new = AutoModel.from_config(old.config)
-    # A saved encoder may lack the pooler that a new one has; then the old one's parts decide.
-    missing, _ = old.load_state_dict(new.state_dict(), strict=False)
-    if missing:
-        raise ValueError(f"model.random_weights cannot make weights for {', '.join(missing[:3])}")
-
-
-def _apply_prompt(model: Any, prompt: str) -> None:
-    from raoe_train.data.pairs import is_conditional, split_conditional
-    from raoe_train.encoders.prompts import apply_template
-
-    if is_conditional(prompt):  # up to the sentence each text has its own
-        before, after = split_conditional(prompt)
-        apply_template(model, "{text}" + after)
-        model.prompts = {**model.prompts, CONDITIONAL: before}
-    else:
-        apply_template(model, prompt)
+def _set_length(model: Any, chosen: Model) -> None:
+    if chosen.max_seq_length is not None:
+        model.max_seq_length = chosen.max_seq_length
+    length = model.max_seq_length
+    if length is None:
+        return
+    limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
+    if limit is not None and length > limit:
+        raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions")
+    special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)()
+    if length <= special:
+        raise ValueError(
+            f"model.max_seq_length {length} leaves no room for a text, to each of which {chosen.name} adds {special} "
+            "tokens"
+        )

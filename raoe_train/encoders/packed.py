@@ -1,7 +1,7 @@
 """Texts side by side in one row without padding, attention keeping to each text: no flash-attn needed.
 
-`pack` makes sentence-transformers' own form of such a batch, which its Pooling takes, and has transformers call our
-attention: it goes by `cu_seq_lens_q`. Batches with padding are given to SDPA, as before. It has run on the CPU only.
+`pack` makes sentence-transformers' own form of such a batch and has transformers call our attention, which goes by
+`cu_seq_lens_q` and gives batches with padding to SDPA. It has run on the CPU only.
 """
 
 from __future__ import annotations
@@ -22,31 +22,28 @@ from raoe_train.encoders.bidirectional.configuration import windows
 from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
 
 logger = logging.getLogger(__name__)
+warn_once = cache(logger.warning)
 
 OFFSET = ("camembert", "roberta", "xlm-roberta")  # positions are counted from behind the padding token's id
-ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)
-"""model_type of the encoders that this was tested with; the decoders are BidirectionalConfig's."""
+ENCODERS = ("bert", "distilbert", "modernbert", *OFFSET)  # model_type of those that this was tested with
 DEVICES = ("cuda",)  # on a CPU the layers take as long as in runs of like length, with our attention 4 % longer
 
 
 def pack(model: Any, features: dict[str, Any], devices: Container[str] = DEVICES) -> dict[str, Any]:
-    """What `model` takes in place of `features`: the same texts without padding, or `features` themselves where
-    there is none or they cannot be packed, which is said once.
-
-    Embeddings and gradients are those of `features` up to rounding, draws of dropout aside. It waits for the device.
+    """The texts of `features` without padding, for the same embeddings and gradients but for rounding and dropout's
+    draws; `features` themselves where there is no padding, or with one warning where they cannot be packed.
 
     Args:
-        model: a SentenceTransformer. Its first call makes PACKED its attention, which serves padded batches, too.
-        features: of texts, as its `preprocess` gives them, on its device, padded on either side.
-        devices: where it is done.
+        model: a SentenceTransformer. The first call makes PACKED its attention, which serves padded batches, too.
+        features: as its `preprocess` gives them, on its device, padded on either side.
+        devices: where texts are packed.
     """
     mask = features.get("attention_mask")
     if mask is None or mask.ndim != 2 or "cu_seq_lens_q" in features or mask.device.type not in devices:
         return features
     longest, real = mask.shape[1], mask.bool()
-    reason = why_not(model, longest)
-    if reason is not None:
-        _say(f"texts stay padded, in runs of like length: {reason}")
+    if (reason := why_not(model, longest)) is not None:
+        warn_once(f"texts stay padded, in runs of like length: {reason}")
         return features
     token = real.flatten().nonzero().squeeze(1)
     if len(token) == mask.numel():
@@ -77,9 +74,9 @@ def why_not(model: Any, longest: int = 0) -> str | None:
     inner = _inner(model)
     if not isinstance(inner, PreTrainedModel):
         return f"its {type(inner).__name__} is none of transformers'"
-    config, decoder = inner.config, isinstance(model[0].model, BidirectionalModel)
-    known = decoder or (config.model_type in ENCODERS and not getattr(config, "is_decoder", False))
-    if not known or not type(inner).__module__.startswith("transformers.models."):
+    config, decoder = inner.config, inner is not model[0].model
+    encoder = config.model_type in ENCODERS and not getattr(config, "is_decoder", False)
+    if not (decoder or encoder) or not type(inner).__module__.startswith("transformers.models."):
         return f"{type(inner).__name__} does not let its attention be told where a text ends"
     if config._attn_implementation not in ("sdpa", PACKED):
         return f"its attention is {config._attn_implementation}"
@@ -91,13 +88,8 @@ def why_not(model: Any, longest: int = 0) -> str | None:
     return None
 
 
-@cache
-def _say(reason: str) -> None:
-    logger.warning(reason)
-
-
 def _inner(model: Any) -> Any:
-    """transformers' own model: the encoder, or the decoder whose last layers look both ways."""
+    """transformers' own model: the encoder or the decoder."""
     outer = model[0].model
     return outer.decoder if isinstance(outer, BidirectionalModel) else outer
 

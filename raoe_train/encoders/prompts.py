@@ -1,9 +1,7 @@
 """Prompts with text before and after the sentence: 'Summarize sentence {text} in one word:"'.
 
-sentence-transformers' prompts are prefixes. Here the prefix is such a prompt, and the suffix belongs to the
-tokenizer: its post-processor, which adds [CLS] or BOS, adds the suffix's tokens too. Truncation leaves room for
-what a post-processor adds, so a long sentence is cut and the suffix is not; and tokenizer.json holds it all, so a
-saved model needs nothing of ours.
+The prefix is one of sentence-transformers' prompts. The suffix is added by the tokenizer's post-processor, as [CLS] or
+BOS are: truncation leaves room for it, and tokenizer.json holds it, so a saved model needs nothing of ours.
 """
 
 from __future__ import annotations
@@ -12,6 +10,10 @@ import json
 import string
 import tempfile
 from typing import Any
+
+from sentence_transformers.sentence_transformer.modules import Pooling
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 # What suffixes are tried after. No punctuation: many tokenizers join it with a suffix that starts with more.
 _PROBES = ("a", "7", "dog", "the cat", "Zürich")
@@ -43,19 +45,14 @@ def apply_template(model: Any, template: str) -> None:
     """Make a SentenceTransformer put every text into `template`, see parse_template; in place.
 
     The prefix becomes the default prompt, and that of queries and documents where they have none. The suffix's tokens
-    come after the text's, in place of those of an earlier template, and before the special tokens at the end ([SEP],
-    EOS). Where the last token is pooled, those are left out: it is the suffix's last token that a prompt like 'in one
-    word:"' prepares. In a pair of texts only the second has the suffix, as only the first has the prefix. For a text
-    that ends in a word, the tokens are those of the filled-in template.
+    come after the text's (in a pair the second's), in place of those of an earlier template, and before special tokens
+    at the end ([SEP], EOS). Where the last token is pooled, those are left out: a prompt like 'in one word:"' prepares
+    the suffix's last token. For a text that ends in a word, the tokens are those of the filled-in template.
 
-    The tokenizer is replaced by a plain PreTrainedTokenizerFast, as some classes (BERT's) make their own post-processor
-    on loading. Texts are no longer put into its chat template. Set max_seq_length and the pooling before.
-
-    ValueError for a model that cannot have the template, or not after saving and loading; it is then as before.
+    The tokenizer becomes a plain PreTrainedTokenizerFast, since some classes (BERT's) make their own post-processor on
+    loading; its chat template is no longer used. Set max_seq_length and the pooling before. ValueError for a model that
+    cannot have the template, or would lose it when saved; it is then as before.
     """
-    from sentence_transformers.sentence_transformer.modules import Pooling
-    from transformers import PreTrainedTokenizerFast
-
     prefix, suffix = parse_template(template)
     tokenizer = getattr(model[0], "processor", None)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -65,8 +62,7 @@ def apply_template(model: Any, template: str) -> None:
         )
     if suffix or suffix_of(model):
         poolings = [module for module in model.modules() if isinstance(module, Pooling)]
-        if suffix and not all(pooling.include_prompt for pooling in poolings):
-            # sentence-transformers would take the suffix to be at the start
+        if suffix and not all(pooling.include_prompt for pooling in poolings):  # it would drop tokens at the start
             raise ValueError("a prompt with a suffix cannot be excluded from pooling: set include_prompt")
         # the mode is a name or a tuple of names
         last = any("lasttoken" in pooling.pooling_mode for pooling in poolings)
@@ -94,25 +90,21 @@ def apply_template(model: Any, template: str) -> None:
 
 
 def suffix_of(model: Any) -> str:
-    """The suffix that apply_template gave the model, also before it was saved; '' if there is none."""
+    """The suffix that apply_template gave the model, or ''."""
     saved = getattr(model[0], "tokenizer", None)
     return saved.init_kwargs.get(_KEY, {}).get("text", "") if saved is not None else ""
 
 
 def _backend(tokenizer: Any, **changes: Any) -> Any:
-    """A copy of the `tokenizers` tokenizer inside, without what the last call set for truncation and padding."""
-    from tokenizers import Tokenizer
-
+    """A copy of the tokenizer inside, without the last call's truncation and padding."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     return Tokenizer.from_str(json.dumps({**state, "truncation": None, "padding": None, **changes}))
 
 
 def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
-    from transformers import PreTrainedTokenizerFast
-
     backend = _backend(tokenizer)
-    # that of the model as it came, so that a second template does not build on the first
     there = json.loads(backend.to_str())["post_processor"]
+    # of the model as it came, so that a second template does not build on the first
     processor = original = tokenizer.init_kwargs.get(_KEY, {}).get("post_processor", there)
     settings: dict[str, Any] = {}
     if suffix:
@@ -125,45 +117,41 @@ def _with_suffix(tokenizer: Any, suffix: str, last: bool) -> Any:
 
 def suffix_ids(backend: Any, suffix: str) -> list[int]:
     """The tokens of a suffix behind any word; ValueError where they depend on the word, or there are none."""
-    # By itself the suffix would start with a marker of the start of a text (SentencePiece).
-    found = set()
-    for probe in _PROBES:
+    endings = set()
+    for probe in _PROBES:  # alone, the suffix would have SentencePiece's marker of a text's start
         before = backend.encode(probe, add_special_tokens=False).ids
         both = backend.encode(probe + suffix, add_special_tokens=False).ids
-        found.add(tuple(both[len(before) :]) if both[: len(before)] == before else ())
-    if len(found) > 1 or () in found:
+        endings.add(tuple(both[len(before) :]) if both[: len(before)] == before else ())
+    if len(endings) > 1 or () in endings:
         raise ValueError(
             f"the suffix {suffix!r} of a prompt must have tokens of its own, the same ones after any word: start it "
             "with a space or with punctuation"
         )
-    return list(found.pop())
+    return list(endings.pop())
 
 
 def _template(backend: Any, suffix: list[int], last: bool) -> dict[str, Any]:
-    """The post-processor (as in tokenizer.json) that adds what `backend` adds, whatever makes it do so, and the suffix
-    after the text, or the second text of a pair; nothing follows it if `last`."""
+    """A post-processor, as in tokenizer.json, that adds what `backend` adds, and the suffix; at the end if `last`."""
     special = {_KEY: {"id": _KEY, "ids": suffix, "tokens": [backend.id_to_token(number) for number in suffix]}}
 
     def pieces(*texts: str) -> list[dict[str, Any]]:
-        made, found = backend.encode(*texts), []
-        for number, token, text, kind in zip(made.ids, made.tokens, made.sequence_ids, made.type_ids, strict=True):
+        row, parts = backend.encode(*texts), []
+        for number, token, text, kind in zip(row.ids, row.tokens, row.sequence_ids, row.type_ids, strict=True):
             sequence = {"Sequence": {"id": "AB"[text or 0], "type_id": kind}}
             if text is None:
                 special[token] = {"id": token, "ids": [number], "tokens": [token]}
-                found.append({"SpecialToken": {"id": token, "type_id": kind}})
-            elif sequence not in found:
-                found.append(sequence)
-        end = max(place for place, piece in enumerate(found) if "Sequence" in piece)
-        behind = {"SpecialToken": {"id": _KEY, "type_id": found[end]["Sequence"]["type_id"]}}
-        return [*found[: end + 1], behind, *([] if last else found[end + 1 :])]
+                parts.append({"SpecialToken": {"id": token, "type_id": kind}})
+            elif sequence not in parts:
+                parts.append(sequence)
+        end = max(place for place, part in enumerate(parts) if "Sequence" in part)
+        behind = {"SpecialToken": {"id": _KEY, "type_id": parts[end]["Sequence"]["type_id"]}}
+        return [*parts[: end + 1], behind, *([] if last else parts[end + 1 :])]
 
     single, pair = pieces("a"), pieces("a", "a")
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
 
 
 def _check_reload(config: Any, old: Any, new: Any, prefix: str) -> None:
-    from transformers import AutoTokenizer
-
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)  # it has a say in the tokenizer's class
         new.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Models made from scratch: a small BERT or Llama with random weights, and a tokenizer of the training sentences."""
+"""New parts: a small BERT or Llama with random weights and its tokenizer, and SimCSE's training head."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+import transformers as hf
+from sentence_transformers.sentence_transformer.modules import Dense, Transformer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
 from raoe_train.encoders.settings import Scratch
 
 
-def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Any:
-    """sentence-transformers' Transformer around one; its tokenizer, of 64 tokens by default, is trained on `sentences`:
-    lower-casing WordPiece for bert, byte-level BPE for llama."""
-    import torch
-    from sentence_transformers.sentence_transformer.modules import Transformer
-
+def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_length: int | None) -> Transformer:
+    """A new model, of 64 tokens by default, its tokenizer trained on `sentences`: lower-casing WordPiece for bert,
+    byte-level BPE for llama."""
     length = max_seq_length or 64
     sizes: dict[str, Any] = {
         "hidden_size": chosen.hidden_size,
@@ -28,32 +30,27 @@ def scratch_transformer(chosen: Scratch, sentences: Iterable[str], max_seq_lengt
             torch.manual_seed(chosen.seed)
             make = _bert if chosen.architecture == "bert" else _llama
             model, tokenizer = make(chosen, sizes, sentences)
+        tokenizer.model_max_length = length
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return Transformer(folder, max_seq_length=length)
 
 
 def _bert(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
-    from transformers import BertConfig, BertModel, BertTokenizer
-
     words = train_word_pieces(sentences, chosen.vocab_size)
     numbers = {word: number for number, word in enumerate(words)}
-    tokenizer = BertTokenizer(vocab=numbers, model_max_length=sizes["max_position_embeddings"])
-    bert = BertConfig(
+    tokenizer = hf.BertTokenizer(vocab=numbers)
+    bert = hf.BertConfig(
         **sizes,
         vocab_size=len(words),
         hidden_dropout_prob=chosen.dropout,
         attention_probs_dropout_prob=chosen.dropout,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return BertModel(bert), tokenizer
+    return hf.BertModel(bert), tokenizer
 
 
 def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> tuple[Any, Any]:
-    """Embeddings are tied to the head of a language model, so that one can be made of it and trained."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
-
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -67,26 +64,21 @@ def _llama(chosen: Scratch, sizes: dict[str, Any], sentences: Iterable[str]) -> 
     )
     bpe.train_from_iterator(sentences, trainer)
     bpe.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[(start, 1)])
-    longest = sizes["max_position_embeddings"]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end, model_max_length=longest
-    )
-    llama = LlamaConfig(
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token=pad, bos_token=start, eos_token=end)
+    llama = hf.LlamaConfig(
         **sizes,
         vocab_size=bpe.get_vocab_size(),
         attention_dropout=chosen.dropout,
-        tie_word_embeddings=True,
+        tie_word_embeddings=True,  # so that a language model can be made of it and trained
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
     )
-    return LlamaModel(llama), tokenizer
+    return hf.LlamaModel(llama), tokenizer
 
 
 def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
     """The words of a lower-casing WordPiece tokenizer, by id: the same ones in every process."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
     normalizer = normalizers.BertNormalizer(lowercase=True)
     lines = [normalizer.normalize_str(sentence) for sentence in sentences]
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -101,3 +93,31 @@ def train_word_pieces(sentences: Iterable[str], vocab_size: int) -> list[str]:
     tokenizer.train_from_iterator(lines, trainer)
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
+
+
+class TrainingHead(Dense):
+    """SimCSE's mlp_only_train: tanh of a linear layer in training, the embedding as it is in evaluation."""
+
+    def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return super().forward(features) if self.training else features
+
+
+def add_head(model: Any, seed: int, saved: bool) -> None:
+    """Append a head to a SentenceTransformer: if `saved` the one that SimCSE's checkpoints have as BERT's pooler, if
+    there is one; else a new one, drawn as the encoder's own weights once were."""
+    inner, width, weight = model.transformers_model, model.get_embedding_dimension(), next(model.parameters())
+    own = getattr(getattr(inner, "pooler", None), "dense", None)
+    if saved and own is not None and getattr(own.weight, "_is_hf_initialized", False):
+        start, bias = own.weight.detach().clone(), own.bias.detach().clone()
+    else:
+        std, generator = getattr(inner.config, "initializer_range", 0.02), torch.Generator().manual_seed(seed)
+        start, bias = torch.randn(width, width, generator=generator) * std, torch.zeros(width)
+    head = TrainingHead(width, width, init_weight=start, init_bias=bias)
+    model.append(head.to(model.device, weight.dtype))
+
+
+def drop_head(model: Any) -> None:
+    """Remove the head, if there is one."""
+    for name, module in list(model.named_children()):
+        if isinstance(module, TrainingHead):
+            del model._modules[name]

@@ -9,6 +9,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.config import NonNegativeInt, PositiveInt, Seed, Share, make
 
 SCRATCH = "scratch"  # the name of a model that is made
+CONDITIONAL = "conditional"  # among a model's prompts: the one that has a {condition}
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -109,33 +110,39 @@ class Model(Encoder):
     training_head: bool = False
     scratch: Scratch | None = None
 
+    @property
+    def added_layers(self) -> int:
+        """Layers that mode "add" puts on top."""
+        return int(self.bidirectional_layers or 0) if self.bidirectional_mode == "add" else 0
+
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:
-    """All that can be said of an encoder, from its name or a section that says less, with `changes` on top. ValueError
-    for an unknown key, or a value that cannot be."""
-    said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
+    """The Model of an encoder's name, or of a section that says less, with `changes` on top."""
     if isinstance(encoder, Model) and not changes:
         return encoder
+    said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
     known = {each.name for each in fields(Model)}
-    return make(Model, "model", **{**{key: value for key, value in said.items() if key in known}, **changes})
+    return make(Model, "model", **{key: value for key, value in said.items() if key in known} | changes)
 
 
 def settings_said(encoder: FrozenEncoder) -> dict[str, Any]:
-    """The name, and what else is said beyond the defaults and has a part in embeddings: not where and how fast."""
+    """The name, and settings beyond the defaults that have a part in embeddings."""
     plain, runs = asdict(FrozenEncoder()), ("device", "batch_size", "cache")
     return {key: value for key, value in asdict(encoder).items() if value != plain[key] and key not in runs}
 
 
 def second_of(encoder: Any) -> FrozenEncoder | None:
-    """The encoder that is asked beside another one, of a teacher that names two."""
+    """The second encoder of a teacher that has two."""
     return getattr(encoder, "second", None)
 
 
 def identity(model: Any) -> dict[str, Any]:
-    """What decides on what a model gives: its section of the recipe but for where and how fast it runs, and its files'
-    fingerprint. Of an Encoder, or a section that says all there is (a language model's)."""
+    """What decides on what a model gives: the settings of an Encoder or LanguageModel, but not where and how fast it
+    runs, and its files' fingerprint."""
     said = asdict(as_model(model) if isinstance(model, Encoder) else model)
-    task = {"task": model.task} if getattr(model, "task", None) is not None else {}
     said = {key: value for key, value in said.items() if key not in ("device_map", "training_head")}
-    beside = {"second": identity(second)} if (second := second_of(model)) is not None else {}
-    return {**said, **task, **beside, "device": None, "files": fingerprint(said["name"])}
+    if getattr(model, "task", None) is not None:
+        said["task"] = model.task
+    if (second := second_of(model)) is not None:
+        said["second"] = identity(second)
+    return {**said, "device": None, "files": fingerprint(said["name"])}

@@ -14,9 +14,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.data.mining import distinct, labelled_table
-from raoe_train.encoders import frozen
-from raoe_train.encoders.embed import encode_sentences, unit_rows
-from raoe_train.encoders.neighbours import nearest
+from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
 from raoe_train.encoders.settings import settings_said
 from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
 
@@ -166,7 +164,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
     @cache
     def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored: it runs the reference
-        reference = frozen.embeddings(encoder, [*texts, *others], "reference", options.cache)
+        reference = embeddings(encoder, [*texts, *others], "reference", options.cache)
         return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:

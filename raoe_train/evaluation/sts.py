@@ -16,8 +16,7 @@ from sentence_transformers.sentence_transformer.evaluation import SentenceEvalua
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.pairs import conditional_table, is_conditional, read_scored
 from raoe_train.encoders.embed import cosines, encode_sentences, rounding
-from raoe_train.encoders.load import CONDITIONAL
-from raoe_train.encoders.settings import Model
+from raoe_train.encoders.settings import CONDITIONAL, Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_source, mean_of_all
 
 

@@ -1,55 +1,154 @@
 """Guided decoding of many rows at once: both contexts in one left-padded batch, with one KV cache.
 
-A row of the batch is a context. An answer that is led from one context towards another has two rows, which go on with
-the same tokens; one without guidance has a single row. Rows leave with their answer, and new ones may join rows that
-are under way.
+A row of the batch is a context. An answer with guidance has two rows, the farther context's after the nearer one's,
+which go on with the same tokens; one without has a single row. A context that was read can be kept: a chain's farther
+context was the nearer one a step before, and all contexts begin with the same instruction.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from raoe_kernels import guided_log_probs
-from raoe_train.generation.contexts import Context, merged, stacked
 from raoe_train.generation.sampling import Sampling, draw, uniforms
-from raoe_train.generation.slots import Answer, Batch, Request, Row, Slot, device_of
 
-__all__ = ["Answer", "Context", "GuidedDecoder", "Request", "Sampling"]
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A context that was read, of use only to the decoder that read it (which is not checked)."""
+
+    ids: tuple[int, ...]  # of its L tokens
+    layers: tuple[tuple[Tensor, Tensor], ...]  # (keys, values), both [key-value heads, L, dim], without padding
+    logits: Tensor  # [V] at its end
+
+    def covers(self, ids: Sequence[int]) -> int:
+        """How many first ones of `ids` need not be read again: all if they are this context; else those that both begin
+        with, but not the last of `ids`, behind which the logits are not known."""
+        if tuple(ids) == self.ids:
+            return len(ids)
+        same = [one == other for one, other in zip(ids, self.ids, strict=False)]
+        return min([*same, False].index(False), len(ids) - 1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to answer."""
+
+    near: Sequence[int]  # token ids of the nearer context, the one to answer
+    far: Sequence[int] | None = None  # those of the farther context, or None for plain decoding
+    guidance: float = 1.0  # 1 + lambda of Eq. 4; with 1 the farther context has no say and is left out
+    max_new_tokens: int = 64  # at least 1
+    seed: int = 0  # of this answer's random numbers, where there are any
+    keep: bool = False  # whether the answer shall carry its nearer context, to be `known` to a later request
+    # Of an answer by the same decoder: where near or far begin as it does, that is not read again. The answer is the
+    # same, up to rounding.
+    known: Context | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was answered."""
+
+    ids: list[int]  # what was generated, an end token included
+    text: str  # decoded without special tokens, up to a stop string ("" without a tokenizer)
+    finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
+    # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
+    context: Context | None = field(default=None, compare=False)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(eq=False)
+class Slot:
+    """An answer under way."""
+
+    key: Hashable
+    request: Request
+    history: Any  # LogitsProcessorList of this answer
+    uniforms: Tensor | None = None  # [max_new_tokens], where tokens are drawn
+    ids: list[int] = field(default_factory=list)
+    logits: Tensor | None = None  # [V] at the end of the nearer context, where it is to be kept
+
+
+@dataclass(eq=False)
+class Row:
+    """A row of the batch: a context of an answer, and behind it the answer."""
+
+    slot: Slot
+    ids: Sequence[int]
+    far: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids) + len(self.slot.ids)
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows under way and their cache, which has all of their tokens but each answer's newest."""
+
+    rows: list[Row]
+    cache: Any
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [row.slot for row in self.rows if not row.far]
+
+    def context(self, slot: Slot) -> Context | None:
+        """The nearer context of an answer, where it is to be kept: copies, so that nothing holds the whole cache."""
+        if slot.logits is None:
+            return None
+        place, row = next((place, row) for place, row in enumerate(self.rows) if row.slot is slot and not row.far)
+        end = self.cache.get_seq_length() - (len(slot.ids) - 1)
+        columns = slice(end - len(row.ids), end)
+        layers = ([states[place, :, columns].clone() for states in layer[:2]] for layer in self.cache)
+        return Context(tuple(row.ids), tuple((keys, values) for keys, values in layers), slot.logits)
+
+    def without(self, keys: Container[Hashable]) -> Batch:
+        """The rows of all answers but those with these keys."""
+        places = [place for place, row in enumerate(self.rows) if row.slot.key not in keys]
+        if len(places) < len(self.rows):
+            self.cache.batch_select_indices(torch.tensor(places))  # on the CPU: layers may be on several devices
+        return Batch([self.rows[place] for place in places], self.cache)
+
+    def joined(self, other: Batch) -> Batch:
+        """With the rows of another below its own."""
+        rows = self.rows + other.rows
+        return Batch(rows, merged(self.cache, other.cache, max(map(len, rows)) - 1))
 
 
 class GuidedDecoder:
     """Decodes requests together; each answer is what it would be alone, up to rounding.
 
+    `answers` is for a list of requests; `add` and `step` let new requests join those under way.
+
     Args:
         model: a transformers causal language model, in eval mode, on its device.
         tokenizer: for texts and stop strings; None gives answers of ids alone.
         sampling: how tokens are chosen; greedily by default. Its eos_token_id, where given, replaces the model's.
-
-    `add` and `step` are for those who let new requests join; `answers` is all of it for a list of requests.
-
-    Raises:
-        ValueError: stop strings without a tokenizer.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling or Sampling()
         if self.sampling.stop_strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer")
-        self.device = device_of(model)
-        self.eos = _eos(model, self.sampling)
+        self.device = model.device
+        eos: Any = self.sampling.eos_token_id
+        eos = model.generation_config.eos_token_id if eos is None else eos
+        self.eos: list[int] = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        taken = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in taken
-        # else the head runs over every position of a prompt
-        self._last = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+        self._arguments = inspect.signature(model.forward).parameters
         self._warpers = self.sampling.warpers(self.device)
         self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
         self._batch: Batch | None = None
@@ -61,17 +160,13 @@ class GuidedDecoder:
 
     @property
     def can_join(self) -> bool:
-        """Whether requests can be added while others are under way: not where a cache keeps only a window."""
+        """Whether requests can be added while others are under way: not to a cache that keeps a window."""
         return self._batch is None or not self._windows
 
     @torch.no_grad()
     def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
-        """Begin (key, request) pairs; those of which the first token was the last one come back at once.
-
-        Raises:
-            ValueError: an empty context, one too long for the model's positions, guidance or max_new_tokens that cannot
-                be, or requests that would join rows that others cannot join (see can_join).
-        """
+        """Begin (key, request) pairs; those of which the first token was the last one come back at once. ValueError for
+        a request that cannot be, or where requests cannot join (see can_join)."""
         pairs = list(requests)
         if not pairs:
             return []
@@ -80,18 +175,17 @@ class GuidedDecoder:
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
-            history = self.sampling.history(len(request.near), self.eos, self.device)
-            drawn = uniforms(request.seed, request.max_new_tokens) if self.sampling.do_sample else None
-            slot = Slot(key, request, history, drawn)
+            slot = Slot(key, request, self.sampling.history(len(request.near), self.eos, self.device))
+            if self.sampling.do_sample:
+                slot.uniforms = uniforms(request.seed, request.max_new_tokens)
             rows.append(Row(slot, request.near))
-            if request.guided and request.far is not None:
+            if request.far is not None and request.guidance != 1:
                 rows.append(Row(slot, request.far, far=True))
-        slots = [row.slot for row in rows if not row.far]
-        logits, rows, cache = self._read(rows)
+        logits, cache = self._read(rows)
         for row, its in zip(rows, logits, strict=True):
             if row.slot.request.keep and not row.far and not self._windows:
                 row.slot.logits = its.clone()
-        finished, left = self._take(Batch(slots, rows, cache, self.model), logits)
+        finished, left = self._take(Batch(rows, cache), logits)
         if left is not None:
             self._batch = left if self._batch is None else self._batch.joined(left)
         return finished
@@ -102,92 +196,88 @@ class GuidedDecoder:
         batch = self._batch
         if batch is None:
             return []
-        batch.lengths = batch.lengths + 1
-        width = batch.cache.get_seq_length() + 1
-        logits = self._logits(batch.tokens[batch.owner][:, None], width, batch.cache, batch.lengths)
+        logits = self._logits([[row.slot.ids[-1]] for row in batch.rows], batch.rows, batch.cache)
         finished, self._batch = self._take(batch, logits)
         return finished
 
     def answers(self, requests: Sequence[Request], slots: int | None = None) -> list[Answer]:
-        """The answers to `requests`, in their order, `slots` of them at a time (all by default)."""
+        """The answers to `requests`, in their order, `slots` of them at a time (by default all)."""
         waiting = list(enumerate(requests))[::-1]
         slots = slots or len(waiting)
-        found: dict[Hashable, Answer] = {}
+        answers: dict[Hashable, Answer] = {}
         while waiting or self.active:
             free = slots - self.active
             # a quarter at a time: every joining copies the cache and pauses the others
             if waiting and (not self.active or (self.can_join and free >= max(1, slots // 4))):
-                found.update(self.add(waiting.pop() for _ in range(min(free, len(waiting)))))
-            found.update(self.step())
-        return [found[number] for number in range(len(requests))]
+                answers.update(self.add(waiting.pop() for _ in range(min(free, len(waiting)))))
+            answers.update(self.step())
+        return [answers[number] for number in range(len(requests))]
 
-    def _read(self, rows: list[Row]) -> tuple[Tensor, list[Row], Any]:
-        """What is new in the rows' contexts: their logits, [R, V], with the rows in their order, and a cache."""
-        device = self.device
-        covered = {
-            row: known.covers(row.ids) if (known := row.slot.request.known) and not self._windows else 0 for row in rows
-        }
-        whole = [row for row in rows if covered[row] == len(row.ids)]
-        begun = [row for row in rows if 0 < covered[row] < len(row.ids)]
+    def _read(self, rows: list[Row]) -> tuple[Tensor, Any]:
+        """The logits at the ends of the rows' contexts, [R, V], and their cache; only what is not known is read."""
+        known: list[Any] = [None if self._windows else row.slot.request.known for row in rows]
+        covered = [context.covers(row.ids) if context else 0 for row, context in zip(rows, known, strict=True)]
+        whole = [place for place, row in enumerate(rows) if covered[place] == len(row.ids)]
+        begun = [place for place, row in enumerate(rows) if 0 < covered[place] < len(row.ids)]
         # apart, or a single row of which nothing is known would have all others read from their first token
-        new = [row for row in rows if not covered[row]]
-        found, caches = [], []
+        new = [place for place in range(len(rows)) if not covered[place]]
+        logits, caches = [], []
         for group in filter(None, (new, begun)):
-            tail = max(len(row.ids) - covered[row] for row in group)
             # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
-            before = [(known, max(len(row.ids) - tail, 0)) for row in group if (known := row.slot.request.known)]
-            cache = stacked(before) if group is begun else DynamicCache(config=self.model.config)
-            ends = torch.tensor([[0] * (tail - len(row.ids)) + list(row.ids[-tail:]) for row in group], device=device)
-            counts = torch.tensor([len(row.ids) for row in group], device=device)
-            found.append(self._logits(ends, max(len(row.ids) for row in group), cache, counts))
-            caches.append(cache)
+            tail = max(len(rows[place]) - covered[place] for place in group)
+            before = [(known[place], max(len(rows[place]) - tail, 0)) for place in group]
+            caches.append(stacked(before) if group is begun else DynamicCache(config=self.model.config))
+            ids = [[0] * (tail - len(rows[place])) + list(rows[place].ids[-tail:]) for place in group]
+            logits.append(self._logits(ids, [rows[place] for place in group], caches[-1]))
         if whole:
-            contexts = [known for row in whole if (known := row.slot.request.known)]
-            found.append(torch.stack([known.logits for known in contexts]))
-            caches.append(stacked([(known, len(known.ids)) for known in contexts]))
-        width = max(len(row.ids) for row in rows)
+            logits.append(torch.stack([known[place].logits for place in whole]))
+            caches.append(stacked([(known[place], len(rows[place])) for place in whole]))
+        if len(caches) == 1:
+            return logits[0], caches[0]
+        width = max(map(len, rows))
         cache = functools.reduce(lambda first, second: merged(first, second, width), caches)
-        return torch.cat(found), [*new, *begun, *whole], cache
+        places = torch.tensor([*new, *begun, *whole]).argsort()
+        cache.batch_select_indices(places)
+        return torch.cat(logits)[places], cache
 
-    def _logits(self, ids: Tensor, width: int, cache: Any, lengths: Tensor) -> Tensor:
-        """[R, V] logits at the end of each row, from [R, T] ids at the end of `width` columns."""
-        columns = torch.arange(width, device=ids.device)
-        padding = width - lengths[:, None]
+    def _logits(self, ids: list[list[int]], rows: list[Row], cache: Any) -> Tensor:
+        """[R, V] logits at the end of each row, whose last tokens are `ids` and the others in the cache."""
+        tokens = torch.tensor(ids, device=self.device)
+        columns = torch.arange(cache.get_seq_length() + tokens.shape[1], device=self.device)
+        padding = len(columns) - torch.tensor([[len(row)] for row in rows], device=self.device)
         inputs: dict[str, Any] = {
-            "input_ids": ids,
+            "input_ids": tokens,
             "attention_mask": (columns >= padding).long(),
             "past_key_values": cache,
             "use_cache": True,
         }
-        if self._takes_positions:
-            inputs["position_ids"] = (columns[width - ids.shape[1] :] - padding).clamp_min(0)
-        return self.model(**inputs, **self._last).logits[:, -1]
+        if "position_ids" in self._arguments:
+            inputs["position_ids"] = (columns[-tokens.shape[1] :] - padding).clamp_min(0)
+        if "logits_to_keep" in self._arguments:  # else the head runs over every position of a prompt
+            inputs["logits_to_keep"] = 1
+        return self.model(**inputs).logits[:, -1]
 
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Give the slots their next tokens; the answers that are finished by them, and the batch of the others."""
-        scores = mixed(logits, batch)
-        if self.sampling.has_history:
-            for number, slot in enumerate(batch.slots):
+        scores, slots = mixed(logits, batch), batch.slots
+        for number, slot in enumerate(slots):
+            if slot.history:
                 earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
                 scores[number : number + 1] = slot.history(earlier, scores[number : number + 1])
-        if batch.uniforms is None:
+        if self.sampling.do_sample:
+            uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
+            chosen = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
+        else:
             best = scores.max(-1)  # a NaN counts as the largest
             chosen = torch.where(best.values.isfinite(), best.indices, -1)
-        else:
-            uniform = batch.uniforms.gather(1, batch.count[:, None])[:, 0]
-            chosen = draw(self._warpers(batch.tokens[:, None], scores), uniform)  # no warper in use reads the ids
-        batch.tokens, batch.count = chosen, batch.count + 1
         finished: dict[Hashable, Answer] = {}
-        for slot, token in zip(batch.slots, chosen.tolist(), strict=True):
+        for slot, token in zip(slots, chosen.tolist(), strict=True):
             if token < 0:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
                 finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, batch.context(slot))
-        left = [slot for slot in batch.slots if slot.key not in finished]
-        if finished:
-            return list(finished.items()), batch.kept(left) if left else None
-        return [], batch
+        return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _finish(self, slot: Slot) -> str | None:
         if slot.ids[-1] in self.eos:
@@ -208,7 +298,7 @@ class GuidedDecoder:
         return text[: min((end for end in ends if end >= 0), default=len(text))]
 
     def _check(self, request: Request) -> None:
-        if not request.near or (request.guided and not request.far):
+        if not request.near or (request.far is not None and not request.far):
             raise ValueError("a context is empty: there must be a token to go on from")
         if request.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
@@ -220,17 +310,35 @@ class GuidedDecoder:
 
 
 def mixed(logits: Tensor, batch: Batch) -> Tensor:
-    """[N, V] scores of the next tokens, float32 (float64 of float64): the ranking-sentences paper's Eq. 4, log p =
-    guidance log p(x | near) - (guidance - 1) log p(x | far), and plain logits where there is nothing to mix."""
-    scores = logits[batch.near].to(torch.promote_types(logits.dtype, torch.float32))
-    for guidance, answers, far in batch.groups:
-        led = guided_log_probs(logits[batch.near[answers]], logits[far], guidance=guidance)
-        scores = scores.index_copy(0, answers, led)
+    """[N, V] scores of the next tokens, float32 (float64 of float64): log p = guidance log p(x | near) - (guidance - 1)
+    log p(x | far), the ranking-sentences paper's Eq. 4; plain logits where there is nothing to mix."""
+    near = [place for place, row in enumerate(batch.rows) if not row.far]
+    number = {place: answer for answer, place in enumerate(near)}
+    scores = logits[near].to(torch.promote_types(logits.dtype, torch.float32))
+    for guidance in {row.slot.request.guidance for row in batch.rows if row.far}:
+        far = [place for place, row in enumerate(batch.rows) if row.far and row.slot.request.guidance == guidance]
+        led = [place - 1 for place in far]
+        scores[[number[place] for place in led]] = guided_log_probs(logits[led], logits[far], guidance=guidance)
     return scores
 
 
-def _eos(model: Any, sampling: Sampling) -> tuple[int, ...]:
-    found = sampling.eos_token_id
-    for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
-        found = getattr(config, "eos_token_id", None) if found is None else found
-    return () if found is None else tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
+    """A left-padded cache of the first `count` tokens of each (context, count)."""
+    width = max(count for _, count in beginnings)
+
+    def rows(layer: int, which: int) -> Tensor:
+        states = ((context.layers[layer][which], count) for context, count in beginnings)
+        return torch.stack([pad(state[:, :count], (0, 0, width - count, 0)) for state, count in states])
+
+    return DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
+
+
+def merged(first: Any, second: Any, width: int) -> DynamicCache:
+    """Two caches below each other, as wide as `width`: padding goes, or comes, on the left."""
+
+    def fit(states: Tensor) -> Tensor:
+        states = states[:, :, -width:]
+        return pad(states, (0, 0, width - states.shape[2], 0))
+
+    pairs = zip(first, second, strict=True)
+    return DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])

@@ -1,8 +1,7 @@
 """A language model that is served elsewhere: answers from an endpoint of OpenAI's protocol, many asked at once.
 
-It stands where a GuidedDecoder stands in `grow`. What is asked is text, and the server makes tokens of it: with a chat
-template (of its own) by POST /chat/completions as one user's message, without one by POST /completions. So a server
-that has the same model reads the same tokens as we do here. The client is openai's.
+It stands where a GuidedDecoder stands in `grow`. Text is asked, with the server's chat template by /chat/completions as
+one user's message, without one by /completions: a server with the same model reads the same tokens as we do here.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from raoe_train.generation.decoding import Request
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.slots import Request
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?(/[\w.~%/-]*)?", re.ASCII)
 TRIES = 6  # of a request: a server may be starting, or may have too much to do
@@ -41,16 +40,9 @@ class Endpoint:
     Args:
         url: of the API, up to where /chat/completions follows: http://localhost:8000/v1.
         model: its name there.
-        sampling: do_sample, temperature, top_p and stop_strings are passed on, greedy decoding as temperature 0.
+        sampling: PASSED are passed on, greedy decoding as temperature 0.
         chat: by /chat/completions, else by /completions.
-        key: environment variable that holds the key, where there is one. The key goes to that URL alone: no proxy of
-            the environment, no redirect.
-
-    Raises:
-        ImportError: without openai.
-        ValueError: a URL that cannot be, or sampling that the protocol has no word for. Of `step`: an answer that is
-            not one of the protocol, or that every prompt is refused.
-        OSError: of `step`: a server that is not there, does not accept the key, or is busy TRIES times.
+        key: environment variable of the key, which goes to that URL alone: no proxy, no redirect.
     """
 
     limit: int | None = None  # of positions: the server refuses what is too long
@@ -87,7 +79,8 @@ class Endpoint:
         return []
 
     def step(self) -> list[tuple[Hashable, Reply]]:
-        """Wait for an answer; the pairs (key, reply) of all that are there."""
+        """Wait for an answer; the pairs (key, reply) of all that are there. OSError for a server that is not there, or
+        does not accept the key; ValueError where it refuses every prompt."""
         found: list[tuple[Hashable, Reply]] = []
         while self.active and (not found or not self._done.empty()):
             key, reply = self._done.get()
@@ -103,17 +96,19 @@ class Endpoint:
             raise ValueError(f"{self.url} answers none of {len(self._refused)} prompts: {self._refused[0][1].finish}")
         return found
 
-    def wish(self, request: Request) -> dict[str, Any]:
-        """What is asked."""
+    def _wish(self, request: Request) -> dict[str, Any]:
         text, sampling = request.near, self.sampling
-        wish: dict[str, Any] = {"model": self.model, "max_tokens": request.max_new_tokens}
-        wish |= {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
-        wish["temperature"] = (1.0 if sampling.temperature is None else sampling.temperature) * sampling.do_sample
-        if sampling.do_sample:
-            wish["seed"] = request.seed % (1 << 31)  # as many bits as every server takes
-        if sampling.top_p is not None:
-            wish["top_p"] = sampling.top_p
-        return wish | ({"stop": sampling.stop_strings} if sampling.stop_strings else {})
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        wish = {
+            **({"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}),
+            "model": self.model,
+            "max_tokens": request.max_new_tokens,
+            "temperature": temperature * sampling.do_sample,
+            "seed": request.seed % (1 << 31) if sampling.do_sample else None,  # as many bits as every server takes
+            "top_p": sampling.top_p,
+            "stop": sampling.stop_strings or None,
+        }
+        return {key: value for key, value in wish.items() if value is not None}
 
     def _work(self, key: Hashable, request: Request) -> None:
         try:
@@ -126,9 +121,12 @@ class Endpoint:
 
         client = self._client.chat.completions if self.chat else self._client.completions
         try:
-            answer: Any = client.create(**self.wish(request))
+            answer: Any = client.create(**self._wish(request))
         except openai.APIStatusError as error:
-            problem = f"HTTP {error.status_code} {self._shown(error.message)}"
+            body: Any = error.body
+            while isinstance(body, dict) and ("error" in body or "message" in body):
+                body = body.get("error", body.get("message"))
+            problem = f"HTTP {error.status_code} {self._shown(body if isinstance(body, str) else error.message)}"
             if error.status_code in REFUSED:
                 return Reply("", f"refused: {problem}")
             hint = "; the URL must end before /chat/completions" if error.status_code == 404 else ""

@@ -1,8 +1,7 @@
 """Chains of sentences while they grow, many at once: what each step asks, and where a chain ends.
 
-Three methods (the ranking-sentences paper's Appendix A): `guided`, in which each sentence answers the one before it,
-led away from the one before that (Eq. 3 and 4); `iterative`, the same without guidance; `single-step`, one instruction
-for the whole list.
+Methods are those of the ranking-sentences paper's Appendix A: in `guided` each sentence answers the one before it, led
+away from the one before that (Eq. 3 and 4); `iterative` is without guidance; `single-step` asks for the whole list.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
-from raoe_train.generation.instructions import Instructions, parse_list
-from raoe_train.generation.rules import unfinished, verify_chain, verify_sentence
+from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
+from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
 from raoe_train.generation.sampling import Sampling
 
 if TYPE_CHECKING:
-    from raoe_train.generation.contexts import Context
-    from raoe_train.generation.decoding import GuidedDecoder
     from raoe_train.generation.endpoint import Endpoint, Reply
-    from raoe_train.generation.slots import Answer, Request
 
 
 @dataclass
@@ -65,28 +61,25 @@ class Generation(Sampling):
             values["guidance"] = 1.0
         if self.endpoint:  # where it is does not matter
             values["endpoint"] = "completions" if self.chat is False else "chat completions"
-        sampling = {field.name: getattr(self, field.name) for field in fields(Sampling)}
-        return {**values, **{name: value for name, value in sampling.items() if value not in (None, False)}}
+        sampling = {each.name: getattr(self, each.name) for each in fields(Sampling)}
+        return values | {name: value for name, value in sampling.items() if value not in (None, False)}
 
 
 @dataclass
 class Chain:
     """One sentence's chain while it grows."""
 
-    key: int  # its id
+    key: int
     sentences: list[str]  # the source and what has been written so far
     instructions: Instructions
     generation: Generation
     reason: str | None = field(default=None, init=False)  # why it failed
-    # what its last answer was an answer to, as the decoder has it, until it is finished; at first another chain's
-    context: Context | None = field(default=None, init=False)
+    context: Context | None = field(default=None, init=False)  # known to the next request; at first another chain's
     tokens: int = field(default=0, init=False)  # of all its answers
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
-        """What to ask next; None where the model's `limit` of positions leaves no room, and then it has failed."""
-        from raoe_train.generation.slots import Request
-
+        """What to ask next; None where the model's `limit` of positions leaves no room: the chain has failed."""
         wish, step = self.generation, len(self.sentences)
         single = wish.method == "single-step"
         guidance = wish.guidance if wish.method == "guided" and step > 1 else 1.0  # lambda = 0 at first
@@ -105,9 +98,7 @@ class Chain:
         self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
-        written: list[str] | str = [text]
-        if single:
-            written = unfinished(answer.finish) or parse_list(text, steps)
+        written = unfinished(answer.finish) or parse_list(text, steps) if single else [text]
         if isinstance(written, str):
             # what there is, for those who want to see it
             self.sentences += filter(None, map(str.strip, text.splitlines()))
@@ -129,11 +120,8 @@ class Chain:
 
 
 def grow(chains: Iterator[Chain], decoder: GuidedDecoder | Endpoint, slots: int) -> Iterator[Chain]:
-    """Finished chains of `chains`, as they finish, `slots` of them in flight.
-
-    A chain's next step, or the next chain, joins those under way as soon as a quarter of them wait to, where the
-    decoder lets requests join others; else all wait for the last.
-    """
+    """Finished chains of `chains`, as they finish, `slots` of them in flight. Where the decoder lets requests join
+    others, steps and new chains do as soon as a quarter of them wait to; else all wait for the last."""
     flying: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

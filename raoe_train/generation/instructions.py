@@ -1,33 +1,42 @@
-"""What a language model is asked, as token ids, and what it answers where that is a list.
+"""What a language model is asked, as token ids, and which of its answers are kept.
 
-The texts, of the ranking-sentences paper (Appendix A), are in instructions.yaml.
+The texts, of the ranking-sentences paper (Appendix A), are in instructions.yaml. The rules stand for its "rule-based
+verification", which it does not list. Nothing is repaired: half a sentence or a refusal is no ranking information.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 METHODS = ("guided", "iterative", "single-step")
+REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
+LONGER, SLACK, SHORTER = 4, 100, 20
+"""A sentence may have LONGER times the source's characters and SLACK more (the paper's own chains double in length),
+and has at least one SHORTERth of them."""
+
+LETTER = re.compile(r"[^\W\d_]")
+BREAKS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
 @functools.cache
 def texts() -> dict[str, Any]:
-    """The prompt of each method, and the "example" of single-step's, 32 sentences."""
-    import yaml
-
-    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    """The prompt of each method, the "example" of single-step's, 32 sentences, and a pattern of "boilerplate"."""
+    texts = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {**texts, "boilerplate": re.compile(texts["boilerplate"], re.IGNORECASE | re.VERBOSE)}
 
 
 class Instructions:
     """Token ids of the instruction that is about a sentence; without a tokenizer its text.
 
     Args:
-        tokenizer: transformers'. Where it has a chat template the instruction is a user's message, else plain text.
-            None is that of a server, which has a template and puts it around a message.
+        tokenizer: transformers'; None for a server's, which has a chat template.
         method: one of METHODS.
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
         template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}.
@@ -80,16 +89,59 @@ def parse_list(text: str, steps: int) -> list[str] | str:
     """The sentences of an answer to the single-step prompt, or what is wrong with it.
 
     Items are numbered from 1 without a gap, a line each; blank lines do not count, nor lines that end in a colon before
-    the first item. Anything else, and a list of more or fewer than `steps`, is refused: never cut, never filled up.
+    the first item. A list of more or fewer than `steps` is refused: never cut, never filled up.
     """
-    found: list[str] = []
+    items: list[str] = []
     for line in filter(None, map(str.strip, text.splitlines())):
         item = re.fullmatch(r"(\d+)\s?[.):]\s*(.*)", line)
         if item is None:
-            if not found and line.endswith(":"):
+            if not items and line.endswith(":"):
                 continue
             return f"a line of the list is no item: {line if len(line) <= 60 else line[:57] + '...'!r}"
-        if int(item[1]) != len(found) + 1:
-            return f"the list is out of order: item {item[1]} after {len(found)}"
-        found.append(item[2].strip())
-    return found if len(found) == steps else f"the list has another length: {len(found)} sentences instead of {steps}"
+        if int(item[1]) != len(items) + 1:
+            return f"the list is out of order: item {item[1]} after {len(items)}"
+        items.append(item[2].strip())
+    return items if len(items) == steps else f"the list has another length: {len(items)} sentences instead of {steps}"
+
+
+def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | None:
+    """What is wrong with a generated sentence, or None; `source` is what its chain began with."""
+    if why := unfinished(finish):
+        return why
+    if not sentence:
+        return "empty"
+    if BREAKS.search(sentence):
+        return "more than one line"
+    if "\ufffd" in sentence:
+        return "half a character"
+    if not LETTER.search(sentence):
+        return "no letters"
+    if len(sentence) > LONGER * len(source) + SLACK:
+        return f"too long: {len(sentence)} characters from a source of {len(source)}"
+    if len(sentence) * SHORTER < len(source):
+        return f"too short: {len(sentence)} characters from a source of {len(source)}"
+    boilerplate = texts()["boilerplate"]
+    if (words := boilerplate.search(sentence)) and not boilerplate.search(source):
+        return f"boilerplate: {words[0].strip()!r}"
+    return None
+
+
+def unfinished(finish: str) -> str | None:
+    """Why an answer that ended so is not all of one, or None."""
+    if finish in ("eos", "stop"):
+        return None
+    return "not complete: cut off at max_new_tokens" if finish == "length" else f"not complete: {finish}"
+
+
+def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:
+    """What is wrong with a chain, its source included, or None. A finished one has `steps` generated sentences."""
+    if steps is not None and len(sentences) != steps + 1:
+        return f"not complete: {len(sentences) - 1} of {steps} sentences"
+    counts: Counter[str] = Counter()
+    for number, sentence in enumerate(sentences):
+        # case, spaces and punctuation at the ends make no other sentence
+        key = re.sub(r"^\W+|\W+$", "", " ".join(sentence.split())).casefold()
+        counts[key] += 1
+        if counts[key] == REPEATS:
+            return f"repeated: sentence {number} is there for the {REPEATS}rd time"
+    return None

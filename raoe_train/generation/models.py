@@ -6,8 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.load import check_attention, check_device, check_path, loading
+from raoe_train.encoders.adapters import four_bit
+from raoe_train.encoders.preflight import check_device, loading
 
 
 @dataclass
@@ -36,56 +40,38 @@ class LanguageModel:
 
 
 def load_tokenizer(model: LanguageModel) -> Any:
-    """transformers' tokenizer of the model; ValueError or FileNotFoundError for a model that cannot be."""
-    from transformers import AutoTokenizer
-
+    """transformers' tokenizer of the model."""
     if not model.name:
         raise ValueError("model.name is missing: the language model, by name or path")
-    check_path(model.name)
     with loading(model.name):
         return AutoTokenizer.from_pretrained(**_source(model))
 
 
 def load_language_model(model: LanguageModel) -> Any:
-    """The causal language model, in eval mode, on its device; ValueError for weights without a head for one: what
-    comes out would be random."""
-    import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    weights: dict[str, Any] = {"dtype": model.dtype or "auto"}
+    """The causal language model, in eval mode, on its device; ValueError where its weights have no head, which would be
+    random."""
+    device = model.device or default_device()
+    check_device(device, model.attention)
+    weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
     if model.attention is not None:
         weights["attn_implementation"] = model.attention
-    device = model.device or default_device()
-    check_device(device)
-    check_attention(model.attention)
     if model.load_in_4bit:
-        from raoe_train.encoders.adapters import four_bit
-
         weights["quantization_config"] = BitsAndBytesConfig(**four_bit(model.dtype))
-        weights["device_map"] = {"": torch.device(device)}
-    if model.device_map is not None:
-        weights["device_map"] = model.device_map
     with loading(model.name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(output_loading_info=True, **weights, **_source(model))
     network, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise ValueError(f"{model.name} is not a whole language model; it has no {', '.join(missing[:3])}")
-    return (network if "device_map" in weights else network.to(device)).eval()
+    return network.eval()
 
 
 def default_device() -> str:
     """The best there is: of several GPUs the one of this process's number on the machine."""
-    import torch
-
     if torch.cuda.is_available():
         return f"cuda:{local_rank() % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _source(model: LanguageModel) -> dict[str, Any]:
-    """Arguments of from_pretrained that say where it is."""
-    return {
-        "pretrained_model_name_or_path": os.path.expanduser(model.name),
-        "trust_remote_code": model.trust_remote_code,
-        "revision": model.revision,
-    }
+    name, trusted = os.path.expanduser(model.name), model.trust_remote_code
+    return {"pretrained_model_name_or_path": name, "trust_remote_code": trusted, "revision": model.revision}

@@ -1,7 +1,7 @@
-"""How a token is chosen from scores: greedily or at random, with transformers' own processors.
+"""How a token is chosen from scores: greedily or at random, with transformers' own processors, in its order.
 
-A row's choices depend on that row alone, not on the batch it is in: its random numbers come from its own seed, and
-processors that read earlier tokens see this row's, without padding.
+A row's choices do not depend on the batch it is in: random numbers come from the row's own seed, and processors that
+read earlier tokens see this row's, without padding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat, Share, ZeroToOne
 
-# Fields of GenerationConfig that read a row's own history, and those that are then applied to all rows alike.
-HISTORY = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_new_tokens", "suppress_tokens")
+# Fields of GenerationConfig that are applied to all rows alike
 WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -62,17 +61,11 @@ class Sampling:
         given = [name for name in WARPERS if getattr(self, name) is not None]
         if given and not self.do_sample:
             raise ValueError(f"generation.{given[0]} has no effect on greedy decoding: set generation.do_sample true")
-        if isinstance(self.stop_strings, str):
-            self.stop_strings = [self.stop_strings]
-        if self.stop_strings is not None and not all(isinstance(s, str) and s for s in self.stop_strings):
+        if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
             raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
 
-    @property
-    def has_history(self) -> bool:
-        return any(getattr(self, name) is not None for name in HISTORY)
-
     def history(self, prompt_length: int, eos: Sequence[int], device: Any) -> Any:
-        """The LogitsProcessorList of one row: what depends on its earlier tokens. Its order is transformers'."""
+        """The LogitsProcessorList of one row: what depends on its earlier tokens."""
         import transformers as hf
 
         ends, penalty, least = list(eos), self.repetition_penalty, self.min_new_tokens
@@ -86,8 +79,7 @@ class Sampling:
         return hf.LogitsProcessorList(filter(None, steps))
 
     def warpers(self, device: Any) -> Any:
-        """The LogitsProcessorList for all rows alike, in transformers' order. None of them sees a difference between
-        logits and log-probabilities."""
+        """The LogitsProcessorList for all rows alike, of logits or log-probabilities; empty without do_sample."""
         import transformers as hf
 
         steps = (
@@ -99,7 +91,6 @@ class Sampling:
             self.epsilon_cutoff and hf.EpsilonLogitsWarper(epsilon=self.epsilon_cutoff),
             self.eta_cutoff and hf.EtaLogitsWarper(epsilon=self.eta_cutoff, device=device),
         )
-        # without do_sample there are none, see __post_init__
         return hf.LogitsProcessorList(filter(None, steps))
 
 
@@ -109,10 +100,8 @@ def uniforms(seed: int, count: int) -> Tensor:
 
 
 def draw(scores: Tensor, uniform: Tensor) -> Tensor:
-    """[N] int64: where the cumulative probabilities of [N, V] scores pass the [N] uniform numbers, float32.
-
-    -1 for a row with a NaN or with nothing but -inf.
-    """
+    """[N] int64: where the cumulative probabilities of [N, V] scores pass [N] uniform numbers; -1 for a row with a NaN
+    or with nothing but -inf."""
     # float64, so that 10^5 small steps add up to more than 1 - 2^-24, the largest float32 below 1; a token of
     # probability 0 takes no step and is never the first beyond
     cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)

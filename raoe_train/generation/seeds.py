@@ -1,8 +1,10 @@
-"""Which of many sentences to begin chains with: some of each cluster (the ranking-sentences paper's section 4.1)."""
+"""The sentences that chains begin with: usable rows of a source, or some of each cluster (the paper's section 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,9 +12,14 @@ import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import PositiveInt, Seed
-from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import embeddings
+from raoe_train.data.settings import Input
+from raoe_train.data.tables import each_sentence
+from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, settings_said
+from raoe_train.generation.instructions import BREAKS, LETTER
+
+# Llama's and Qwen's, DeepSeek's, Mistral's, Gemma's
+SPECIAL = re.compile(r"<\|\w+\|>|<｜[^｜]+｜>|</?s>|\[/?INST\]|<\w+_of_\w+>")
 
 
 @dataclass
@@ -38,28 +45,79 @@ class Seeds:
         return {**asdict(self), "encoder": settings_said(self.encoder)}
 
 
-def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
-    """Positions of the chosen sentences, ascending: seeds.per_cluster of each of seeds.clusters clusters, embedded by
-    seeds.encoder. The same sentences, settings and machine give the same choice."""
-    if len(sentences) < seeds.clusters:  # before hours of encoding
+def read_starts(data: Input, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
+    """([(number of the row from 1, sentence)] of data.input, data.max_rows at most, {reason: skipped rows}).
+
+    Skipped are empty rows, duplicates, more than one line, no letters, and what `accept` has a reason against. A row
+    that is no text (bytes that are not UTF-8, a missing field) is an error, unless data.on_error is skip.
+    """
+    skipped: Counter[str] = Counter()
+    kept: list[tuple[int, str]] = []
+    seen: set[str] = set()
+    for number, (where, text, problem) in enumerate(each_sentence(str(data.input), data.columns), 1):
+        if problem is not None and problem != "blank line":
+            if data.on_error == "raise":
+                raise ValueError(f"{where}: {problem}; data.on_error skip leaves such rows out and counts them")
+            skipped["not a text"] += 1
+            continue
+        sentence = text.strip()
+        reason = (
+            "empty" if not sentence
+            else "duplicate" if sentence in seen
+            else "more than one line" if BREAKS.search(sentence)
+            else "no letters" if not LETTER.search(sentence)
+            else accept(sentence)
+        )  # fmt: skip
+        seen.add(sentence)
+        if reason is not None:
+            skipped[reason] += 1
+            continue
+        kept.append((number, sentence))
+        if len(kept) == data.max_rows:
+            break
+    if not kept:
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
+        raise ValueError(f"{data.input}: there are no sentences to begin with ({why})")
+    return kept, dict(skipped)
+
+
+def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
+    """The `accept` of read_starts: no special token, which would end the instruction or speak for the model, and at
+    most `longest` tokens; without a tokenizer nothing that looks like a special token, and at most so many words."""
+    special = SPECIAL
+    if tokenizer is not None:
+        special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
+
+    def reason(sentence: str) -> str | None:
+        if special.search(sentence):
+            return "special token"
+        units = sentence.split() if tokenizer is None else tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return "too long" if len(units) > longest else None
+
+    return reason
+
+
+def check_clusters(sentences: Sequence[Any], seeds: Seeds) -> None:
+    """ValueError for more clusters than sentences."""
+    if len(sentences) < seeds.clusters:
         raise ValueError(f"{len(sentences)} sentences cannot be in {seeds.clusters} clusters (seeds.clusters)")
+
+
+def select_seeds(sentences: Sequence[str], seeds: Seeds) -> list[int]:
+    """Positions of the chosen sentences, ascending. The same sentences, settings and machine give the same choice."""
+    check_clusters(sentences, seeds)  # before hours of encoding
     encoder: Any = seeds.encoder
     # of several processes one chooses, alone: the others' shards of a cache would never come
     encoder = encoder if rank_and_world()[1] == 1 else replace(encoder, cache=None)
-    return draw_from_clusters(
-        embeddings(encoder, sentences, "seeds.encoder"), seeds.clusters, seeds.per_cluster, seeds.seed
-    )
+    vectors = embeddings(encoder, sentences, "seeds.encoder")
+    return draw_from_clusters(vectors, seeds.clusters, seeds.per_cluster, seeds.seed)
 
 
-def draw_from_clusters(embeddings: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
-    """Rows of [n, d] embeddings, ascending: `per_cluster` drawn of each of `clusters` k-means clusters.
-
-    Clusters are scikit-learn's MiniBatchKMeans of the embeddings' directions. A cluster of fewer sentences gives all it
-    has, so there may be fewer than clusters x per_cluster.
-    """
+def draw_from_clusters(vectors: np.ndarray, clusters: int, per_cluster: int, seed: int = 42) -> list[int]:
+    """Rows of [n, d] embeddings, ascending: of each of `clusters` clusters of directions `per_cluster`, or all."""
     from sklearn.cluster import MiniBatchKMeans
 
-    rows = unit_rows(np.asarray(embeddings, dtype=np.float64))
+    rows = unit_rows(np.asarray(vectors, dtype=np.float64))
     # k-means++ looks at init_size rows, of which there must be some for each cluster
     size = max(1024, clusters)
     means = MiniBatchKMeans(clusters, random_state=seed, batch_size=size, init_size=3 * size, n_init=3)

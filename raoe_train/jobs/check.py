@@ -5,8 +5,6 @@ It should, and yet with attention masks that leave padding in, or are lost where
 
 from __future__ import annotations
 
-import os
-import timeit
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +24,6 @@ SENTENCES = (
     "She put the letters into the drawer, locked it, and went down to the garden without another word, where the "
     "children had been waiting since noon for somebody to tell them what would happen next.",
 )
-FASTER = 1.5  # in bfloat16, from which training in float32 leaves something unused
 # Largest difference of normalised embeddings that rounding explains, by the dtype of the weights.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
@@ -49,15 +46,13 @@ class CheckConfig:
 def check(config: CheckConfig) -> dict[str, Any]:
     """Padding and batch-size invariance of a saved encoder.
 
-    And which way its layers look, and what this machine is fast at.
+    And which way its layers look.
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
-        "pooling": [names], "machine": {"bfloat16", "threads", "cores", "unused": [keys]}, "model", "versions"}, also
-        written to `output` if that is given. A difference is the largest one between normalised embeddings of the same
-        sentence, alone and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the
-        model says otherwise. "bfloat16" is how many times as fast as float32's matrix products in it are here.
-        Errors are those of load_encoder.
+        "pooling": [names], "model", "versions"}, also written to `output` if that is given. A difference is the largest
+        one between normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state
+        depends on later tokens; it fails where the model says otherwise. Errors are those of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
@@ -66,7 +61,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
         output = Output(config.output, {"model": identity(config.model)}, config.overwrite, own_record=True)
         output.finished()  # another file in the way is an error before any work
     encoder = load_encoder(config.model).eval()
-    result = {**check_encoder(encoder), "machine": _machine(encoder.device), "model": config.model.name}
+    result = {**check_encoder(encoder), "model": config.model.name}
     print(_table(result))
     return output.finish(result) if output else {**result, "versions": versions()}
 
@@ -108,21 +103,6 @@ def check_encoder(model: Any) -> dict[str, Any]:
     }
 
 
-def _machine(device: Any) -> dict[str, Any]:
-    import torch
-
-    def seconds(dtype: Any) -> float:
-        square = torch.ones(1024, 1024, dtype=dtype, device=device)
-        return min(timeit.repeat(lambda: (square @ square).sum().item(), number=1, repeat=3))
-
-    faster = seconds(torch.float32) / seconds(torch.bfloat16)
-    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
-    unused = [] if faster < FASTER else ["training.bf16 true"]
-    if device.type == "cpu" and threads < cores:
-        unused.append(f"OMP_NUM_THREADS={cores}")
-    return {"bfloat16": round(faster, 2), "threads": threads, "cores": cores, "unused": unused}
-
-
 def _unit(parts: list[np.ndarray]) -> np.ndarray:
     embeddings = np.concatenate(parts).astype(np.float64)
     return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)  # NaN stays NaN, and fails
@@ -154,7 +134,4 @@ def _table(result: dict[str, Any]) -> str:
     lines.append(f"  states {looks} on later tokens{said}  {verdict('bidirectional')}")
     if result["pooling"]:
         lines.append(f"  pooling: {', '.join(map(str, result['pooling']))}")
-    its = result["machine"]
-    products = f"matrix products in bfloat16 {its['bfloat16']:g} times as fast as in float32"
-    unused = f"; unused: {', '.join(its['unused'])}" if its["unused"] else ""
-    return "\n".join([*lines, f"this machine: {products}, {its['threads']} threads on {its['cores']} cores{unused}"])
+    return "\n".join(lines)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from raoe_train.artifacts.resume import Output, replacing_model
-from raoe_train.encoders.load import check_whole
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.jobs.shared import job, needed
 
@@ -47,6 +46,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     from raoe_train.encoders.bidirectional import register
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
+    from raoe_train.encoders.load import check_whole
 
     model = config.model
     source = Path(model.name).expanduser()
@@ -76,7 +76,8 @@ def export(config: ExportConfig) -> dict[str, Any]:
     layers = inner.config.bidirectional_layers if isinstance(inner, BidirectionalModel) else None
     if layers == 0:
         encoder[0].model = inner.decoder
-    output.begin()
+    if not output.replaces:
+        output.begin()
     with replacing_model(output) as made:
         encoder.save_pretrained(str(made))
     print(f"{'merged, ' if ours or theirs else ''}saved to {target}")

@@ -17,15 +17,14 @@ from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Input
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.encoders.sizes import check_fits
 from raoe_train.generation.decoding import GuidedDecoder
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
 from raoe_train.generation.sampling import Sampling
-from raoe_train.generation.seeds import Seeds, select_seeds
-from raoe_train.generation.starts import acceptable, read_starts
+from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
 from raoe_train.jobs.shared import job, needed
 
 
@@ -51,9 +50,9 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     """Chains of sentences that move away from one step by step.
 
     OUTPUT has {"id", "sentences": [source, x1 ... xn], "method", "settings", "model", "versions"} a line; `id` is the
-    number of the source's row in the input, from 1. A chain that breaks a rule (see raoe_train.generation.rules) is
-    given up there and goes to OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on
-    and is kept. Under torchrun or accelerate each process writes its share. What is there is not written again.
+    number of the source's row in the input, from 1. A chain that breaks a rule is given up there and goes to
+    OUTPUT.failed.jsonl, with "reason" and "step"; with generation.verify false it goes on and is kept. Under torchrun
+    or accelerate each process writes its share. What is there is not written again.
 
     Returns:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
@@ -79,6 +78,8 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         # without a chat template nothing but an end of line tells a model that its turn is over
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
+        if asks:
+            asks.sampling = sampling
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
         "model": identity(LanguageModel(model.name) if asks else model),
@@ -111,9 +112,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
             }
             chains = (Chain(key, [sentence], instructions, generation) for key, sentence in waiting)
             run = _write(grow(chains, decoder, generation.batch_size), lines, line, len(ours), len(waiting))
-    with FileLock(output.parts / "merge.lock"):
+    with output.alone():
         if finished := output.finished():  # another process has ended since
             return finished
+        output.begin()  # before the merged file is there, which a kill could leave without a record
         merged = lines.merge(
             [key for key, _ in sentences], lambda line: (len(line["sentences"]), line.get("reason", ""))
         )
@@ -137,6 +139,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
 def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> list[int]:
     """The ids of the sentences that the clusters chose, of one process for all; another number of threads may choose
     otherwise, so that the choice is kept with the unfinished work."""
+    check_clusters(sentences, seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if not path.exists():
@@ -161,9 +164,7 @@ def _endpoint(model: LanguageModel, generation: Generation) -> Any:
     for each in fields(LanguageModel):
         if each.name not in ("name", "dtype") and getattr(model, each.name) != each.default:  # the recipe has a dtype
             raise ValueError(f"model.{each.name} has no effect on a model that generation.endpoint has")
-    return Endpoint(
-        generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key
-    )
+    return Endpoint(generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key)
 
 
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:

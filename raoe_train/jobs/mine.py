@@ -27,9 +27,7 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.data.settings import Input
-from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import embeddings
-from raoe_train.encoders.neighbours import nearest_by_class
+from raoe_train.encoders.embed import embeddings, nearest_by_class, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, needed
 

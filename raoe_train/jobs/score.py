@@ -18,8 +18,7 @@ from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
 from raoe_train.data.settings import Input
-from raoe_train.encoders.embed import cosines
-from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, needed
 

@@ -23,14 +23,13 @@ from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, to_dict
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
-from raoe_train.encoders.frozen import embedder, remembered
+from raoe_train.encoders.embed import embedder, remembered
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
-from raoe_train.encoders.sizes import check_fits
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
-from raoe_train.training.account import in_words, plot_changes
 from raoe_train.training.arguments import (
     Training,
     check_training,
@@ -41,9 +40,17 @@ from raoe_train.training.arguments import (
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.dry_run import would_take
 from raoe_train.training.list_targets import Teacher
-from raoe_train.training.measures import Evaluation, dev_evaluator, dev_metrics, summary, tasks_of
+from raoe_train.training.measures import (
+    Evaluation,
+    dev_evaluator,
+    dev_metrics,
+    in_words,
+    plot_changes,
+    plot_run,
+    summary,
+    tasks_of,
+)
 from raoe_train.training.model_card import save_with_card
-from raoe_train.training.plot import plot_run
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,

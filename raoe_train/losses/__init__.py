@@ -19,7 +19,6 @@ Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLab
 from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.cosent import AnglELoss, CoSENTLoss
 from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
 from raoe_train.losses.gist import GISTLoss
 from raoe_train.losses.infonce import InfoNCELoss
@@ -32,8 +31,7 @@ from raoe_train.losses.library import (
     TripletLoss,
 )
 from raoe_train.losses.listmle import ListMLELoss
-from raoe_train.losses.pair_losses import PairLoss
-from raoe_train.losses.pearson import PearsonLoss
+from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.sigmoid import SigmoidLoss
 

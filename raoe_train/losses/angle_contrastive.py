@@ -11,9 +11,9 @@ from torch import Tensor
 from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
 from raoe_train.losses.base import above_zero, from_zero
-from raoe_train.losses.cosent import AnglELoss
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.losses.pairs import AnglELoss
 
 CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -147,6 +148,41 @@ class CachedLoss(CachedLossMixin, Loss):
         names = [name for made in reversed(constructors) for name in inspect.signature(made).parameters]
         own = {name: getattr(self, name) for name in names if name != "model" and hasattr(self, name)}
         return {name: getattr(value, "__name__", value) for name, value in own.items()}
+
+
+class OneSweep(CachedLoss):
+    """A loss of cosines that is the sum of those of the first `matryoshka_dims` dimensions, each as by itself: what a
+    MatryoshkaLoss around it is, at little more than the time and memory of one.
+
+    Args:
+        model, scale, cached: see CachedLoss.
+        matryoshka_dims: how many dimensions, increasing or not; none trains all of them, and no fewer.
+
+    Attributes:
+        dims: they, increasing, or None: what the ops take.
+
+    Raises:
+        ValueError: a width that is there twice, is below 1 or beyond the model's dimensions.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        scale: PositiveFloat = 20.0,
+        *,
+        matryoshka_dims: Sequence[PositiveInt] = (),
+        **cached: Any,
+    ) -> None:
+        super().__init__(model, scale, **cached)
+        widths = sorted(matryoshka_dims)
+        size = getattr(model, "get_embedding_dimension", lambda: None)()
+        if len(set(widths)) < len(widths) or not all(0 < width <= (size or width) for width in widths):
+            most = "" if size is None else f" up to the model's {size}"
+            raise ValueError(f"matryoshka_dims must be different numbers from 1{most}, got {list(matryoshka_dims)}")
+        if widths and size not in (None, widths[-1]):
+            warnings.warn(f"matryoshka_dims {widths} leave out all {size}, which are not trained", stacklevel=2)
+        self.matryoshka_dims = list(matryoshka_dims)
+        self.dims = tuple(widths) or None
 
 
 def losses_in(loss: nn.Module, where: str = "") -> Iterator[tuple[str, Any]]:

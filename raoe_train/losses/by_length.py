@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
 from raoe_train.losses.base import CachedLoss, carrying, with_own_gradients
 from raoe_train.losses.keep import Keep
-from raoe_train.losses.pair_losses import LossParts
+from raoe_train.losses.pairs import LossParts
 
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.losses.pair_losses import PairLoss
+from raoe_train.losses.pairs import PairLoss
 
 SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
 PAIRS = 1024  # read at most

@@ -27,7 +27,7 @@ class DistillationLoss(CachedLoss):
     Args:
         model, scale, cached: see CachedLoss; gather_across_devices is a ValueError.
         embed: n sentences -> the teacher's embeddings, [n, D'] float32, of any dimension D'. It is no part of this
-            module, so nothing trains, moves or saves it. raoe_train.encoders.frozen.embedder makes one, recipes by
+            module, so nothing trains, moves or saves it. raoe_train.encoders.embed.embedder makes one, recipes by
             their section `teacher`.
     """
 

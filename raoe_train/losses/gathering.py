@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -71,61 +70,6 @@ class _GatherEveryGradient(torch.autograd.Function):
         # reduce_scatter wants equal shares; this sends everybody's rows to every process, twice the bytes.
         dist.all_reduce(everyone)
         return everyone.narrow(0, sum(sizes[:rank]), sizes[rank]), None
-
-
-def visited(part: Callable[..., Tensor], sizes: list[int], own: Tensor, columns: Tensor, *numbers: Tensor) -> Tensor:
-    """The sum over processes of part(process, own, the process's columns, *numbers), a mean over the rows of `own`.
-
-    Columns are (k, rows of the process, ...). They come from one process after the other and are differentiated at
-    once: memory is that of one process's. As with gather_rows, all processes' gradients of a column go to where it is
-    from, of losses that are taken times the process's rows; a factor after that must be the same in all processes.
-    """
-    inputs = own, columns, *numbers
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        return _Visited.apply(part, sizes, *inputs)
-    return _visit(part, sizes, inputs, [False] * len(inputs))[0]
-
-
-class _Visited(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Callable[..., Tensor], sizes: list[int], *inputs: Tensor) -> Tensor:
-        value, gradients = _visit(part, sizes, inputs, ctx.needs_input_grad[2:])
-        ctx.save_for_backward(*gradients)
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(None if made is None else (made * upstream).to(made.dtype) for made in ctx.saved_tensors)
-
-
-def _visit(
-    part: Callable[..., Tensor], sizes: list[int], inputs: Sequence[Tensor], needs: Sequence[bool]
-) -> tuple[Tensor, list[Tensor | None]]:
-    own, columns, *numbers = inputs
-    rank, values = dist.get_rank(), []
-    gradients = [torch.zeros_like(x) if need else None for x, need in zip(inputs, needs, strict=True)]
-    for process, size in enumerate(sizes):
-        visitor = columns.detach().contiguous()
-        if process != rank:
-            visitor = columns.new_empty(len(columns), size, *columns.shape[2:])
-        dist.broadcast(visitor, process)
-        leaves = [x.detach().requires_grad_(n) for x, n in zip((own, visitor, *numbers), needs, strict=True)]
-        with torch.set_grad_enabled(any(needs)):
-            value = part(process, *leaves)
-        values.append(value.detach())
-        if not any(needs):
-            continue
-        made = iter(torch.autograd.grad(value, [x for x in leaves if x.requires_grad]))
-        for place, total in enumerate(gradients):
-            if total is None:
-                continue
-            found = next(made)
-            if place == 1:
-                found = found * (sizes[rank] / size)
-                dist.reduce(found, process)
-            if place != 1 or process == rank:
-                total += found
-    return torch.stack(values).sum(), gradients
 
 
 def averaged(parameter: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class GISTLoss(InBatchLoss):
             contrasted with those of all processes (sentence-transformers': of their own), so that the value is the
             whole batch's.
         embed: n sentences -> the guide's embeddings, [n, G] float32, of any dimension G. It is no part of this module,
-            so nothing trains, moves or saves it. raoe_train.encoders.frozen makes one (`embedder`, and `remembered`
+            so nothing trains, moves or saves it. raoe_train.encoders.embed makes one (`embedder`, and `remembered`
             with what was made before); recipes by their section `teacher`.
         margin_strategy: what margin is, absolute or relative; a column is left out where the guide's cosine is above
             that of the row's own pair, less margin, or less margin times its absolute value.

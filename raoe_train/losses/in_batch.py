@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from raoe_kernels import info_nce_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.duplicates import related_as_ids, text_ids
 from raoe_train.losses.gathering import averaged, gather_rows, process_rows
 from raoe_train.losses.reads import TRIPLETS
 
@@ -35,8 +34,9 @@ class InBatchLoss(CachedLoss):
         learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's. Its logarithm is the parameter
             `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
             gives it another.
-        mask_duplicates: leave false negatives out of the softmax, see the class. Texts are the same where the
-            encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
+        mask_duplicates: leave false negatives out: texts are not negatives of each other that a chain of pairs links,
+            an anchor with its positive; an anchor's own positive always counts. Texts are the same where the encoder
+            gets the same tokens (prompts included, after truncation). Columns that are not texts are an error.
 
     Raises:
         ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100.
@@ -137,16 +137,22 @@ class InBatchLoss(CachedLoss):
         negatives = torch.cat(others) if others else None
         known: dict[str, Any] = {}
         of_rows = slice(None) if whole else targets  # of the anchors that the op is given, its rows or all
-        if texts is not None and self.mask_duplicates:
-            of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes))
-            # Most batches have no duplicates, and comparing ids is one more pass over the logits. A GPU waits for it.
-            if max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1:
-                known["ignore"] = (of_anchors[of_rows], of_columns)
+        if (ids := self.duplicate_ids(texts, sizes)) is not None:
+            known["ignore"] = (ids[0][of_rows], ids[1])
         if guide is not None:
             first, *rest = (gather_rows(column, sizes) for column in guide)
             known["guide"] = (first[of_rows], rest[0], *([torch.cat(rest[1:])] if others else []))
         given: dict[str, Any] = {"scale": scale, "targets": targets, "all_anchors": anchors, "directions": directions}
         return info_nce_loss(own, positives, negatives, **given, **known, **form)
+
+    def duplicate_ids(self, texts: Tensor | None, sizes: list[int]) -> tuple[Tensor, Tensor] | None:
+        """Ids of all processes' anchors and columns, equal where texts are not negatives of each other; None where no
+        text occurs twice, as in most batches: comparing ids is one more pass over the logits. A GPU waits for it."""
+        if texts is None or not self.mask_duplicates:
+            return None
+        of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes))
+        twice = max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1
+        return (of_anchors, of_columns) if twice else None
 
     def _check_columns(self, rows: list[int]) -> None:
         if len(rows) < 2 or len(set(rows)) > 1:
@@ -154,6 +160,52 @@ class InBatchLoss(CachedLoss):
                 f"{type(self).__name__} needs columns anchor, positive (the anchors again, as SimCSE does) and any "
                 f"number of negatives, with a text in each row, got columns of {', '.join(map(str, rows))} rows"
             )
+
+
+def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
+    """Ids of anchors (N,) and of columns (C,), from (N, columns) ids of the whole batch's texts: equal where a chain of
+    pairs of an anchor and its positive links two texts (connected components): of (A, B) and (C, B) also A and C."""
+    number = torch.unique(texts, return_inverse=True)[1]
+    root = torch.arange(texts.numel(), device=texts.device)
+    first, second = number[:, 0], number[:, 1]
+    ends = torch.cat([first, second])
+    while True:
+        lower = torch.minimum(root[first], root[second])
+        found = root.scatter_reduce(0, ends, torch.cat([lower, lower]), "amin")
+        found = found[found]  # half of the way to the smallest at a step
+        if torch.equal(found, root):
+            return root[number[:, 0]], root[number[:, 1:].T.reshape(-1)]
+        root = found
+
+
+def text_ids(features: dict[str, Tensor]) -> Tensor:
+    """(B,) int64, equal where the real tokens of two rows are: in any column, process and padding.
+
+    The sum over the tokens of a 64-bit hash (splitmix64's finaliser) of token and position: two different texts are
+    taken for one with a probability of 2^-64.
+    """
+    tokens = features.get("input_ids")
+    if not isinstance(tokens, Tensor) or features.get("modality", "text") != "text":
+        raise ValueError(
+            "mask_duplicates compares texts by their input_ids, and a column is not (only) text: "
+            "use InfoNCELoss(..., mask_duplicates=False)"
+        )
+    if "cu_seq_lens_q" in features or "offsets" in features:  # texts one after another: flattened, or StaticEmbedding
+        starts = features["cu_seq_lens_q"][:-1] if "cu_seq_lens_q" in features else features["offsets"]
+        tokens, starts = tokens.reshape(-1), starts.long()
+        place = torch.arange(len(tokens), device=tokens.device)
+        row = torch.searchsorted(starts, place, right=True) - 1
+        return tokens.new_zeros(len(starts), dtype=torch.long).index_add(0, row, _mixed(tokens, place - starts[row]))
+    real = features.get("attention_mask", torch.ones_like(tokens)).bool()
+    return _mixed(tokens, real.cumsum(1) - 1).masked_fill(~real, 0).sum(1)
+
+
+def _mixed(tokens: Tensor, positions: Tensor) -> Tensor:
+    x = (tokens.long() << 32) + positions + 1
+    # int64 wraps, and >> keeps the sign, which the mask takes away.
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
 def one_of(**words: tuple[Any, tuple[Any, ...]]) -> None:

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from raoe_kernels import info_nce_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import from_zero
-from raoe_train.losses.duplicates import Duplicates, duplicates
+from raoe_train.losses.base import OneSweep, from_zero
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.in_batch import InBatchLoss, one_of
-from raoe_train.losses.widths import OneSweep
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
@@ -35,12 +33,6 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             symmetric and mask_duplicates are all that is asked for, and otherwise one a width.
         symmetric: positives are to find their anchors, too. The loss is the mean of both directions: short for
             directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction".
-        mask_duplicates: leave false negatives out of the softmax. A column, positive or negative, is no negative of an
-            anchor if its text is the anchor's, or is the positive of that anchor's text in any row of the batch; in
-            the other direction, the same pairs. An anchor's own positive always counts. Texts are the same where the
-            encoder gets the same tokens (prompts included, after truncation). Columns that are no texts are an error.
-            With directions other than these two, texts are no negatives of each other, in any direction, that a chain
-            of pairs links: of pairs (A, B), (C, B) also A and C.
         directions: whose similarities the softmax is over, query_to_doc and perhaps others; see ``info_nce_loss``.
             GTE's loss (Li et al. 2023) has sentence-transformers' four: query_to_doc, query_to_query, doc_to_query,
             doc_to_doc.
@@ -115,46 +107,17 @@ class InfoNCELoss(OneSweep, InBatchLoss):
         both = self.both_ways
         if not (both or len(self.directions) == 1):
             return self.contrast(embeddings, sizes, start, texts=texts, directions=self.directions, **hardness)
-        scale, own = self.differentiable_scale(), embeddings[0]
+        own, rows = embeddings[0], len(embeddings[0])
         # Column by column: blocks of rows of several columns would not stay in order.
         positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
-        same = duplicates(gather_rows(texts, sizes)) if self.mask_duplicates and texts is not None else None
-        form = {"scale": scale, "dims": dims}
-        loss = self._one_way(own, positives, negatives, start, same, {**form, **hardness})
+        targets = torch.arange(start, start + rows, device=own.device)
+        form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims, "targets": targets}
+        ids = self.duplicate_ids(texts, sizes)
+        ignore = None if ids is None else (ids[0][targets], ids[1])
+        others = torch.cat(negatives) if negatives else None
+        loss = info_nce_loss(own, positives, others, ignore=ignore, **form, **hardness)
         if both:
             # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
-            anchors = gather_rows(own, sizes)
-            back = self._one_way(embeddings[1], anchors, [], start, None if same is None else same.flipped(), form)
-            loss = (loss + back) / 2
+            back = None if ids is None else (ids[1][targets], ids[0])
+            loss = (loss + info_nce_loss(embeddings[1], gather_rows(own, sizes), ignore=back, **form)) / 2
         return loss.sum()
-
-    def _one_way(
-        self,
-        rows: Tensor,
-        partners: Tensor,
-        negatives: list[Tensor],
-        start: int,
-        same: Duplicates | None,
-        form: dict[str, Any],
-    ) -> Tensor:
-        """Mean over the rows, which are numbers start … of all processes', of the loss of finding their partners; of
-        several widths (K,)."""
-        others = torch.cat(negatives) if negatives else None
-        targets = torch.arange(start, start + len(rows), device=rows.device)
-
-        def loss(which: Any, ignore: Any) -> Tensor:
-            return info_nce_loss(rows[which], partners, others, targets=targets[which], ignore=ignore, **form)
-
-        if same is None:
-            return loss(slice(None), None)
-        row_ids, column_ids, fits = same.ids()
-        row_ids, fits = row_ids[targets], fits[targets]
-        # Both questions make a GPU wait for its queue; a mask for every row would cost a byte a logit instead.
-        if fits.all():
-            # Most batches have no duplicates, and comparing ids is one more pass over the logits.
-            unique = torch.bincount(column_ids)[row_ids].max() == 1
-            return loss(slice(None), None if unique else (row_ids, column_ids))
-        # The loss is a mean of rows, so only those that ids cannot express need a mask.
-        by_ids, by_mask = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-        of_ids = loss(by_ids, (row_ids[by_ids], column_ids)) * len(by_ids)
-        return (of_ids + loss(by_mask, same.mask(targets[by_mask])) * len(by_mask)) / len(rows)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import from_zero
-from raoe_train.losses.pair_losses import LossParts, PairLoss
-from raoe_train.losses.widths import OneSweep
+from raoe_train.losses.base import OneSweep, from_zero
+from raoe_train.losses.pairs import LossParts, PairLoss
 
 Ties = Literal["average", "min", "max", "dense", "ordinal"]
 Gate = Literal["label+score", "score", "label"]

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from raoe_kernels import sigmoid_loss
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.duplicates import Duplicates, duplicates
-from raoe_train.losses.gathering import averaged, gather_rows, visited
+from raoe_train.losses.gathering import averaged, gather_rows
 from raoe_train.losses.in_batch import InBatchLoss
 
 
@@ -21,9 +20,7 @@ class SigmoidLoss(InBatchLoss):
     ``sigmoid_loss``.
 
     Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. The value is
-    SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice. There is no softmax: gathered, a
-    process holds one other process's columns at a time, and what they add to their gradient goes back at once. There
-    the loss is to be differentiated with the same factor before it in all processes, as a trainer does.
+    SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice.
 
     Args:
         model, scale, cached: see InBatchLoss.
@@ -32,7 +29,6 @@ class SigmoidLoss(InBatchLoss):
         learn_scale: scale and bias are parameters: `log_scale`, within CLIP's 1 and 100, and `logit_bias`. The
             optimizer's learning rate for an encoder is small for them: for another, give
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}.
-        mask_duplicates: leave false negatives out, see InfoNCELoss.
 
     Raises:
         ValueError: see InBatchLoss; a bias that is no finite number.
@@ -59,44 +55,13 @@ class SigmoidLoss(InBatchLoss):
     def of_columns(
         self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
     ) -> Tensor:
-        anchors, columns = embeddings[0], torch.stack(embeddings[1:])
-        same = duplicates(gather_rows(texts, sizes)) if texts is not None and self.mask_duplicates else None
-        rows = torch.arange(start, start + len(anchors), device=anchors.device)
-
-        scale: Any = self.differentiable_scale()
+        own = embeddings[0]
+        # Column by column: blocks of rows of several columns would not stay in order.
+        columns = torch.cat([gather_rows(column, sizes) for column in embeddings[1:]])
+        targets = torch.arange(start, start + len(own), device=own.device)
+        ids = self.duplicate_ids(texts, sizes)
+        ignore = None if ids is None else (ids[0][targets], ids[1])
         bias: Any = averaged(self.logit_bias) if self.learn_scale else self.bias
-
-        def part(process: int, anchors: Tensor, columns: Tensor, *learned: Tensor) -> Tensor:
-            """Of the columns of one process, (columns, its rows, D)."""
-            first = sum(sizes[:process])
-            here = None
-            if same is not None:
-                theirs = same.columns.reshape(len(columns), -1)[:, first : first + sizes[process]]
-                here = same._replace(rows=same.rows[rows], columns=theirs.flatten())
-            targets = rows - first if first == start else torch.full_like(rows, -1)
-            numbers = dict(zip(("scale", "bias"), learned or (scale, bias), strict=True))
-            return _compared(anchors, columns.flatten(0, 1), targets, here, **numbers)
-
-        learned = (scale, bias) if self.learn_scale else ()
-        if len(sizes) == 1:
-            return part(0, anchors, columns, *learned)
-        return visited(part, sizes, anchors, columns, *learned)
-
-
-def _compared(anchors: Tensor, columns: Tensor, targets: Tensor, same: Duplicates | None, **numbers: Any) -> Tensor:
-    """Mean over the anchors of sigmoid_loss, without the pairs that are duplicates."""
-
-    def loss(which: Any, ignore: Any) -> Tensor:
-        return sigmoid_loss(anchors[which], columns, targets=targets[which], ignore=ignore, **numbers)
-
-    if same is None:
-        return loss(slice(None), None)
-    row_ids, column_ids, fits = same.ids()
-    # Both questions make a GPU wait for its queue; a mask for every row would cost a byte a logit instead.
-    if fits.all():
-        # Most batches have no duplicates, and comparing ids is one more pass over the logits.
-        alone = torch.bincount(column_ids, minlength=same.texts + 1)[row_ids].sum() == (targets >= 0).sum()
-        return loss(slice(None), None if alone else (row_ids, column_ids))
-    by_ids, by_mask = fits.nonzero()[:, 0], (~fits).nonzero()[:, 0]
-    of_ids = loss(by_ids, (row_ids[by_ids], column_ids)) * len(by_ids)
-    return (of_ids + loss(by_mask, same.mask(by_mask)) * len(by_mask)) / len(anchors)
+        return sigmoid_loss(
+            own, columns, scale=self.differentiable_scale(), bias=bias, targets=targets, ignore=ignore
+        )

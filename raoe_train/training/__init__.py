@@ -1,6 +1,6 @@
 """Training: the trainer, what it reads, and what it measures."""
 
-from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
+from raoe_train.training.training_data import PremiseBatchSampler
 
 __all__ = ["PremiseBatchSampler", "Trainer"]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Seed, Share, to_dict
-from raoe_train.encoders.load import check_device
+from raoe_train.encoders.preflight import check_device
 from raoe_train.training.run_directory import CHECKPOINTS
 
 OWN = ("patience", "min_steps", "by_length", "keep")
@@ -126,7 +126,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     from sentence_transformers import SentenceTransformerTrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
 
-    from raoe_train.training.premises import PremiseBatchSampler
+    from raoe_train.training.training_data import PremiseBatchSampler
 
     given = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
     if (ratio := given.pop("warmup_ratio", None)) is not None:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raoe_train.encoders.load import loading, transformer_of
+from raoe_train.encoders.preflight import GB, HALF, config_of, from_hub, held, loading, sizes
 from raoe_train.encoders.settings import SCRATCH, second_of
-from raoe_train.encoders.sizes import GB, HALF, config_of, held, sizes
 from raoe_train.training.list_targets import Teacher
 from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
 
@@ -48,9 +47,7 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
         if teacher is not None and teacher.name:
             config_of(teacher)
     with loading(model.name):
-        tokenizer = AutoTokenizer.from_pretrained(
-            transformer_of(model.name), revision=model.revision, trust_remote_code=model.trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(**from_hub(model))
     longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
 
     def counted(dataset: Any) -> tuple[float, float]:

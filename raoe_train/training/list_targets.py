@@ -19,8 +19,7 @@ from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.writing import write_json
 from raoe_train.config import NonNegativeFloat
-from raoe_train.encoders.embed import unit_rows
-from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.embed import embedder, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
 
 

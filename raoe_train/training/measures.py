@@ -1,19 +1,27 @@
-"""What a training run is measured by before and after: development pairs, and tasks."""
+"""What a training run is measured by before and after, development pairs and tasks, and what came of it in words and
+pictures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from raoe_train.artifacts import figures
 from raoe_train.config import PositiveInt
 from raoe_train.data.pairs import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
+
+LITTLE, LOST = 1.0, -0.2  # points of a gain, and of the average elsewhere, that want advice
+# keys of a log entry that are not parts of the loss
+NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
 
 @dataclass
@@ -106,3 +114,86 @@ def summary(metrics: dict[str, Any]) -> str:
 
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """{dev or a task: its main metric x 100 after training less that before}, as far as both are there."""
+    found = scores(metrics).items()
+    return {name: after - before for name, (before, after) in found if before is not None and after is not None}
+
+
+def in_words(metrics: Mapping[str, Any]) -> list[str]:
+    """Sentences on the scores of metrics.json, and what to try next; none where nothing was measured."""
+    found, keep = changes(metrics), metrics.get("keep", 0)
+    if not found:
+        return []
+    said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "some"
+    if (gain := found.pop("dev", None)) is not None:
+        before, after = scores(metrics)["dev"]
+        said.append(f"On its development pairs the encoder went from {before:.2f} to {after:.2f} ({gain:+.2f}).")
+    if not found:
+        said.append("What else it gained or lost was not measured: evaluation.tasks and data.dir name sets to watch.")
+    else:
+        mean = sum(found.values()) / len(found)
+        least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        ends = f": from {found[least]:+.2f} ({least}) to {found[most]:+.2f} ({most})" if len(found) > 1 else ""
+        said.append(f"On {len(found)} set{'s' * (len(found) > 1)} at hand it changed by {mean:+.2f} on average{ends}.")
+        if mean < LOST:
+            said.append(f"To lose less: {less} training.keep.")
+            said.append("To lose nothing: this encoder for texts like its training's, the one before for others.")
+    if gain is not None and gain < LITTLE:
+        said.append(f"To gain more: {more}more pairs, more epochs.")
+    return said
+
+
+def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
+    """A bar for each of `changes`; nothing for fewer than two."""
+    found = changes(metrics)
+    if len(found) < 2:
+        return []
+    made, axes = figures.figure(size=(7.0, 1.0 + 0.3 * len(found)))
+    gain, loss = figures.COLOURS[1], figures.COLOURS[2]
+    bars = axes.barh([*found], [*found.values()], color=[gain if change >= 0 else loss for change in found.values()])
+    axes.bar_label(bars, [f"{change:+.2f}" for change in found.values()], padding=3)
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set(xlabel="main metric x 100, after training less before")
+    figures.save(made, path)
+    return [path]
+
+
+def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+    """Losses over steps and, on a second axis, the Spearman correlations of evaluations, x100.
+
+    Args:
+        log_history: the trainer's log entries: "step" with "loss" (and parts of it) or "eval_..._spearman_cosine".
+        path: file to write; its suffix names the format.
+
+    Returns:
+        [path].
+    """
+    made, axes = figures.figure()
+    parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
+    losses = ["loss", *sorted(parts)]
+    correlations = sorted({key for entry in log_history for key in entry if key.endswith("spearman_cosine")})
+    colours = iter(figures.colours(len(losses) + len(correlations)))
+    for key in losses:
+        axes.plot(*_series(log_history, key), color=next(colours), label=key)
+    axes.set(xlabel="step", ylabel="training loss")
+    if correlations:
+        right = axes.twinx()
+        right.set_ylabel("Spearman x100")
+        for key in correlations:
+            name = key.removeprefix("eval_").removesuffix("_spearman_cosine")
+            steps, values = _series(log_history, key)
+            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
+    made.legend(loc="outside upper center", ncols=5, frameon=False)
+    figures.save(made, path)
+    return [path]
+
+
+def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """The steps that have a key, and its values there, [2, n]."""
+    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry and "step" in entry]
+    return np.array(points, dtype=float).reshape(-1, 2).T

@@ -12,9 +12,8 @@ from raoe_train.artifacts.markdown import cell, made_with, table
 from raoe_train.artifacts.resume import Output, replacing_model
 from raoe_train.artifacts.writing import write_text
 from raoe_train.config import to_dict
-from raoe_train.encoders.training_head import drop_head
-from raoe_train.training.account import in_words
-from raoe_train.training.measures import score_rows
+from raoe_train.encoders.scratch import drop_head
+from raoe_train.training.measures import in_words, score_rows
 from raoe_train.training.run_directory import RECIPE
 
 BEFORE = "\n## Training Details\n"  # of their card; where it has none our section comes last

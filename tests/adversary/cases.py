@@ -8,10 +8,10 @@ import gzip
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
 
 from raoe_train.cli import JOBS, job_of
-from raoe_train.recipe import keys
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Case:
 NEEDS: dict[str, tuple[str, ...]] = {
     "train": ("raoe-s1", "--model.name", "./no", "--data.dev", "none", "--output", "out"),
     "score": ("--teachers", "./no", "./nobody", "--output", "out.tsv"),
-    "lists": ("--teacher.name", "./no", "--output", "out.jsonl"),
     "mine": ("--model.name", "./no", "--output", "out.jsonl"),
     "evaluate": ("--model.name", "./no", "--output", "out.json"),
     "encode": ("--model.name", "./no", "--output", "out.npy"),
@@ -37,7 +36,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "check": ("--model.name", "./no", "--output", "out.json"),
 }
 READS = {
-    "train": "--data.train", "score": "--data.input", "lists": "--data.input", "mine": "--data.input",
+    "train": "--data.train", "score": "--data.input", "mine": "--data.input",
     "evaluate": "--tasks", "encode": "--data.input", "generate": "--data.input",
 }  # fmt: skip
 WORDS = ("", "nan", "-1e999", "\ud800", "[1", "{}", "~/", "../../x", "-1", "0", "yes", "1e3", "x" * 5000, "\x00", "a=b")
@@ -69,6 +68,8 @@ FILES = {
 }
 RECIPES = {
     "itself": "extends: recipe.yaml\n",
+    "config": "config: recipe.yaml\n",
+    "loss": "loss: {class_path: os.system, init_args: {command: touch ran}}\n",
     "alias": "model: &m {name: *m}\n",
     "list": "data: {train: &t [*t]}\n",
     "deep": "a: " + "[" * 3000,
@@ -113,11 +114,21 @@ def right() -> Iterator[Case]:
                 yield Case(words, {name: content}, (text, OTHER))
 
 
+def keys(config: Any, where: str = "") -> Iterator[str]:
+    """The dotted keys of a configuration object."""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if is_dataclass(value) and each.name != "loss":
+            yield from keys(value, f"{where}{each.name}.")
+        else:
+            yield where + each.name
+
+
 def cases() -> Iterator[Case]:
     """All cases, the same ones in the same order each time."""
     yield from right()
     for job, needs in NEEDS.items():
-        for key, *_ in keys(job_of(job)):
+        for key in keys(job_of(job).config()):  # type: ignore[attr-defined]
             taken = {f"--{key}"} & set(needs)
             for word in WORDS if not taken else ():
                 yield Case((job, *needs, f"--{key}={word}"))

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from raoe_train.config import Choice
 from raoe_train.data import read_pairs
 from raoe_train.data.pairs import PairsToScore, pair_table
 from raoe_train.data.settings import Data, Input
 from raoe_train.data.sources import contents, is_file, pool
-from raoe_train.losses import RAOELoss
-from raoe_train.training.training_data import read_training_data
+from raoe_train.jobs.train import TrainConfig
 from tests.data.made import HEADER, write
+from tests.tiny import training_data
 
 
 def test_what_is_a_file(tmp_path, monkeypatch):
@@ -114,8 +115,10 @@ def test_a_pool_to_be_scored(two_files):
 
 def test_a_pool_to_train_on(two_files):
     first, second = two_files
-    datasets, _ = read_training_data(Data(train=[f"{first}+{second}", f"{first}#dev"]), RAOELoss(None), 0)
+    loss = Choice("raoe_train.losses.SoftmaxLoss")
+    data = Data(train=[f"{first}+{second}", f"{first}#dev"])
+    datasets, _ = training_data(TrainConfig(data=data, loss=loss))
     assert list(datasets) == ["a+b", "a#dev"] and datasets["a+b"]["label"][:] == [1, 1, 0]
     different = Data(train=[f"{first}+{second}"], labels={"a": {"neutral": 2}})
     with pytest.raises(ValueError, match=r"is one pool, and data\.labels says different things of its files"):
-        read_training_data(different, RAOELoss(None), 0)
+        training_data(TrainConfig(data=different, loss=loss))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import BertConfig, GPT2Config
 
-from raoe_train.encoders.bidirectional import modeling
 from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from tests.decoders import DECODERS, WINDOW, padded, sequences, tiny_decoder
@@ -26,8 +25,8 @@ def states(model, ids, mask=None):
         return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
-def check_invariance(name, attention, mode, layers):
-    model = BidirectionalModel.around(tiny_decoder(name, attention), layers, mode).eval()
+def check_invariance(name, attention, layers):
+    model = BidirectionalModel.around(tiny_decoder(name, attention), layers).eval()
     alone = [states(model, row[None])[0] for row in sequences()]
     for side, fill in itertools.product(("left", "right"), (0, 9)):
         ids, mask = padded(side, fill)
@@ -36,11 +35,10 @@ def check_invariance(name, attention, mode, layers):
             torch.testing.assert_close(found[number][mask[number].bool()], expected, atol=5e-6, rtol=0)
 
 
-@pytest.mark.parametrize("mode", ["modify", "sum"])
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_padding_and_batches_change_nothing(name, attention, mode):
+def test_padding_and_batches_change_nothing(name, attention):
     for layers in (0, 1, 3):
-        check_invariance(name, attention, mode, layers)
+        check_invariance(name, attention, layers)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def flex_uncompiled():
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_padding_and_batches_change_nothing_with_flex_attention(name, flex_uncompiled):
-    check_invariance(name, "flex_attention", "modify", 2)
+    check_invariance(name, "flex_attention", 2)
 
 
 @pytest.mark.slow
@@ -68,11 +66,6 @@ def test_flex_attention_compiles():
         for attention in ("flex_attention", "sdpa")
     )
     torch.testing.assert_close(found, expected, atol=5e-6, rtol=0)
-
-
-def test_mode_sum_has_no_flex_attention():
-    with pytest.raises(ValueError, match="must be one of eager, sdpa, got 'flex_attention'"):
-        check_invariance("llama", "flex_attention", "sum", 2)
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
@@ -96,18 +89,16 @@ def test_all_layers_are_transformers_own_bidirectional_model(name):
 
 
 def by_hand(decoder, ids, allowed):
-    """A decoder's last layer once for each mask [length, length] of `allowed`; their outputs added, then the norm."""
+    """A decoder whose last layer attends where the mask [length, length] `allowed` says."""
     with torch.no_grad():
         before = decoder(input_ids=ids, output_hidden_states=True).hidden_states[-2]
         place = torch.arange(ids.shape[1])[None]
         rotary = decoder.rotary_emb(before, place)
-        total = torch.zeros_like(before)
-        for mask in allowed:
-            additive = torch.where(mask, 0.0, torch.finfo(torch.float32).min)[None, None]
-            total += decoder.layers[-1](
-                before, attention_mask=additive, position_embeddings=rotary, position_ids=place, is_causal=False
-            )
-        return decoder.norm(total)
+        additive = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None]
+        last = decoder.layers[-1](
+            before, attention_mask=additive, position_embeddings=rotary, position_ids=place, is_causal=False
+        )
+        return decoder.norm(last)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -116,71 +107,28 @@ def test_the_last_layer_by_hand(name, attention):
     q = torch.arange(8)[:, None]
     k = torch.arange(8)[None]
     near = (q - k).abs() < (WINDOW if name.endswith("window") else 99)
-    for mode, masks in (("modify", [near]), ("sum", [near & (k <= q), near])):
-        decoder = tiny_decoder(name, attention)
-        ids = sequences()[0][None]
-        expected = by_hand(decoder, ids, masks)
-        found = states(BidirectionalModel.around(decoder, 1, mode), ids)
-        torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
-
-
-def test_sum_of_two_layers_by_hand():
-    """Both streams go through both layers, each with its own mask, and are added before the norm."""
-    decoder = tiny_decoder("llama")
+    decoder = tiny_decoder(name, attention)
     ids = sequences()[0][None]
-    causal = torch.ones(8, 8, dtype=torch.bool).tril()
-    with torch.no_grad():
-        before = decoder(input_ids=ids, output_hidden_states=True).hidden_states[1]
-        rotary = decoder.rotary_emb(before, torch.arange(8)[None])
-        ends = []
-        for allowed in (causal, torch.ones_like(causal)):
-            additive = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)[None, None]
-            stream = before
-            for layer in decoder.layers[1:]:
-                stream = layer(stream, attention_mask=additive, position_embeddings=rotary)
-            ends.append(stream)
-        expected = decoder.norm(ends[0] + ends[1])
-    torch.testing.assert_close(
-        states(BidirectionalModel.around(decoder, 2, "sum"), ids), expected, atol=2e-6, rtol=0
-    )
+    expected = by_hand(decoder, ids, near)
+    found = states(BidirectionalModel.around(decoder, 1), ids)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
-def test_sum_is_one_pass_of_dual_attention(monkeypatch):
-    calls = []
-    dual = modeling.dual_attention
-    monkeypatch.setattr(modeling, "dual_attention", lambda *a, **k: calls.append(1) or dual(*a, **k))
-    ids, mask = padded("left", 0)
-    found = {}
-    for attention in ("sdpa", "eager"):
-        model = BidirectionalModel.around(tiny_decoder("qwen2", attention), 1, "sum")
-        found[attention] = states(model, ids, mask)[mask.bool()]
-    assert len(calls) == 1
-    torch.testing.assert_close(found["sdpa"], found["eager"], atol=2e-6, rtol=0)
-    # where the window is shorter than the text, or attention drops out, it has no such pass
-    states(BidirectionalModel.around(tiny_decoder("mistral-window", "sdpa"), 1, "sum"), ids, mask)
-    dropping = BidirectionalModel.around(tiny_decoder("llama", "sdpa", attention_dropout=0.5), 1, "sum").train()
-    dropping(input_ids=ids, attention_mask=mask)
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("mode", ["modify", "sum"])
-def test_one_layer_changes_nothing_for_the_last_token(mode):
+def test_one_layer_changes_nothing_for_the_last_token():
     """It saw all others before: what the warning of one layer with last-token pooling is about (kernels.md, 4)."""
     ids = sequences()[0][None]
     causal = states(tiny_decoder("llama", "sdpa"), ids)
-    one, two = (states(BidirectionalModel.around(tiny_decoder("llama", "sdpa"), n, mode), ids) for n in (1, 2))
-    directions = [torch.nn.functional.normalize(found[:, -1], dim=-1) for found in (one, causal)]
-    torch.testing.assert_close(*directions, atol=1e-6, rtol=0)  # "sum" doubles what the norm divides again
+    one, two = (states(BidirectionalModel.around(tiny_decoder("llama", "sdpa"), n), ids) for n in (1, 2))
+    torch.testing.assert_close(one[:, -1], causal[:, -1], atol=1e-6, rtol=0)
     assert (one[:, :-1] - causal[:, :-1]).abs().max() > 1e-3
     assert (two[:, -1] - causal[:, -1]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["modify", "sum"])
-def test_checkpointing_and_several_forwards_before_backward(mode):
+def test_checkpointing_and_several_forwards_before_backward():
     """Nothing is kept between calls: two batches of different padding, then one backward."""
     gradients = []
     for checkpointing in (False, True):
-        model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 2, mode).train()
+        model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 2).train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             assert any(getattr(layer, "gradient_checkpointing", False) for layer in model.decoder.layers)
@@ -198,10 +146,9 @@ def test_checkpointing_and_several_forwards_before_backward(mode):
 @pytest.mark.slow
 def test_compiles_without_a_graph_break():
     ids, mask = padded("left", 0)
-    for mode in ("modify", "sum"):
-        model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 1, mode).eval()
-        compiled = torch.compile(model, fullgraph=True, dynamic=False)
-        torch.testing.assert_close(states(compiled, ids, mask), states(model, ids, mask), atol=1e-5, rtol=1e-4)
+    model = BidirectionalModel.around(tiny_decoder("llama", "sdpa"), 1).eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False)
+    torch.testing.assert_close(states(compiled, ids, mask), states(model, ids, mask), atol=1e-5, rtol=1e-4)
 
 
 def test_soft_capped_attention_runs_eager():
@@ -239,7 +186,7 @@ def test_what_a_call_refuses():
         ("llama", 4, "modify", "from 0 to 3, got 4"),
         ("llama", -1, "modify", "from 0 to 3, got -1"),
         ("llama", True, "modify", "from 0 to 3, got True"),
-        ("llama", 1, "both", "must be one of modify, sum, add, got 'both'"),
+        ("llama", 1, "both", "must be one of modify, add, got 'both'"),
     ],
 )
 def test_what_cannot_be_made_bidirectional(decoder, layers, mode, message):

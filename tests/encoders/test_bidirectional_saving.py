@@ -17,12 +17,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from raoe_train import run
+from raoe_train.cli import load
+from raoe_train.config import to_dict
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
 from tests.decoders import saved_decoder
 from tests.forked import python
 from tests.tiny import SENTENCES
+from tests.training.small_runs import KILLED
 
 ROOT = Path(__file__).parents[2]
 PROMPT = 'say {text} in one word:"'
@@ -31,7 +34,6 @@ LORA = {"r": 4, "lora_alpha": 8}
 KINDS = {
     "full": {"bidirectional_layers": 1},
     "two": {"bidirectional_layers": 2, "pooling": "last"},
-    "sum": {"bidirectional_layers": 1, "bidirectional_mode": "sum"},
     "add": {"bidirectional_layers": 1, "bidirectional_mode": "add"},
     "lora": {"bidirectional_layers": 1, "lora": LORA},
     "lora-causal": {"lora": LORA},
@@ -129,7 +131,7 @@ def test_the_check_fails_where_it_should(saved, tmp_path, capsys):
         patch.setattr(modeling, "create_bidirectional_mask", lambda *_, **__: None)
         found = run("check", **{"model.name": str(folder / "full"), "output": str(tmp_path / "check.json")})
     assert any(name.startswith("padding") for name in found["failed"])
-    assert json.loads((tmp_path / "check.json").read_text()) == found
+    assert found.items() <= json.loads((tmp_path / "check.json").read_text()).items()
     assert "FAILED" in capsys.readouterr().out
     with pytest.MonkeyPatch.context() as patch:  # the layer has become causal
 
@@ -174,7 +176,7 @@ def test_what_export_refuses(saved, tmp_path):
         run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
     with pytest.raises(ValueError, match="--output is missing"):
         run("export", **{"model.name": str(folder / "lora")})
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("export", **{"model.name": str(folder / "full"), "output": str(folder / "lora")})
     with pytest.raises(FileNotFoundError, match="no model of sentence-transformers"):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
@@ -183,8 +185,9 @@ def test_what_export_refuses(saved, tmp_path):
 def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, monkeypatch):
     folder, _ = saved
     source, old, thesis = (tmp_path / name for name in ("all/source", "old", "thesis"))
-    for place in (source, old):
-        shutil.copytree(folder / "full", place)
+    shutil.copytree(folder / "full", source)
+    run("export", **{"model.name": str(folder / "two"), "output": str(old)})
+    (old / "notes.txt").write_text("mine")
     thesis.mkdir()
     (thesis / "chapter.tex").write_text("two years")
     (tmp_path / "all" / "modules.json").write_text("[]")
@@ -195,14 +198,15 @@ def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, 
             run("export", **{"model.name": str(source), "output": str(output), "overwrite": True})
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
-    refused(thesis, "no model that could be overwritten")
-    refused(source.parent, "one holds the other")
-    refused(source / "1_Pooling" / "x", "one holds the other")
+    refused(thesis, "was not written by raoe-train")
+    refused(source.parent, "holds model.name")
+    refused(source / "1_Pooling" / "x", "lies in model.name")
     with monkeypatch.context() as broken:
         broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         refused(old, "disk full", OSError)
     run("export", **{"model.name": str(source), "output": str(old), "overwrite": True})
-    assert (old / "modules.json").is_file() and not list(tmp_path.glob(".*"))
+    assert json.loads((old / "config.json").read_text())["bidirectional_layers"] == 1
+    assert (old / "notes.txt").is_file() and not list(tmp_path.glob(".*"))
 
 
 def write_triplets(path: Path, rows: int = 24) -> str:
@@ -336,14 +340,10 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
     [
         ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"bidirectional_layers": "some"}, "bidirectional_layers must be an integer or all, got 'some'"),
-        ({"bidirectional_mode": "sub"}, "one of modify, sum, add, got 'sub'"),
         ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
-        ({"bidirectional_mode": "sum"}, "sum needs model.bidirectional_layers"),
         ({**KINDS["add"], "load_in_4bit": True, "lora": LORA}, "new layers cannot be made in 4 bits"),
         ({"prompt": "no place for it"}, "must have {text} once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
-        ({"dtype": "float8"}, "float32, bfloat16, float16, got 'float8'"),
         ({"name": "scratch", "lora": LORA}, "for a model that is there, not for scratch"),
     ],
 )
@@ -394,26 +394,6 @@ def test_one_layer_with_last_token_pooling_is_warned_of(tmp_path, caplog, layers
     assert same == (layers == 1)
 
 
-KILLED = """
-import os, sys
-from raoe_train import run
-from raoe_train.jobs import train as training
-
-def killer(path):
-    writer = made(path)
-    log = writer.on_log
-    def on_log(args, state, control, **kwargs):
-        log(args, state, control, **kwargs)
-        if state.global_step >= 4:
-            os._exit(9)
-    writer.on_log = on_log
-    return writer
-
-made, training.log_writer = training.log_writer, killer
-run("train", sys.argv[1])
-"""
-
-
 @pytest.mark.slow
 def test_a_killed_qlora_run_goes_on(tmp_path, capsys):
     """From its checkpoint, adapter only, over 4-bit weights, to the adapter of a run that nobody killed."""
@@ -424,11 +404,11 @@ def test_a_killed_qlora_run_goes_on(tmp_path, capsys):
     adapters = []
     for name in ("whole", "killed"):
         made = recipe_settings(tmp_path, base, **{"data.train": [write_triplets(tmp_path / "nli.tsv")]})
-        made |= {"data.dev": None, "output": str(tmp_path / name), "extends": "bellm"}
+        made |= {"data.dev": None, "output": str(tmp_path / name)}
         recipe = tmp_path / f"{name}.yaml"
-        recipe.write_text(yaml.safe_dump(made))
+        recipe.write_text(yaml.safe_dump(to_dict(load("train", "bellm", made))))
         if name == "killed":
-            done = python("-c", KILLED, recipe)
+            done = python("-c", KILLED, recipe, 4)
             assert done.returncode == 9, done.stderr
             assert (tmp_path / name / "checkpoints" / "checkpoint-3").is_dir()
             capsys.readouterr()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from raoe_train.artifacts import once
-from raoe_train.encoders import frozen
+from raoe_train.artifacts import resume
+from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Encoder, FrozenEncoder, Model, as_model, identity
 from tests.tiny import SENTENCES, tiny_encoder
@@ -100,7 +100,7 @@ def test_an_encoder_with_code_of_its_own_is_as_its_authors_made_it(tmp_path):
 
 
 def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(once, "SHARD", 4)
+    monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
     np.testing.assert_allclose(made, SentenceTransformer(encoder, device="cpu").encode(SENTENCES), atol=1e-6)
@@ -114,7 +114,7 @@ def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "another"])
 def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog, damage):
-    monkeypatch.setattr(once, "SHARD", 4)
+    monkeypatch.setattr(resume, "SHARD", 4)
     teacher = FrozenEncoder(encoder, device="cpu", cache=str(tmp_path))
     made = frozen.embeddings(teacher, SENTENCES, "reference")
     first, second, _ = sorted(tmp_path.glob("*/*.npy"))
@@ -127,5 +127,5 @@ def test_damaged_embeddings_are_made_anew(encoder, tmp_path, monkeypatch, caplog
     monkeypatch.setattr(frozen, "encode_sentences", lambda *given, ask=frozen.encode_sentences, **how: (
         asked.append(given[1]), ask(*given, **how))[1])  # fmt: skip
     np.testing.assert_array_equal(frozen.embeddings(teacher, SENTENCES, "reference"), made)
-    assert asked == [SENTENCES[:4]] and f"{first} is damaged, and is made anew" in caplog.text
+    assert asked == [SENTENCES[:4]] and f"{first} is damaged and is made again" in caplog.text
     assert first.read_bytes() == content

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import CONFIG_MAPPING, AutoModel
 
-from raoe_train.encoders.bidirectional.modeling import DUAL, PACKED, BidirectionalModel
+from raoe_train.encoders.bidirectional.modeling import PACKED, BidirectionalModel
 from raoe_train.encoders.packed import pack, why_not
 from tests.decoders import DECODERS, tiny_decoder
 from tests.tiny import tiny_encoder
@@ -59,8 +59,8 @@ def encoder(kind, pooling="mean", attention="sdpa", **changes):
     return sentence_transformer(inner, pooling).train()
 
 
-def decoder(name, layers, mode, **changes):
-    inner = BidirectionalModel.around(tiny_decoder(name, "sdpa", initializer_range=0.2, **changes), layers, mode)
+def decoder(name, layers, **changes):
+    inner = BidirectionalModel.around(tiny_decoder(name, "sdpa", initializer_range=0.2, **changes), layers)
     return sentence_transformer(inner).train()
 
 
@@ -116,34 +116,32 @@ def test_a_prompt_is_left_out_of_pooling():
     check(model, {**texts((8, 3, 11, 5)), "prompt_length": 2})
 
 
-@pytest.mark.parametrize("mode", ["modify", "sum"])
 @pytest.mark.parametrize("name", PLAIN)
-def test_decoders(name, mode):
+def test_decoders(name):
     for layers, side in itertools.product((0, 1, 2), ("left", "right")):
-        check(decoder(name, layers, mode), texts(side=side), rounded=name != "phi")
+        check(decoder(name, layers), texts(side=side), rounded=name != "phi")
 
 
 def test_decoders_in_single_precision():
-    for mode in ("modify", "sum"):
-        check(decoder("llama", 1, mode), texts(side="left"), torch.float32)
+    check(decoder("llama", 1), texts(side="left"), torch.float32)
 
 
 def test_a_window_wider_than_the_texts():
-    check(decoder("mistral-window", 2, "modify", sliding_window=11), texts(), rounded=True)
-    check(decoder("gemma3", 2, "sum", sliding_window=11), texts(), rounded=True)  # and its own scale
+    check(decoder("mistral-window", 2, sliding_window=11), texts(), rounded=True)
+    check(decoder("gemma3", 2, sliding_window=11), texts(), rounded=True)  # and its own scale
     check(encoder("modernbert", local_attention=22), texts())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
-@pytest.mark.parametrize("make", [lambda: encoder("modernbert"), lambda: decoder("llama", 1, "sum")])
+@pytest.mark.parametrize("make", [lambda: encoder("modernbert"), lambda: decoder("llama", 1)])
 def test_on_a_gpu(make):
     features = {key: value.cuda() if torch.is_tensor(value) else value for key, value in texts().items()}
     check(make().cuda(), features, torch.float32)
 
 
 def test_with_gradient_checkpointing():
-    for model in (encoder("bert"), decoder("phi", 2, "sum")):
+    for model in (encoder("bert"), decoder("phi", 2)):
         model[0].model.activation_checkpointing_enable()
         check(model, texts())
 
@@ -158,7 +156,7 @@ REFUSED = {
     "relative positions": (lambda: encoder("mpnet", attention="eager"), "MPNetModel"),
     "attention dropout": (lambda: encoder("bert", attention_probs_dropout_prob=0.1), "drops attention weights"),
     "an encoder's window": (lambda: encoder("modernbert", local_attention=20), "sliding window of 10 tokens"),
-    "a decoder's window": (lambda: decoder("qwen2-window", 1, "modify"), "sliding window of 3 tokens"),
+    "a decoder's window": (lambda: decoder("qwen2-window", 1), "sliding window of 3 tokens"),
     "eager": (lambda: encoder("bert", attention="eager"), "eager"),
     "a soft cap": (lambda: sentence_transformer(BidirectionalModel.around(tiny_decoder("gemma2"), 1)), "eager"),
     "a decoder that looks back": (lambda: encoder("bert", is_decoder=True), "BertModel"),
@@ -193,9 +191,9 @@ def test_nothing_is_done_on_a_cpu_or_without_padding():
 
 
 def test_saved_as_any_other_model(tmp_path):
-    model = decoder("llama", 1, "sum")
+    model = decoder("llama", 1)
     pack(model, texts(), HERE)
     assert model[0].model.decoder.config._attn_implementation == PACKED
     model[0].model.save_pretrained(tmp_path)
     assert PACKED not in (tmp_path / "config.json").read_text()
-    assert BidirectionalModel.from_pretrained(tmp_path).decoder.config._attn_implementation == DUAL
+    assert BidirectionalModel.from_pretrained(tmp_path).decoder.config._attn_implementation == "sdpa"

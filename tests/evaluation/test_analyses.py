@@ -113,7 +113,7 @@ def test_first_layers_of_every_architecture(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma2"])
-@pytest.mark.parametrize("mode", ["modify", "sum", "add"])
+@pytest.mark.parametrize("mode", ["modify", "add"])
 @pytest.mark.parametrize("layers", [1, 2, 4])
 def test_first_layers_that_look_both_ways(architecture, mode, layers):
     plain = decoder(architecture)
@@ -127,7 +127,7 @@ def test_first_layers_that_look_both_ways(architecture, mode, layers):
 
 
 def test_first_layers_restores_after_an_error():
-    model = encoder(bidirectional_layers=2, bidirectional_mode="sum")
+    model = encoder(bidirectional_layers=2)
     decoder, before = model[0].model.decoder, model.encode(SENTENCES)
     layers, hooks = decoder.layers, [len(layer._forward_hooks) for layer in decoder.layers]
     with pytest.raises(RuntimeError), first_layers(model, 2):

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from raoe_train.recipe import load
 
+from raoe_train.cli import load
 from raoe_train.data.files import write_rows
 from raoe_train.evaluation import classifiers
 from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
 from raoe_train.evaluation.tasks import read_tasks
-from raoe_train.jobs.evaluate import evaluate
-from raoe_train.jobs.train import train
 
 
 def examples(count=200, columns=6, classes=2, scale=1.0, noise=1.0):
@@ -143,6 +141,6 @@ def test_a_task_by_it(tmp_path):
 
 
 def test_the_keys_of_jobs():
-    assert load(evaluate, None, {"classifier": "senteval"}).classifier == Classifier("senteval")
-    asked = {"evaluation.classifier": "senteval", "evaluation.classifier.tenacity": "3"}
-    assert load(train, None, asked).evaluation.classifier == Classifier("senteval", tenacity=3)
+    assert load("evaluate", None, {"classifier": {"name": "senteval"}}).classifier == Classifier("senteval")
+    asked = {"evaluation.classifier.name": "senteval", "evaluation.classifier.tenacity": "3"}
+    assert load("train", None, asked).evaluation.classifier == Classifier("senteval", tenacity=3)

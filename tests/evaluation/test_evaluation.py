@@ -15,7 +15,6 @@ from raoe_train.data.files import write_rows
 from raoe_train.encoders.embed import cosines, encode_sentences
 from raoe_train.evaluation.sts import correlate, correlations
 from raoe_train.evaluation.tasks import find_task
-from raoe_train.jobs.evaluate import evaluate
 from tests.evaluation.encoder import evaluate_encoder
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -223,7 +222,7 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     assert measures(result["tasks"]["stsx"]) == expected(model, rows("test"))
     assert result["model"] == saved
     assert {"torch", "sentence-transformers"} <= set(result["versions"])
-    assert json.loads((tmp_path / "out.json").read_text()) == result
+    assert json.loads((tmp_path / "out.json").read_text()) == {**result, "finished": True, "files": []}
     table = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["task", "spearman", "pearson", "pairs"]
     assert table[1].split() == [
@@ -234,40 +233,26 @@ def test_evaluate_job(saved, model, tasks, tmp_path, capsys):
     ]
     assert table[3].split() == ["average", f"{result['average']:.2f}"]
     assert evaluated() == result
-    with pytest.raises(ValueError, match="not from these settings"):
+    with pytest.raises(ValueError, match="is of other settings or inputs"):
         evaluated(tasks=["plain"])
     assert list(evaluated(tasks=["plain"], overwrite=True)["tasks"]) == ["plain"]
     os.utime(Path(saved) / "model.safetensors", ns=(1, 1))
     assert list(evaluated(tasks=["plain"])["tasks"]) == ["plain"]  # it is the contents that count
     notes = Path(saved) / "notes.txt"
     notes.write_text("trained anew")  # so its results are old
-    with pytest.raises(ValueError, match="not from these settings"):
+    with pytest.raises(ValueError, match="is of other settings or inputs"):
         evaluated(tasks=["plain"])
     notes.unlink()
 
 
 def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_path, monkeypatch):
     monkeypatch.setattr("raoe_train.jobs.evaluate.evaluate_tasks", lambda *_: pytest.fail("scored"))
-    made = {"model": saved, "tasks": ["stsx"], "data": str(tasks)}
+    made = {"model.name": saved, "tasks": ["stsx"], "data.dir": str(tasks)}
+    (tasks.parent / "folder").mkdir()
     with pytest.raises(ValueError, match="is a folder: name a file"):
-        run("evaluate", **made, output=str(tmp_path))
+        run("evaluate", **made, output=str(tasks.parent / "folder"))
     with pytest.raises(ValueError, match="is no decoder"):
         run("evaluate", **made, analyses=["words"])
-
-
-def test_a_model_in_memory(saved, model, tasks, tmp_path):
-    """Scored as the same one by its name, whatever mode it is in; and what it gave is never taken for another's."""
-    output = tmp_path / "out.json"
-    result = evaluate(model, ["stsx", "plain"], tasks, output=output, batch_size=3)
-    named = evaluate(saved, ["stsx", "plain"], data={"dir": str(tasks)}, batch_size=3)
-    assert (result["tasks"], result["average"]) == (named["tasks"], named["average"])
-    assert result["model"] is None and named["model"] == saved
-    assert json.loads(output.read_text()) == result
-    with pytest.raises(ValueError, match=r"out\.json is there already, and the model is one in memory"):
-        evaluate(model, ["stsx", "plain"], tasks, output=output)
-    assert list(evaluate(model, ["plain"], tasks, output=output, overwrite=True)["tasks"]) == ["plain"]
-    with pytest.raises(ValueError, match=r"unknown key polarity\.kk \(did you mean polarity\.k\?\)"):
-        evaluate(model, ["plain"], tasks, polarity={"kk": 3})
 
 
 def test_encode_job(saved, model, tmp_path):
@@ -288,7 +273,7 @@ def test_encode_job(saved, model, tmp_path):
         found = encoded(name, "\n".join(lines) + "\n")
         assert (found.shape, found.dtype) == ((4, 16), np.float32)
         np.testing.assert_allclose(found, model.encode(lines), atol=1e-6)
-    with pytest.raises(ValueError, match="not from these settings"):
+    with pytest.raises(ValueError, match="is of other settings or inputs"):
         encoded("a.txt", "other\n")
     assert encoded("a.txt", "other\n", overwrite=True).shape == (1, 16)
     table = f"id\ttext\tq\n1\t{SENTENCES[2]}\t{SENTENCES[4]}\n"

@@ -124,13 +124,13 @@ def _do(
     name: str, keys: dict[str, Any], folder: str, moment: Moment, operations: Any, place: Any, log: str
 ) -> None:
     """In the child: do the job, count its file operations, end at the moment."""
-    from raoe_train.artifacts import once
+    from raoe_train.artifacts import resume
     from raoe_train.cli import run
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(out, 1)
     os.dup2(out, 2)
-    once.SHARD = SHARD
+    resume.SHARD = SHARD
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         paths = changed(event, arguments, folder)

@@ -33,7 +33,8 @@ def jobs(folder: Path, steps: int, chains: int) -> dict[str, dict[str, Any]]:
         "train": {
             "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": SCRATCH},
             "data": {"train": [write_pairs(folder / "train.tsv", rows=400)]},
-            "training": {"max_steps": steps, "per_device_train_batch_size": 8, "save_strategy": "no", "logging_steps": 100},
+            "training": {"max_steps": steps, "per_device_train_batch_size": 8, "save_strategy": "no",
+                         "logging_steps": 100},
             "output": str(folder / "run"),
         },
         "generate": {

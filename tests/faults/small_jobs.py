@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from tests.decoders import saved_decoder
 from tests.faults.kills import Job
-from tests.fuzz.folders import made
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, write_pairs
 
@@ -18,14 +16,21 @@ from tests.training.small_runs import SCRATCH, write_pairs
 TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",
          "train_steps_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
          "tokens_per_second")  # fmt: skip
+# {file of SentEval's folders: its lines}
+SENTEVAL = {
+    "MR/rt-polarity.pos": "a good film {n}", "MR/rt-polarity.neg": "a bad film {n}",
+    **{f"TREC/{name}.label": "DESC:def What is {n} ?" for name in ("train_5500", "TREC_10")},
+    **{f"STS/STSBenchmark/sts-{split}.csv": "main\tfile\t2012\t{n}\t{n}.5\ta man {n}\ta dog {n}"
+       for split in ("train", "dev", "test")},
+}  # fmt: skip
 
 
 def make_jobs(inputs: Path) -> dict[str, Job]:
     """{name: job}, with their inputs written to a folder."""
     inputs.mkdir(parents=True, exist_ok=True)
     train, dev = write_pairs(inputs / "train.tsv"), write_pairs(inputs / "dev.tsv", rows=24)
-    training = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1, "eval_strategy": "steps",
-                "eval_steps": 3}  # fmt: skip
+    training = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-3, "logging_steps": 1,
+                "eval_strategy": "steps", "eval_steps": 3}  # fmt: skip
     recipe = {
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.2}},
         "data": {"train": [train], "dev": dev},
@@ -58,33 +63,24 @@ def make_jobs(inputs: Path) -> dict[str, Job]:
             },
             _files,
         ),
-        **_shorter(inputs, teachers[0], str(pairs), dev),
+        **_shorter(inputs, teachers[0], dev),
     }  # fmt: skip
 
 
-def _shorter(inputs: Path, encoder: str, pairs: str, dev: str) -> dict[str, Job]:
+def _shorter(inputs: Path, encoder: str, dev: str) -> dict[str, Job]:
     """The jobs that take a second or less."""
     labelled, copies = inputs / "labelled.tsv", inputs / "copies"
     labelled.write_text("text\tlabel\n" + "".join(f"{SENTENCES[i % 11]} {i}\t{i % 3}\n" for i in range(60)))
-    sets = ("mr", "trec", "mrpc", "stsb")
-    for name in sets:
-        for file, content in made(name, Random(name)).items():
-            (copies / file).parent.mkdir(parents=True, exist_ok=True)
-            (copies / file).write_bytes(content)
-    later = tiny_encoder(double=False)
-    for parameter in later.parameters():
-        parameter.data.mul_(0.9)
-    later.save(str(inputs / "later"))
+    for file, line in SENTEVAL.items():
+        (copies / file).parent.mkdir(parents=True, exist_ok=True)
+        (copies / file).write_text("".join(line.format(n=n) + "\n" for n in range(4)))
     model = {"model.name": encoder, "model.device": "cpu"}
     keys: dict[str, tuple[str, dict[str, Any]]] = {
-        "lists": ("lists.jsonl", {"data.input": pairs, "teacher.name": encoder, "teacher.device": "cpu", "length": 4}),
         "mine": ("mined.jsonl", {**model, "data.input": str(labelled), "mining": {"k": 4, "threshold": -1}}),
         "evaluate": ("result.json", {**model, "tasks": [dev, f"transfer:{labelled}"]}),
         "encode": ("texts.npy", {**model, "data.input": str(labelled), "data.columns": {"sentence": "text"}}),
-        "merge": ("merged", {"model.name": str(inputs / "later"), "model.device": "cpu", "start": encoder,
-                             "weights": [0.25, 0.75], "data.dev": dev, "overwrite": True}),
         "export": ("exported", {**model, "overwrite": True}),
-        "prepare": ("sets", {"names": list(sets), "copies": str(copies), "counts": False}),
+        "prepare": ("sets", {"names": ["mr", "trec", "stsb"], "copies": str(copies), "counts": False}),
     }  # fmt: skip
 
     def job(name: str, output: str, its: dict[str, Any]) -> Job:

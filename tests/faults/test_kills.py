@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from raoe_train import run
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from tests.faults.kills import disturbed
 from tests.faults.small_jobs import make_jobs
 
+SHORTER = ("mine", "evaluate", "encode", "export", "prepare")
 KILLS, SEED = int(os.environ.get("KILLS", "3")), int(os.environ.get("FAULTS_SEED", "0"))
 
 
@@ -22,28 +23,28 @@ def jobs(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 30 * KILLS)
-@pytest.mark.parametrize("name", ["train", "score", "generate"])
+@pytest.mark.parametrize("name", ["train", "score", "generate", *SHORTER])
 def test_a_job_that_is_killed_ends_like_one_that_is_not(jobs, tmp_path, name):
     tally = disturbed(jobs[name], tmp_path / "outputs", KILLS, SEED)
     assert sum(tally.kills.values()) == KILLS and tally.finished >= 1
     print(f"{name}: {dict(tally.kills)}, {tally.finished} outputs, {dict(tally.places)}")
 
 
-@pytest.mark.parametrize("name, more", [
-    ("encode", {}), ("lists", {"teacher.cache": "kept"}), ("mine", {"loss": "mse", "mining": {"count": 20}}),
-], ids=["encode", "lists", "mine"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "more"), [("encode", {}), ("mine", {"loss": "mse", "mining": {"count": 20}})], ids=["encode", "mine"]
+)
 def test_an_output_is_known_that_a_kill_kept_from_being_summed_up(jobs, tmp_path, name, more, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = {**jobs[name].keys(tmp_path), **more}
 
-    def killed(*of):
+    def killed(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(once, "finish", killed)
+        patched.setattr(resume.Output, "finish", killed)
         run(name, **keys)
     output = Path(keys["output"])
     written = output.read_bytes()
     run(name, **keys)
-    assert output.read_bytes() == written and once.beside(output, ".json").exists()
-    assert not once.beside(output, ".parts").exists()
+    assert output.read_bytes() == written and resume.beside(output, ".json").exists()
+    assert not resume.beside(output, ".parts").exists()

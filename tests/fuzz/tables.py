@@ -12,10 +12,10 @@ from typing import Any
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
-from raoe_train.data.settings import Data
+from raoe_train.data.settings import Input
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table, triplet_table
-from raoe_train.evaluation.retrieval import read_candidates, read_captions, scored_tuple_table
+from raoe_train.evaluation.retrieval import read_candidates, read_captions
 from tests.fuzz.mutations import Rows
 from tests.fuzz.naive import Record, label, number, text, word
 
@@ -193,31 +193,6 @@ def _right_candidates(records: list[Record]) -> list[Any]:
     return [row for row in found if None not in row.values()]
 
 
-def _tuples(rng: Random) -> Rows:
-    size = rng.randrange(1, 4)
-    return [
-        {
-            "query": say(rng, n), "positive": say(rng, n + 1), "negative": [say(rng, 10 * n + k) for k in range(size)],
-            "score": [rng.random() for _ in range(size + 1)],
-        }
-        for n in range(rng.randrange(1, 6))
-    ]  # fmt: skip
-
-
-def _right_tuples(records: list[Record]) -> list[Any]:
-    found = []
-    for record in records:
-        negatives, scores = _texts(record.get("negative")), _column(record, "score", "similarity")
-        if negatives is None or not isinstance(scores, list) or len(scores) != 1 + len(negatives):
-            continue
-        row: Record = {"query": text(record.get("query")), "positive": text(record.get("positive"))}
-        row |= {f"negative_{k}": negative for k, negative in enumerate(negatives, 1)}
-        row["label"] = [number(score) for score in scores]
-        if None not in row.values() and None not in row["label"]:
-            found.append(row)
-    return found
-
-
 def _conditional(rng: Random) -> Rows:
     return [
         {
@@ -252,7 +227,7 @@ def _right_sentences(records: list[Record]) -> list[Any]:
 
 
 def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
-    read = PairsToScore(Data(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
+    read = PairsToScore(Input(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
     rows = list(read.rows())
     longest = max((len(str(value)) for row in rows for value in row.values()), default=0)
     if path.endswith((".tsv", ".csv")) and longest <= csv.field_size_limit():  # can be written, and is the same again
@@ -301,7 +276,6 @@ TABLES: dict[str, Table] = {
     "candidates": Table(
         _candidates, OBJECTS, _rows(lambda *of, **how: read_candidates(*of, **how).to_list()), _right_candidates
     ),
-    "scored tuples": Table(_tuples, OBJECTS, _counted(scored_tuple_table), _right_tuples),
     "conditional": Table(_conditional, ("csv", "csv", "jsonl"), _read_conditional, _right_conditional),
     "sentences": Table(_sentences, DELIMITED, lambda path, _: (read_sentences(path), {}), _right_sentences),
     "to score": Table(_pairs, DELIMITED, _read_to_score, _right_to_score),

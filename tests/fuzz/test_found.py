@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from raoe_train.losses.registry import loss_settings
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.cli import load
@@ -129,16 +128,7 @@ def test_a_class_that_no_column_holds(tmp_path):
 def test_yaml_that_no_value_comes_of(tmp_path, text):
     path = write(tmp_path / "r.yaml", text)
     with pytest.raises(ValueError, match=r"r\.yaml is not valid YAML"):
-        load("lists", path)
-
-
-def test_a_recipe_with_a_byte_order_mark(tmp_path):
-    assert load("lists", write(tmp_path / "r.yaml", b"\xef\xbb\xbfseed: 7\n")).seed == 7
-
-
-def test_a_loss_is_named_by_a_text():
-    with pytest.raises(ValueError, match=r"loss\.name must be one of"):
-        loss_settings({"name": {"name": "raoe"}, "scale": 3})
+        load("score", path)
 
 
 def test_a_copy_of_a_checkpoint_is_no_checkpoint(tmp_path):

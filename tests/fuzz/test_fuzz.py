@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.fuzz.__main__ import tried
-from tests.fuzz.documents import DOCUMENTS
 from tests.fuzz.tables import TABLES
 
 CASES = 2000
@@ -12,5 +11,5 @@ CASES = 2000
 def test_every_reading_is_right_or_an_error_of_ours():
     counts, bad = tried(CASES, seed=0)
     assert not bad
-    for kind in (*TABLES, *DOCUMENTS):  # neither refuses all, nor takes all
+    for kind in TABLES:  # neither refuses all, nor takes all
         assert counts[kind, "rows"] > 20 and counts[kind, "error"] > 15

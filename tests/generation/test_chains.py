@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from raoe_train import run
-from raoe_train.artifacts.ledger import Ledger
+from raoe_train.artifacts.resume import Lines
 from raoe_train.cli import load
-from raoe_train.generation import Chain, decoding
+from raoe_train.generation import Chain
 from raoe_train.jobs import generate as job
 from tests.decoders import saved_decoder
 from tests.forked import Python, python
@@ -102,7 +102,7 @@ def test_chains_are_those_of_transformers_guidance(writer, sentences, tmp_path, 
         assert line["settings"]["guidance"] == (1.5 if method == "guided" else 1.0)
         assert line["settings"]["steps"] == STEPS and "transformers" in line["versions"]
     assert files(tmp_path) == ["chains.jsonl", "chains.jsonl.json", "in.txt"]
-    assert result == json.loads((tmp_path / "chains.jsonl.json").read_text())
+    assert result.items() <= json.loads((tmp_path / "chains.jsonl.json").read_text()).items()
     assert (result["chains"], result["sentences"], result["failed_chains"]) == (11, 55, {})
     assert result["run"]["tokens"] > 300 and result["run"]["tokens_per_second"] > 0
 
@@ -150,14 +150,11 @@ def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
         patch.setattr(Chain, "request", failing)
         with pytest.raises(RuntimeError, match="out of memory"):
             run("generate", **options(writer, sentences, output))
-    kept = lines(output)
-    assert 0 < len(kept) < 11
-    text = output.read_bytes()
-    output.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
-
-    with pytest.raises(ValueError, match="not from these settings and inputs; overwrite replaces it"):
-        run("generate", **options(writer, sentences, output), **{"generation.guidance": 2})
-    assert output.read_bytes().startswith(text)
+    (unfinished,) = tmp_path.glob("chains.jsonl.parts/*/rank-00000.jsonl")
+    kept = lines(unfinished)
+    assert 0 < len(kept) < 11 and not output.exists()
+    text = unfinished.read_bytes()
+    unfinished.write_bytes(text + b'{"id": 11, "sentences": ["nobody re')  # what a kill may leave
     asked.clear()
     monkeypatch.setattr(Chain, "request", lambda chain, limit: (asked.append(chain.key), real(chain, limit))[1])
     result = run("generate", **options(writer, sentences, output), **{"generation.batch_size": 2})
@@ -182,7 +179,7 @@ def test_going_on_after_a_failure(writer, sentences, tmp_path, monkeypatch):
     ids=str,
 )
 def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops):
-    seen, real, load = [], decoding.GuidedDecoder, job.load_tokenizer
+    seen, real, load = [], job.GuidedDecoder, job.load_tokenizer
 
     def spying(model, tokenizer, sampling, **options):
         seen.append(sampling.stop_strings)
@@ -193,7 +190,7 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
         tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}:"
         return tokenizer
 
-    monkeypatch.setattr(decoding, "GuidedDecoder", spying)
+    monkeypatch.setattr(job, "GuidedDecoder", spying)
     if "generation.chat" in more:
         monkeypatch.setattr(job, "load_tokenizer", chatting)
     result = run("generate", **options(writer, sentences, tmp_path / "chains.jsonl"), **more)
@@ -205,13 +202,16 @@ def test_where_answers_end(writer, sentences, tmp_path, monkeypatch, more, stops
 def test_whose_place_it_is(writer, sentences, tmp_path):
     output = tmp_path / "chains.jsonl"
     output.write_text('{"id": 1, "sentences": ["of somebody else"]}\n')
-    with pytest.raises(ValueError, match="is there already, not from these settings"):
+    with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("generate", **options(writer, sentences, output))
     assert "somebody" in output.read_text() and files(tmp_path) == ["chains.jsonl", "in.txt"]
-    run("generate", **options(writer, sentences, output), overwrite=True)
+    with pytest.raises(ValueError, match="was not written by raoe-train"):  # whose it is, it stays
+        run("generate", **options(writer, sentences, output), overwrite=True)
+    output.unlink()
+    run("generate", **options(writer, sentences, output))
     first = output.read_bytes()
     sentences.write_text("another man\n")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: input\)"):
         run("generate", **options(writer, sentences, output))
     assert output.read_bytes() == first
     assert run("generate", **options(writer, sentences, output), overwrite=True)["chains"] == 1
@@ -223,15 +223,16 @@ def test_whose_place_it_is(writer, sentences, tmp_path):
 def test_a_file_that_was_changed_is_not_gone_on_with(writer, sentences, tmp_path, monkeypatch):
     output = tmp_path / "chains.jsonl"
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "finish", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+        patch.setattr(Lines, "merge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
         with pytest.raises(RuntimeError, match="killed"):
             run("generate", **options(writer, sentences, output))
-    text = output.read_text().splitlines(keepends=True)
+    (unfinished,) = tmp_path.glob("chains.jsonl.parts/*/rank-00000.jsonl")
+    text = unfinished.read_text().splitlines(keepends=True)
     assert len(text) == 11
-    output.write_text("".join([*text[:3], text[3][:40] + "\n", *text[4:]]))
-    with pytest.raises(ValueError, match=r"chains\.jsonl, line 4: not a chain"):
+    unfinished.write_text("".join([*text[:3], text[3][:40] + "\n", *text[4:]]))
+    with pytest.raises(ValueError, match=r"rank-00000\.jsonl, line 4: not a line that we wrote"):
         run("generate", **options(writer, sentences, output))
-    output.write_text("".join(text))
+    unfinished.write_text("".join(text))
     assert run("generate", **options(writer, sentences, output))["run"] == {}
 
 
@@ -248,7 +249,7 @@ def test_processes_share_the_work(writer, sentences, tmp_path, monkeypatch):
     assert set(asked) == {1, 4, 7, 10, 3, 6, 9}
     monkeypatch.setenv("WORLD_SIZE", "2")  # a rerun may have fewer
     monkeypatch.setenv("RANK", "0")
-    with open(tmp_path / "chains.jsonl.parts" / "rank-00002.jsonl", "ab") as file:
+    with open(*tmp_path.glob("chains.jsonl.parts/*/rank-00002.jsonl"), "ab") as file:
         file.write(b'{"id": 5, "sen')
     asked.clear()
     run("generate", **options(writer, sentences, output))
@@ -274,12 +275,14 @@ def test_going_on_after_a_kill(writer, sentences, tmp_path):
     command = ["-m", "raoe_train", "generate", *keys]
     before: list[bytes] = []
     for _ in range(3):
-        process = Python(*command)
-        while process.running() and (not output.exists() or output.read_bytes().count(b"\n") < len(before) + 20):
+        process, written = Python(*command), b""
+        while process.running() and written.count(b"\n") < len(before) + 20:
             time.sleep(0.002)
+            written = b"".join(path.read_bytes() for path in tmp_path.glob("chains.jsonl.parts/*/rank-*.jsonl"))
         assert process.running(), "it ended before it could be killed"
         process.kill()
-        there = [line for line in output.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+        (unfinished,) = tmp_path.glob("chains.jsonl.parts/*/rank-*.jsonl")
+        there = [line for line in unfinished.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
         assert there[: len(before)] == before
         assert len(before) + 20 <= len(there) < 220
         before = there
@@ -311,12 +314,9 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
     ("more", "message"),
     [
         ({"generation.method": "guide"}, "method must be one of guided, iterative, single-step"),
-        ({"generation.steps": 0}, r"generation\.steps must be at least 1"),
-        ({"generation.guidance": -1}, r"generation\.guidance must be at least 0"),
         ({"generation.guidence": 2}, r"unknown key generation\.guidence \(did you mean generation\.guidance\?\)"),
-        ({"generation.num_beams": 2}, r"unknown key generation\.num_beams .*; of GenerationConfig there are"),
+        ({"generation.num_beams": 2}, r"unknown key generation\.num_beams"),
         ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
-        ({"generation.decoding": {"steps": 3}}, r"unknown key generation\.steps \(did you mean generation\.steps\?\)"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"output": None}, "output is missing"),
         ({"model.name": ""}, r"model\.name is missing"),
@@ -324,9 +324,8 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"model.dtype": "int8"}, r"model\.dtype must be one of"),
         ({"model.pooling": "mean"}, r"unknown key model\.pooling"),
         ({"data.input": "/no/such.txt"}, "no such file"),
-        ({"seeds.per_cluster": 0}, r"seeds\.per_cluster must be at least 1, got 0"),
-        ({"generation.guidance": "inf"}, r"generation\.guidance must be finite"),
-        ({"seeds.encoder": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
+        ({"generation.guidance": "inf"}, r"generation\.guidance must be a number at least 0, got 'inf'"),
+        ({"seeds.encoder.name": "/no/such/encoder"}, "11 sentences cannot be in 1000 clusters"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tmp_path, more, message):
@@ -338,8 +337,9 @@ def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tm
 
 def test_a_model_without_room_is_said_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
     before = files(tmp_path)
-    monkeypatch.setattr("raoe_train.encoders.sizes.device_memory", lambda device: 0)
-    asked = {**options(writer, sentences, tmp_path / "chains.jsonl"), "seeds.encoder": "/no/such", "seeds.clusters": 2}
+    monkeypatch.setattr("raoe_train.encoders.preflight.device_memory", lambda device: 0)
+    seeds = {"encoder": {"name": "/no/such"}, "clusters": 2}
+    asked = {**options(writer, sentences, tmp_path / "chains.jsonl"), "seeds": seeds}
     with pytest.raises(ValueError, match=r"does not fit: its weights take 0\.0 GB by arithmetic, and the cpu has 0\.0"):
         run("generate", **asked)
     assert files(tmp_path) == before
@@ -349,7 +349,7 @@ def test_recipe():
     config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
     wish = config.generation
     assert (wish.method, wish.steps, wish.guidance, wish.verify) == ("guided", 32, 1.5, True)
-    assert wish.decoding == {"temperature": 0.7, "do_sample": True}
+    assert (wish.temperature, wish.do_sample) == (0.7, True)
 
 
 def test_weights_without_a_head_are_refused(tmp_path, sentences):
@@ -368,11 +368,11 @@ def test_seeds_choose_what_chains_begin_with(writer, sentences, tmp_path):
     name = str(tmp_path / "encoder")
     tiny_encoder(double=False).save(name)
     found = []
-    for number, encoder in enumerate((name, {"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
+    for number, encoder in enumerate(({"name": name}, {"name": name, "prompt": "two dogs and a man: "})):
         output = tmp_path / f"{number}.jsonl"
         seeds = {"encoder": encoder, "clusters": 2, "per_cluster": 2}
         result = run("generate", **options(writer, sentences, output, seeds=seeds))
         assert result["chains"] == len(lines(output)) == 4
         assert all(line["sentences"][0] == SENTENCES[line["id"] - 1] for line in lines(output))
         found.append([line["id"] for line in lines(output)])
-    assert found[0] == found[1] != found[2]
+    assert found[0] != found[1]

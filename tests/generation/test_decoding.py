@@ -256,16 +256,8 @@ def test_processors_are_transformers(options):
 
 
 def test_fields_of_a_generation_config():
-    made = Sampling.of({"do_sample": True, "top_k": 5, "top_p": None})
-    assert made == Sampling(do_sample=True, top_k=5)
-    with pytest.raises(ValueError, match=r"unknown key generation\.temprature \(did you mean generation\.temperature"):
-        Sampling.of({"temprature": 1})
-    with pytest.raises(ValueError, match=r"did you mean generation\.guidance\?"):
-        Sampling.of({"guidence": 1}, ["guidance"])
-    with pytest.raises(ValueError, match=r"unknown key generation\.num_beams .*; of GenerationConfig there are do_"):
-        Sampling.of({"num_beams": 4})
     with pytest.raises(ValueError, match=r"generation\.top_p has no effect on greedy decoding"):
-        Sampling.of({"top_p": 0.5})
+        Sampling(top_p=0.5)
     with pytest.raises(ValueError, match="texts that are not empty"):
         Sampling(stop_strings=[""])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raoe_train.artifacts.processes import LOCAL_RANKS, RANKS, WORLDS, in_first, local_rank, rank_and_world
+from raoe_train.artifacts.processes import LOCAL_RANKS, RANKS, WORLDS, local_rank, on_rank_zero, rank_and_world
 from raoe_train.generation.models import default_device
 
 
@@ -49,8 +49,8 @@ def test_which_gpu_is_mine(monkeypatch, name):
 
 
 def test_processes_without_a_group_say_so(monkeypatch):
-    assert in_first(lambda: "alone") == "alone"
+    assert on_rank_zero(lambda: "alone") == "alone"
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(ValueError, match="this is process 1 of 2, but no group of them was made: on GPUs"):
-        in_first(lambda: "never")
+    with pytest.raises(ValueError, match="this is process 1 of 2, but there is no process group: on GPUs"):
+        on_rank_zero(lambda: "never")

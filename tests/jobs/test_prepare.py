@@ -39,7 +39,7 @@ def rows(path):
 
 
 def test_the_publishers_files(copies, tmp_path):
-    made = rt.prepare(["snli"], copies=str(copies), counts=False, output=str(tmp_path / "data"))["sets"]["snli"]
+    made = rt.prepare(names=["snli"], copies=str(copies), counts=False, output=str(tmp_path / "data"))["sets"]["snli"]
     assert made["rows"] == {"train": 3, "dev": 3, "test": 3} and made["left_out"] == {"no gold label": 3}
     assert made["from"] == str(copies) and made["licence"] == "CC BY-SA 4.0"
     assert made["output"] == str(tmp_path / "data" / "nli" / "snli.jsonl.gz")
@@ -72,7 +72,7 @@ def test_a_folder_in_the_hubs_layout(copies, tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         Dataset.from_dict(data, features=kinds).to_parquet(folder / f"{split}-00000-of-00001.parquet")
     asked = {"copies": str(tmp_path / "clones"), "counts": False, "output": str(tmp_path / "data")}
-    made = rt.prepare(["snli"], **asked)["sets"]["snli"]
+    made = rt.prepare(names=["snli"], **asked)["sets"]["snli"]
     assert made["rows"] == {"train": 2, "dev": 1, "test": 1} and made["left_out"] == {"no gold label": 1}
     assert [row["label"] for row in rows(made["output"])] == ["contradiction", "entailment", "neutral", "entailment"]
 
@@ -82,8 +82,8 @@ def test_lists_that_are_text(tmp_path):
         csv.writer(file).writerows([["list_sent"], [str(["a", 'b "c"', "d's"])], ["['e', 'f', 'g']"]])
     asked = {"copies": str(tmp_path), "output": str(tmp_path / "data")}
     with pytest.raises(ValueError, match=r"ranking-sentences has 2 rows in .*, and 16063 were published"):
-        rt.prepare(["ranking-sentences"], **asked)
-    made = rt.prepare(["ranking-sentences"], **asked, counts=False)
+        rt.prepare(names=["ranking-sentences"], **asked)
+    made = rt.prepare(names=["ranking-sentences"], **asked, counts=False)
     path = made["sets"]["ranking-sentences"]["output"]
     expected = [["a", 'b "c"', "d's"], ["e", "f", "g"]]
     # the file that is made, and theirs as it is
@@ -97,7 +97,7 @@ def test_lists_that_are_text(tmp_path):
 def test_a_file_of_objects(tmp_path):
     lines = [{"is_sarcastic": n % 2, "headline": f"h{n}", "article_link": "x"} for n in range(3)]
     (tmp_path / "Sarcasm_Headlines_Dataset_v2.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    made = rt.prepare(["headlines"], copies=str(tmp_path), counts=False, output=str(tmp_path / "data"))
+    made = rt.prepare(names=["headlines"], copies=str(tmp_path), counts=False, output=str(tmp_path / "data"))
     assert rows(made["sets"]["headlines"]["output"]) == [
         {"sentence": "h0", "label": "0"}, {"sentence": "h1", "label": "1"}, {"sentence": "h2", "label": "0"}
     ]  # fmt: skip
@@ -106,24 +106,24 @@ def test_a_file_of_objects(tmp_path):
 def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "output": str(tmp_path / "data")}
     with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, and 549367 were published \(https"):
-        rt.prepare(["snli"], **asked)
-    assert not list((tmp_path / "data" / "nli").iterdir())
+        rt.prepare(names=["snli"], **asked)
+    assert not list((tmp_path / "data" / "nli").glob("*.gz"))
     entry = {**public_sets(["snli"])["snli"], "counts": {"train": 3, "dev": 3, "test": 3}}
     monkeypatch.setattr("raoe_train.jobs.prepare.public_sets", lambda names: {"snli": entry})
-    assert rt.prepare(["snli"], **asked)["sets"]["snli"]["rows"]["test"] == 3
+    assert rt.prepare(names=["snli"], **asked)["sets"]["snli"]["rows"]["test"] == 3
 
 
 def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "counts": False, "output": str(tmp_path / "data")}
-    first = rt.prepare(["cr"], **asked)
+    first = rt.prepare(names=["cr"], **asked)
     opened = []
     monkeypatch.setattr(
         "raoe_train.jobs.prepare.find_public", lambda name, *more: (opened.append(name), find_public(name, *more))[1]
     )
-    again = rt.prepare(["cr", "sts13"], **asked)
+    again = rt.prepare(names=["cr", "sts13"], **asked)
     assert opened == ["sts13"] and again["sets"]["cr"] == first["sets"]["cr"]
-    with pytest.raises(ValueError, match="is there already, not from these settings"):
-        rt.prepare(["cr"], **{**asked, "counts": True})
+    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: counts\)"):
+        rt.prepare(names=["cr"], **{**asked, "counts": True})
 
 
 def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
@@ -136,16 +136,16 @@ def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
         (["headlines"], {"output": out}, "get Sarcasm_Headlines_Dataset_v2.json from https.* and say --copies DIR"),
     ]:
         with pytest.raises(ValueError, match=message):
-            rt.prepare(names, **more)
+            rt.prepare(names=names, **more)
     with pytest.raises(FileNotFoundError, match=r"no such folder: .*none"):
-        rt.prepare(["snli"], output=out, copies=str(tmp_path / "none"))
+        rt.prepare(names=["snli"], output=out, copies=str(tmp_path / "none"))
 
     def unreachable(*given):
         raise ConnectionError("Couldn't reach it")
 
     monkeypatch.setattr("datasets.load_dataset", unreachable)
     with pytest.raises(OSError, match=r"snli cannot be read from the hub \(Couldn't reach it\): .*--copies DIR"):
-        rt.prepare(["snli"], output=out)
+        rt.prepare(names=["snli"], output=out)
 
 
 def test_the_table():
@@ -170,7 +170,7 @@ def test_what_was_killed_before_its_summary_is_made_again(tmp_path, monkeypatch)
         (copies / file).write_text("NUM:dist How far is it ?\n")
     keys = {"names": ["trec"], "copies": str(copies.parent), "counts": False, "output": str(tmp_path / "out")}
     with monkeypatch.context() as killed:
-        killed.setattr("raoe_train.jobs.prepare.finish", None)
+        killed.setattr("raoe_train.artifacts.resume.Output.finish", None)
         with pytest.raises(TypeError):
             rt.prepare(**keys)
     assert rt.prepare(**keys)["sets"]["trec"]["rows"] == {"train": 1, "test": 1}

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from raoe_train import run
-from raoe_train.artifacts import once
+from raoe_train.artifacts import resume
 from raoe_train.data import read_pairs
 from raoe_train.data.files import read_rows
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.settings import FrozenEncoder, Model, identity
-from raoe_train.jobs.score import TEACHERS, resolve_teachers, score
+from raoe_train.jobs.score import TEACHERS, ScoreConfig, resolve_teachers, score
 from tests.forked import Python
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -54,7 +54,7 @@ def killed(*_, **__):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(once, "SHARD", 8)
+    monkeypatch.setattr(resume, "SHARD", 8)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_scores(pairs, teachers, tmp_path, small_shards, drawn):
     assert any(row["score_1"] != row["score_2"] for row in rows)  # the teachers do differ
 
     summary = json.loads((tmp_path / "scored.tsv.json").read_text())
-    assert summary == result
+    assert result.items() <= summary.items()
     assert result["rows"] == 40
     assert set(result["by_label"]) == {*LABELS[:3], "no label"}
     neutral = [value for value, row in zip(mean, before, strict=True) if row["label"] == "neutral"]
@@ -145,7 +145,7 @@ def test_going_on_after_a_kill(pairs, teachers, tmp_path):
     pairs.write_text(pairs.read_text() + more)
     output = tmp_path / "scored.tsv"
     code = (
-        "import sys; from raoe_train import run; from raoe_train.artifacts import once; once.SHARD = 16\n"
+        "import sys; from raoe_train import run; from raoe_train.artifacts import resume; resume.SHARD = 16\n"
         "run('score', None, **{'data.input': sys.argv[1], 'teachers': sys.argv[2:4], 'output': sys.argv[4], "
         "'device': 'cpu'})"
     )
@@ -178,7 +178,7 @@ def test_unfinished_work_of_other_settings_is_not_taken(pairs, teachers, tmp_pat
     scored(pairs, teachers, whole)
     encoded.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(once, "gathered", killed)
+        patch.setattr(resume, "gathered", killed)
         for others in (teachers[::-1], teachers):
             with pytest.raises(Killed):
                 scored(pairs, others, output)
@@ -199,17 +199,17 @@ def test_killed_between_the_output_and_its_summary(
     if before:
         scored(f"{pairs}#dev", teachers, output)
     with monkeypatch.context() as patch:
-        patch.setattr(once, "finish", killed)
+        patch.setattr(resume.Output, "finish", killed)
         with pytest.raises(Killed):
             scored(pairs, teachers, output, overwrite=before)
     encoded.clear()
     written = output.read_bytes()
     assert scored(pairs, teachers, output)["rows"] == 50 and encoded == []
     assert output.read_bytes() == written and not (tmp_path / "scored.tsv.parts").exists()
-    with pytest.raises(ValueError, match="not from these settings"):
+    with pytest.raises(ValueError, match="is of other settings or inputs"):
         scored(f"{pairs}#dev", teachers, output)
     # and before what it no longer needs was removed
-    leftover = once.parts(output, json.loads((tmp_path / "scored.tsv.json").read_text())["settings"])
+    leftover = tmp_path / "scored.tsv.parts" / "score_1"
     leftover.mkdir(parents=True)
     scored(pairs, teachers, output)
     assert not leftover.parent.exists() and encoded == []
@@ -225,7 +225,7 @@ def test_processes_share_the_work(pairs, teachers, tmp_path, small_shards, encod
         monkeypatch.setenv("WORLD_SIZE", str(world))
         monkeypatch.setenv("RANK", str(rank))
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(once.time, "sleep", killed)
+            patch.setattr(resume.time, "sleep", killed)
             scored(pairs, teachers, output)
         assert encoded == sizes * 2 and not output.exists()
         encoded.clear()
@@ -250,11 +250,11 @@ def test_whose_place_it_is(pairs, teachers, tmp_path, encoded):
         (pairs, teachers[::-1], {}),
         (pairs, teachers, {"teacher": {teachers[0]: {"prompt": "q: "}}}),
     ):
-        with pytest.raises(ValueError, match="not from these settings"):
+        with pytest.raises(ValueError, match="is of other settings or inputs"):
             scored(source, others, output, **more)
     text = pairs.read_text()
     pairs.write_text(text.replace("people walk", "people run"))
-    with pytest.raises(ValueError, match="not from these settings"):
+    with pytest.raises(ValueError, match="is of other settings or inputs"):
         scored(pairs, teachers, output)
     pairs.write_text(text)
     before = output.read_bytes()
@@ -278,22 +278,25 @@ def test_options_reach_the_right_teacher(pairs, teachers, tmp_path, monkeypatch)
 
 
 def test_teachers():
+    def resolved(names, options, **more):
+        return resolve_teachers(ScoreConfig(teachers=names, teacher=options, **more))
+
     with pytest.raises(ValueError, match=r"bring code of their own.*--trust_remote_code true says so"):
-        resolve_teachers([], {})
-    paper = resolve_teachers([], {}, trust=True)
+        resolved([], {})
+    paper = resolved([], {}, trust_remote_code=True)
     assert [teacher.name for teacher in paper] == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]
     assert all(re.fullmatch("[0-9a-f]{40}", str(teacher.revision)) and teacher.trust_remote_code for teacher in paper)
     assert paper[1].task == "text-matching"
-    one, changed = resolve_teachers([*TEACHERS], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
+    one, changed = resolved([*TEACHERS], {"jinaai/jina-embeddings-v3": {"task": "classification"}})
     assert not one.trust_remote_code and not changed.trust_remote_code and changed.task == "classification"
-    assert resolve_teachers(["a", "b"], {"b": {"prompt": "x"}}) == [FrozenEncoder("a"), FrozenEncoder("b", prompt="x")]
+    assert resolved(["a", "b"], {"b": {"prompt": "x"}}) == [FrozenEncoder("a"), FrozenEncoder("b", prompt="x")]
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
-            resolve_teachers(names, {})
+            resolved(names, {})
     with pytest.raises(ValueError, match="not among the teachers"):
-        resolve_teachers(["a", "b"], {"c": {}})
-    with pytest.raises(ValueError, match=r"unknown key teacher\.a\.propmt \(did you mean teacher\.a\.prompt\?\)"):
-        resolve_teachers(["a", "b"], {"a": {"propmt": "x"}})
+        resolved(["a", "b"], {"c": {}})
+    with pytest.raises(ValueError, match=r"unknown key teacher\.propmt \(did you mean teacher\.prompt\?\)"):
+        resolved(["a", "b"], {"a": {"propmt": "x"}})
 
 
 def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monkeypatch):
@@ -309,10 +312,9 @@ def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monke
     assert not (tmp_path / "ran").exists()
 
 
-
 def test_a_job_is_a_function(pairs, teachers, tmp_path):
-    """rt.score("nli.tsv", teachers=[A, B], output="scored.tsv")"""
-    found = score(str(pairs), teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
+    """rt.score(data={"input": "nli.tsv"}, teachers=[A, B], output="scored.tsv")"""
+    found = score(data={"input": str(pairs)}, teachers=teachers, output=str(tmp_path / "scored.tsv"), device="cpu")
     assert found == {**scored(pairs, teachers, tmp_path / "other.tsv"), "output": str(tmp_path / "scored.tsv")}
     teacher = FrozenEncoder(teachers[0], device="cpu", batch_size=7)
     assert found["settings"]["teachers"][0] == identity(teacher) == identity(Model(teachers[0]))
@@ -334,7 +336,7 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
         run(header)
     with pytest.raises(ValueError, match=r"line 1: a tsv file cannot hold \['x'\]"):
         run('{"sentence1": "a", "sentence2": "b", "extra": ["x"]}\n', name="in.jsonl")
-    with pytest.raises(ValueError, match="is the input itself"):
+    with pytest.raises(ValueError, match=r"is data\.input, an input"):
         run(header + "a\tb\n", output="in.tsv")
     with pytest.raises(ValueError, match="the suffix names no format"):
         run(header + "a\tb\n", output="out")

@@ -14,7 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Dense
 
 from raoe_train import run
 from raoe_train.cli import load
-from raoe_train.encoders import frozen
+from raoe_train.encoders import embed as frozen
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.losses import ByLength, GISTLoss, InfoNCELoss
 from tests.losses.test_infonce_loss import assert_same, embeddings

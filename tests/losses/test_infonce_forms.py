@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train.losses import ByLength, InfoNCELoss
-from raoe_train.losses.duplicates import related_as_ids
+from raoe_train.losses.in_batch import related_as_ids
 from tests.losses.test_infonce_loss import assert_same, embeddings, tokenised
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, tiny_encoder

@@ -10,7 +10,7 @@ from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train.losses import InfoNCELoss
-from raoe_train.losses.duplicates import duplicates, text_ids
+from raoe_train.losses.in_batch import text_ids
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, gradients, tiny_encoder
 
@@ -31,10 +31,13 @@ def embeddings(columns=3, rows=8, width=6, seed=0):
 
 
 def false_negatives(texts):
-    """[anchor i][column j]: the column's text is the anchor's, or the positive of a row with the anchor's text."""
-    pairs = {(row[0], row[1]) for row in texts}
+    """[anchor i][column j]: a chain of pairs (anchor, positive) leads from one text to the other, or they are equal."""
+    group = {text: {text} for row in texts for text in row}
+    for anchor, positive, *_ in texts:
+        whole = group[anchor] | group[positive]
+        group |= dict.fromkeys(whole, whole)
     columns = [row[column] for column in range(1, len(texts[0])) for row in texts]
-    return [[text == row[0] or (row[0], text) in pairs for text in columns] for row in texts]
+    return [[text in group[row[0]] for text in columns] for row in texts]
 
 
 def by_definition(columns, texts, scale, symmetric):
@@ -93,31 +96,14 @@ def test_false_negatives_are_left_out(kinds, columns, symmetric):
         assert (with_all - found > 1e-3) == (kinds < 1 << 60)
 
 
-def test_a_mask_only_for_rows_that_ids_cannot_express(monkeypatch):
-    masked: list[int] = []
-    mask = type(duplicates(torch.zeros(1, 2))).mask
-    monkeypatch.setattr(
-        "raoe_train.losses.duplicates.Duplicates.mask",
-        lambda self, which: masked.append(len(which)) or mask(self, which),
-    )
-
-    def masks(*texts):
-        texts = torch.tensor(texts)
-        given = embeddings(texts.shape[1], len(texts))
-        found = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(given, texts=texts)
-        assert_same(found, by_definition(given, texts.tolist(), 20.0, True), given)
-        made, masked[:] = masked[:], []
-        return made
-
-    assert masks((1, 2, 3), (4, 5, 6), (7, 8, 9)) == []
-    assert masks((1, 2, 3), (4, 2, 6), (7, 8, 9)) == []  # a shared positive
-    assert masks((1, 2, 3), (1, 5, 6), (7, 5, 9)) != []  # 7 is linked with 5 alone, 1 with 2 too
-    assert masks((1, 2, 3), (1, 5, 6), (7, 8, 2)) == []  # a shared anchor, a negative that is another's positive
-    assert masks((1, 2, 3), (4, 2, 6), (7, 8, 4)) != []  # 1 and 4 share 2, but 4 is a negative of 1
-    assert masks((1, 2), (4, 2), (2, 1)) == [1, 2]  # 1 and 2 are linked with both, 4 with 2 alone
-    assert masks((1, 1), (2, 2), (1, 1)) == []  # SimCSE's pairs of a text and itself
-    assert masks((1, 2), (3, 4), (2, 1)) == []  # both orders of a pair
-    assert masks((1, 2), (2, 3), (4, 5), (6, 7)) == [1, 1]  # the chain's one, of four
+def test_a_chain_of_pairs():
+    """1 and 4 share the positive 2, so that none of 1, 2, 4 is a negative of another; 7 is of all."""
+    assert false_negatives([(1, 2), (4, 2), (7, 4)]) == [[True] * 3] * 3
+    texts = [(1, 2, 9), (4, 2, 7), (7, 8, 4)]
+    assert false_negatives(texts)[0] == [True, True, False, False, False, True]
+    given = embeddings(3, 3)
+    found = InfoNCELoss(None, symmetric=True).compute_loss_from_embeddings(given, texts=torch.tensor(texts))
+    assert_same(found, by_definition(given, texts, 20.0, True), given)
 
 
 TEXTS = [[2, 27, 38, 3], [2, 38, 27, 3], [2, 27, 27, 3], [2, 27, 3], [2, 3], [3, 2], [], [2, 27, 38, 3, 3]]
@@ -160,7 +146,7 @@ def test_no_texts_to_compare():
 def test_finds_the_duplicates_of_a_batch(symmetric):
     model = tiny_encoder()
     columns = [model(dict(column))["sentence_embedding"] for column in tokenised(model)]
-    assert not duplicates(torch.tensor(ROWS)).ids()[2].all(), "ids and a mask both have work"
+    assert sum(map(sum, false_negatives(ROWS))) > len(ROWS), "or there are no duplicates to find"
     for settings, texts in (({}, ROWS), ({"mask_duplicates": False}, None)):
         value, gradient = step(InfoNCELoss(model, symmetric=symmetric, **settings), model, tokenised(model), None)
         expected = by_definition(columns, texts, 20.0, symmetric)

@@ -20,7 +20,7 @@ from sentence_transformers.sentence_transformer.losses import AdaptiveLayerLoss,
 
 from raoe_train.losses import AnglELoss, CoSENTLoss, GatedAngularLoss, PearsonLoss, RankMarginLoss, RAOELoss
 from raoe_train.losses.collators import ScoreLabelCollator
-from raoe_train.losses.pair_losses import LossParts
+from raoe_train.losses.pairs import LossParts
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 
 # sentence-transformers 6.0 replays cached gradients in float32, whatever the encoder's type.

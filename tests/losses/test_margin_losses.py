@@ -93,10 +93,10 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     ("settings", "message"),
     [
         ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
-        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "v>=0"),
-        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "Option 'mini_batch_size' is not accepted"),
-        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "Option 'margin' is not accepted"),
-        ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "Option 'distance' is not accepted"),
+        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin must be a number at least 0"),
+        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "mini_batch_size: TripletLoss has margin, distance"),
+        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "loss.margin.*: Multiple.* has scale"),
+        ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
     ],
 )
 def test_what_a_loss_cannot_have(settings, message):

@@ -15,8 +15,7 @@ from raoe_train import run
 from raoe_train.data.pairs import pair_table, read_pairs
 from raoe_train.data.settings import Data
 from raoe_train.data.triplets import triplet_table
-from raoe_train.encoders.embed import cosines
-from raoe_train.encoders.frozen import embedder
+from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs import train as training
 from raoe_train.losses import (

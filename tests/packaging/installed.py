@@ -80,7 +80,8 @@ def computes(kinds: list[str]) -> None:
 def trains() -> None:
     import raoe_train as rt
 
-    rt.run("train", "demo", output="encoder", training={"max_steps": 8, "per_device_train_batch_size": 16}, data={"max_rows": 128})
+    training = {"max_steps": 8, "per_device_train_batch_size": 16}
+    rt.run("train", "demo", output="encoder", training=training, data={"max_rows": 128})
     encoder = rt.load_encoder("encoder")
     assert encoder.encode(["A dog barks.", "A cat sleeps."]).shape == (2, 128)
 

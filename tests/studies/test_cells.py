@@ -7,19 +7,11 @@ import re
 import pytest
 
 from benchmarks.studies import jobs
-from benchmarks.studies.__main__ import other_keys, parser
+from benchmarks.studies.__main__ import other_keys, parser, sections
 from benchmarks.studies.cells import RECIPES, chosen, expand, nest, preparations, read_study
 from tests.pages import PAGES, commands
 
 WORDS = {"data_dir": "D", "model": "M", "output": "O"}
-
-
-def study(tmp_path, scale=None, **changes):
-    path = tmp_path / "study.yaml"
-    path.write_text(
-        "base: raoe-s1\nseeds: [1, 2]\nvariants: {raoe: {}, second: {after: raoe, loss.name: rank_margin}}\n"
-    )
-    return read_study(path, changes, scale)
 
 
 def cells_of(tmp_path, scale=None, **changes):
@@ -31,9 +23,9 @@ def cells_of(tmp_path, scale=None, **changes):
 def test_expand(tmp_path):
     cells = cells_of(tmp_path, variants={
         "raoe": {},
-        "later": {"after": "raoe", "training.epochs": 3},
-        "cosent": {"loss.name": "cosent", "seeds": [7], "base": "cosent"},
-        "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.margin": [0, 2]}, "seeds": [1]},
+        "later": {"after": "raoe", "training.num_train_epochs": 3},
+        "cosent": {"loss.class_path": "CoSENTLoss", "seeds": [7], "base": "cosent"},
+        "rate": {"grid": {"training.learning_rate": [1e-5, "2e-5"], "loss.init_args.margin": [0, 2]}, "seeds": [1]},
     })  # fmt: skip
     by_name = {cell.name: cell for cell in cells}
     assert list(by_name)[:4] == ["raoe-seed1", "raoe-seed2", "later-seed1", "later-seed2"] and len(by_name) == 9
@@ -42,10 +34,11 @@ def test_expand(tmp_path):
     assert by_name["cosent-seed7"].recipe == "cosent" and by_name["raoe-seed1"].recipe == "raoe-s1"
     assert by_name["cosent-seed7"].overrides["training"] == {"seed": 7}
     assert by_name["later-seed2"].after is by_name["raoe-seed2"]
-    assert by_name["later-seed2"].overrides["training"] == {"epochs": 3, "seed": 2}
+    assert by_name["later-seed2"].overrides["training"] == {"num_train_epochs": 3, "seed": 2}
     point = by_name["rate-learning_rate-2e-05-margin-0-seed1"]
-    assert point.overrides["training"]["learning_rate"] == 2e-5 and point.overrides["loss"] == {"margin": 0}
-    assert point.point == {"training.learning_rate": 2e-5, "loss.margin": 0}
+    assert point.overrides["training"]["learning_rate"] == 2e-5
+    assert point.overrides["loss"] == {"init_args": {"margin": 0}}
+    assert point.point == {"training.learning_rate": 2e-5, "loss.init_args.margin": 0}
     names = [cell.name for cell in chosen(cells, ["later-seed2", "cos*"])]
     assert names == ["raoe-seed2", "later-seed2", "cosent-seed7"]
     with pytest.raises(ValueError, match="--only nothing matches no cell; variants: raoe, later, cosent, rate"):
@@ -53,7 +46,8 @@ def test_expand(tmp_path):
 
 
 def test_cells_with_the_same_settings_are_one_run(tmp_path):
-    variants = {"small": {"loss.margin": 2}, "curve": {"grid": {"loss.margin": [1, 2]}, "seeds": [2]}}
+    curve = {"grid": {"loss.init_args.margin": [1, 2]}, "seeds": [2]}
+    variants = {"small": {"loss.init_args.margin": 2}, "curve": curve}
     assert {cell.name: cell.run for cell in cells_of(tmp_path, variants=variants)} == {
         "small-seed1": "small-seed1",
         "small-seed2": "small-seed2",
@@ -63,28 +57,32 @@ def test_cells_with_the_same_settings_are_one_run(tmp_path):
 
 
 def test_each_start_is_evaluated_once(tmp_path):
-    variants = {"a": {}, "b": {"loss.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
+    variants = {"a": {}, "b": {"loss.init_args.margin": 3}, "cls": {"model.pooling": "cls"}, "c": {"after": "a"}}
     before = {c.name: c.overrides["evaluation"]["before"] for c in cells_of(tmp_path, variants=variants)}
     assert [name for name, evaluated in before.items() if evaluated] == ["a-seed1", "cls-seed1"]
 
 
 def test_a_scale_is_on_top_of_every_variant(tmp_path):
     asked = {"seeds": [1], "variants": {
-        "short": {"data.max_rows": 7, "loss.margin": 3}, "curve": {"grid": {"training.epochs": [4]}},
+        "short": {"data.max_rows": 7, "loss.init_args.margin": 3},
+        "curve": {"grid": {"training.num_train_epochs": [4]}},
     }, "scales": {
-        "paper": {"settings": {"data.max_rows": None, "training": {"epochs": 2}}, "tasks": ["sick"]},
-        "by pattern": {"variants": {"s*": {"loss.margin": 5, "seeds": [7]}, "curve": {"grid": {"loss.scale": [4, 5]}}}},
+        "paper": {"settings": {"data.max_rows": None, "training": {"num_train_epochs": 2}}, "tasks": ["sick"]},
+        "by pattern": {"variants": {
+            "s*": {"loss.init_args.margin": 5, "seeds": [7]}, "curve": {"grid": {"loss.init_args.scale": [4, 5]}},
+        }},
         "wrong": {"variants": {"q*": {}}},
         "unknown": {"seeds": [1]},
     }}  # fmt: skip
     short, curve = cells_of(tmp_path, "paper", **asked)
-    assert short.overrides["data"]["max_rows"] is None and short.overrides["loss"] == {"margin": 3}
-    epochs = [cell.overrides["training"]["epochs"] for cell in (short, curve)]
+    assert short.overrides["data"]["max_rows"] is None and short.overrides["loss"] == {"init_args": {"margin": 3}}
+    epochs = [cell.overrides["training"]["num_train_epochs"] for cell in (short, curve)]
     assert epochs == [2, 4], "a grid stays a grid"
     assert short.overrides["evaluation"]["tasks"] == ["sick"]
     short, *curves = cells_of(tmp_path, "by pattern", **asked)
-    assert (short.overrides["loss"], short.seed) == ({"margin": 5}, 7)
-    assert [(c.overrides["training"]["epochs"], c.overrides["loss"]["scale"]) for c in curves] == [(4, 4), (4, 5)]
+    assert (short.overrides["loss"], short.seed) == ({"init_args": {"margin": 5}}, 7)
+    assert [c.overrides["training"]["num_train_epochs"] for c in curves] == [4, 4]
+    assert [c.overrides["loss"] for c in curves] == [{"init_args": {"scale": scale}} for scale in (4, 5)]
     for scale, message in (("wrong", r"scales\.wrong\.variants\.q\* matches none of"), ("unknown", "not .'seeds'."),
                            ("none", "unknown scale 'none'; this study has paper")):  # fmt: skip
         with pytest.raises(ValueError, match=message):
@@ -97,7 +95,7 @@ def test_a_scale_is_on_top_of_every_variant(tmp_path):
         ({"variants": {}}, "variants is empty"),
         ({"variants": {"a": {"after": "b"}}}, "'a' comes after 'b', which is not among the variants above it: none"),
         ({"variants": {"a": {}, "b": {"after": "a", "seeds": [7]}}}, "'a', which has no single run with seed 7"),
-        ({"variants": {"a": {"grid": {"loss.margin": 2}}}}, r"grid\.loss\.margin must be a list"),
+        ({"variants": {"a": {"grid": {"loss.init_args.margin": 2}}}}, r"grid\.loss\.init_args\.margin must be a list"),
         ({"variants": {"../../evil": {}}}, "'../../evil' cannot name a folder"),
         ({"variants": {"a\nb": {}}}, "cannot name a folder"),
         ({"variant": {}}, "unknown key 'variant'"),
@@ -142,7 +140,7 @@ def test_what_is_prepared(tmp_path):
 
 # cells at the paper's size; the margins paper counts 544 models in its Table 4
 AT_PAPER_SIZE = {
-    ("bellm-study", "paper"): 7, ("efficiency", "paper"): 5, ("margins", "paper"): 144,
+    ("bellm-study", "paper"): 6, ("efficiency", "paper"): 5, ("margins", "paper"): 144,
     ("margins", "paper-sizes"): 544, ("ranking-study", "paper"): 19, ("raoe-ablation", "paper"): 51,
 }  # fmt: skip
 
@@ -173,6 +171,8 @@ def test_the_commands_of_the_pages():
                 assert changes.keys() <= {"settings", "prepare", "scales", "keep_models", "variants"}, words
                 cells = expand(read_study(asked.study, changes, asked.scale), WORDS)
                 assert chosen(cells, asked.only)
+            elif asked.command == "pretrain":
+                sections(other_keys(rest), "sizes", "training")
             else:
                 assert changes.keys() <= {"model"} and all(re.search(r"\.json|/|[A-Z]", path) for path in asked.results)
     assert found > 10

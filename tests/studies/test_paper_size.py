@@ -12,7 +12,9 @@ from benchmarks.studies import jobs
 from benchmarks.studies.sweep import sweep
 from raoe_train import run
 from raoe_train.encoders.load import load_encoder
-from tests.studies.papers import BERTS, mined, prepared, stand_ins
+from tests.studies.papers import BERTS, DECODERS, mined, prepared, stand_ins
+
+LLAMA = next(iter(DECODERS))
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +26,9 @@ def without_weights(tmp_path_factory):
     return folder
 
 
-SCORED = ("raoe-s1", "raoe-s1-bert-large", "raoe-s1-modernbert-base", "raoe-s1-modernbert-large", "raoe-qwen2.5-7b")
 NLI = "data/nli/snli.jsonl.gz#train+data/nli/mnli.jsonl.gz#train"
 RECIPES = {
-    **dict.fromkeys(SCORED, "out/nli.jsonl.gz"),
+    **dict.fromkeys(("raoe-s1", "raoe-qwen2.5-7b"), "out/nli.jsonl.gz"),
     **dict.fromkeys(("raoe-s2", "raoe-s2-qwen2.5-7b"), "data/sts/stsb.jsonl.gz#train"),
     **dict.fromkeys(("simcse", "simcse-qwen2.5-7b", "sbert-softmax", "cosent", "angle", "bellm"), NLI),
     "ranking-post": "data/lists/ranking-sentences.jsonl.gz",
@@ -51,13 +52,13 @@ def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
     assert (found["trained"] < found["parameters"]) is ("7b" in recipe or "bellm" in recipe)
 
 
-SWEEPS = {"raoe-ablation": 51, "bellm-study": 7, "ranking-study": 19, "efficiency": 5, "margins": 144}
+SWEEPS = {"raoe-ablation": 51, "bellm-study": 6, "ranking-study": 19, "efficiency": 5, "margins": 144}
 
 
 @pytest.mark.parametrize("study", SWEEPS)
 def test_what_each_cell_would_take(without_weights, monkeypatch, capsys, study):
     monkeypatch.chdir(without_weights)
-    model = {"raoe-ablation": "bert-base-uncased", "ranking-study": BERTS[2]}.get(study)
+    model = {"raoe-ablation": "bert-base-uncased", "ranking-study": BERTS[2], "bellm-study": LLAMA}.get(study)
     before = sorted(without_weights.rglob("*"))
     found = sweep(study, "out", data_dir="data", scale="paper", model=model, dry_run=True)
     assert found["failed"] == [] and len(found["results"]) == SWEEPS[study]
@@ -96,7 +97,7 @@ def test_missing_data_is_reported_before_anything_is_prepared(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("study", "only", "model"),
     [
-        ("bellm-study", ["last-seed42", "add-seed42"], None),
+        ("bellm-study", ["last-seed42", "add-seed42"], LLAMA),
         ("ranking-study", ["minilm-seed42", "weak-name-qiyuw_pcl-bert-base-uncased-seed42"], BERTS[2]),
         ("margins", ["sst2-minilm-triplet-margin-0.1-name-intfloat_e5-small-v2-seed42"], None),
     ],
@@ -106,7 +107,8 @@ def test_three_steps_at_the_papers_settings(tmp_path, monkeypatch, study, only, 
     monkeypatch.chdir(tmp_path)
     stand_ins(tmp_path, weights=True)
     prepared(tmp_path)
-    few = {"training": {"max_steps": 3, "save_strategy": "no", "eval_strategy": "no"}, "model": {"device": "cpu"}}
+    training = {"max_steps": 3, "save_strategy": "no", "eval_strategy": "no", "eval_steps": None}
+    few = {"training": training, "model": {"device": "cpu"}}
     task = "polarity:sst2-phrases" if study == "margins" else "stsb"
     changes = {"scales": {"paper": {"settings": few, "tasks": [task]}}}
     found = sweep(study, "out", data_dir="data", scale="paper", model=model, only=only, changes=changes)
@@ -122,7 +124,7 @@ def test_stage_two_of_a_decoder_goes_on_from_its_adapter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stand_ins(tmp_path, weights=True)
     prepared(tmp_path)
-    few = {"max_steps": 1, "batch_size": 24, "save_strategy": "no"}  # a margin of 16 ranks
+    few = {"max_steps": 1, "per_device_train_batch_size": 24, "save_strategy": "no"}  # a margin of 16 ranks
     cpu = {"device": "cpu", "lora": {"r": 4}}
     run("train", "raoe-qwen2.5-7b", model=cpu, data={"train": ["out/nli.jsonl.gz"]}, training=few, output="s1")
     stsb = {"train": ["data/sts/stsb.jsonl.gz#train"]}

@@ -17,23 +17,26 @@ from benchmarks.studies.sweep_report import COSTS, best_variants, columns, curve
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, settings
 
+EPOCH = {"num_train_epochs": 1, "per_device_train_batch_size": 8}
+
 
 def table(folder, **changes):
     """The keys of a small study."""
     folder.mkdir(exist_ok=True)
     base = {key: value for key, value in settings(folder).items() if key not in ("output", "model.name")}
-    base["training"] = {**base["training"], "epochs": 1}
+    base["training"] = {**EPOCH, "learning_rate": 1e-3}
     made = {
         "base": "raoe-s1",
         "settings": {**base, "model.name": "scratch", "model.scratch": SCRATCH},
         "seeds": [1, 2],
         "tasks": [str(folder / "dev.tsv")],
-        "variants": {"raoe": {}, "second": {"after": "raoe", "loss.name": "rank_margin"}},
+        "variants": {"raoe": {}, "second": {"after": "raoe", "loss.class_path": "RankMarginLoss"}},
     }
     return {**made, **changes}
 
 
 def run(folder, study, **options):
+    study = {**study, "settings": {"data.train": ["pairs.tsv"], **study.get("settings", {})}}
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump(study, sort_keys=False))
     return sweep(path, folder / "out", **options)
@@ -101,11 +104,12 @@ def test_weights_stay_while_a_cell_starts_from_them(tmp_path, trained):
     run(tmp_path, study)
     assert names == ["first-seed1", "second-seed1"]
     assert not (first / "modules.json").exists() and not (second / "model.safetensors").exists()
-    study["variants"]["third"] = {"after": "first", "loss.margin": 3, **rate}
+    study["variants"]["third"] = {"after": "first", "loss.init_args.margin": 3, **rate}
     run(tmp_path, study)
     assert names[2:] == ["first-seed1", "third-seed1"], "the first is trained again for the third"
     assert not (first / "modules.json").exists()
-    run(tmp_path, {**study, "keep_models": True, "variants": {**study["variants"], "last": {"loss.margin": 4, **rate}}})
+    study["variants"]["last"] = {"loss.init_args.margin": 4, **rate}
+    run(tmp_path, {**study, "keep_models": True})
     assert (tmp_path / "out" / "runs" / "last-seed1" / "modules.json").is_file()
 
 
@@ -124,7 +128,7 @@ def test_a_cell_of_other_settings_or_data_is_not_overwritten(tmp_path, trained, 
 
 def test_each_starting_encoder_has_a_row(tmp_path, trained):
     variants = {
-        "plain": {}, "same": {"loss.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
+        "plain": {}, "same": {"loss.init_args.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
         "other": {"model.name": "b/model"},
     }  # fmt: skip
     study = {"seeds": [1, 2], "tasks": ["sick"], "settings": {"training.learning_rate": 1e-5}, "variants": variants}
@@ -137,7 +141,7 @@ def test_each_starting_encoder_has_a_row(tmp_path, trained):
 
 def test_mistakes_are_found_before_anything_runs(tmp_path, trained):
     for changes, message in (
-        ({"variants": {"a": {"los.name": "mse"}}}, "unknown key los"),
+        ({"variants": {"a": {"lows.class_path": "RAOELoss"}}}, "unknown key lows"),
         ({"prepare": {"x": {"job": "mine", "mining.kk": 1, "output": "{output}/x"}},
           "variants": {"a": {"data.train": ["{output}/x"]}}}, "mining.kk"),
     ):  # fmt: skip
@@ -150,7 +154,7 @@ def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys
     variants = {
         "broken": {"data.train": str(tmp_path / "nowhere.tsv"), "seeds": [1]},
         "raoe": {},
-        "second": {"after": "raoe", "loss.name": "rank_margin"},
+        "second": {"after": "raoe", "loss.class_path": "RankMarginLoss"},
         "lost": {"after": "broken", "seeds": [1]},
     }
     study = table(tmp_path, variants=variants, compare=[["raoe", "second"]])
@@ -175,7 +179,7 @@ def test_cells_are_trained_once_and_failures_do_not_stop_others(tmp_path, capsys
     assert main([*words, "--only", "raoe"]) == 0
 
     # One more stage after a cell whose weights are gone: that cell is trained again.
-    study["variants"] = {"raoe": {}, "third": {"after": "raoe", "loss.name": "cosent"}}
+    study["variants"] = {"raoe": {}, "third": {"after": "raoe", "loss.class_path": "CoSENTLoss"}}
     study["compare"] = []
     (third,) = (row for row in run(tmp_path, study, only=["third-seed2"])["results"] if row["variant"] == "third")
     assert third["before"]["spearman"] == pytest.approx(lines[1]["after"]["spearman"])
@@ -200,10 +204,10 @@ def test_margins_from_texts_to_the_report(tmp_path):
         },
         "settings": {
             "data": {"train": ["{output}/mined.jsonl"]},
-            "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-2, "save_strategy": "no"},
+            "training": {**EPOCH, "learning_rate": 1e-2, "save_strategy": "no"},
             "polarity": {"k": 4, "sources": 4, "curve": [1, 4, 8]},
         },
-        "variants": {"triplet": {"grid": {"loss.margin": [0.1, 5, 10]}}},
+        "variants": {"triplet": {"grid": {"loss.init_args.margin": [0.1, 5, 10]}}},
     }  # fmt: skip
     found = run(tmp_path, study, model=str(tmp_path / "encoder"), data_dir=str(tmp_path))
     assert found["failed"] == []
@@ -256,15 +260,15 @@ def test_main_metrics_of_each_kind():
 def test_curves_are_of_numbers():
     points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
     same = {"variant": "", "family": "scale", "seed": 1, "steps": 1, "seconds": 1}
-    rows = [{**same, "point": {"loss.scale": x}, "after": {"spearman": y}} for x, y in points]
+    rows = [{**same, "point": {"loss.init_args.scale": x}, "after": {"spearman": y}} for x, y in points]
     runs = frame(rows, ["dev"])
-    assert curves(runs, "loss.scale", runs[["dev"]]) == {"scale": [(5.0, 3.0), (20.0, 1.0)]}
+    assert curves(runs, "loss.init_args.scale", runs[["dev"]]) == {"scale": [(5.0, 3.0), (20.0, 1.0)]}
 
 
 def polarity_row(family, margin, p, s, seed=1, name="set"):
     after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
     names = {"variant": f"{family}-{margin}", "family": family}
-    return {**names, "seed": seed, "point": {"loss.margin": margin}, "after": after, "steps": 1, "seconds": 1}
+    return {**names, "seed": seed, "point": {"loss.init_args.margin": margin}, "after": after, "steps": 1, "seconds": 1}
 
 
 def test_the_best_of_each_family():

@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from raoe_train import run
 from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.jobs.train import TrainConfig
-from raoe_train.training.account import changes, in_words
 from raoe_train.training.arguments import Training, for_all_processes
+from raoe_train.training.measures import changes, in_words
 from raoe_train.training.training_data import enough_steps, held_out
 from tests.tiny import SENTENCES, saved_encoder
 

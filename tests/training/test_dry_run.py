@@ -6,7 +6,7 @@ import pytest
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
-from raoe_train.encoders import sizes
+from raoe_train.encoders import preflight as sizes
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.training import dry_run

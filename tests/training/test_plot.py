@@ -2,7 +2,7 @@
 
 import pytest
 
-from raoe_train.training.plot import plot_run
+from raoe_train.training.measures import plot_run
 
 pytest.importorskip("matplotlib")
 

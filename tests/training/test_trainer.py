@@ -17,8 +17,8 @@ from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
 from raoe_train.losses.collators import ListCollator, ScoreLabelCollator
 from raoe_train.training.arguments import Training, trainer_settings
-from raoe_train.training.premises import PremiseBatchSampler
 from raoe_train.training.trainer import Trainer
+from raoe_train.training.training_data import PremiseBatchSampler
 from tests.tiny import REPLAYS_IN_DOUBLE, tiny_encoder
 from tests.training.small_runs import write_pairs
 

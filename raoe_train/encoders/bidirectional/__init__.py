@@ -1,13 +1,10 @@
-"""Decoders whose last layers look both ways: their configuration and model class for transformers.
-
-`register` makes `AutoModel`, and with it `SentenceTransformer`, load what was saved as such a model.
-"""
+"""Decoders whose last layers look both ways: their configuration and model class for transformers."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Tell transformers of BidirectionalConfig and BidirectionalModel; once is enough, more does no harm."""
+    """Make `AutoModel`, and with it `SentenceTransformer`, load saved models of this kind."""
     from transformers import AutoConfig, AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig

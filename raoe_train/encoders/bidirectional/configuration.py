@@ -1,7 +1,7 @@
 """What a decoder with bidirectional layers is: the decoder's own configuration and which layers, how.
 
-This file and modeling.py are copied beside the weights, so that a saved model also loads, with trust_remote_code,
-where raoe is not installed. They import nothing of ours.
+This file and modeling.py are copied beside the weights and import nothing of ours, so that a saved model loads with
+trust_remote_code where raoe is not installed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+# model_type of the decoders that this was tested with
 ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
-"""model_type of the decoders that this was tested with."""
 MODES = ("modify", "add")
 
 

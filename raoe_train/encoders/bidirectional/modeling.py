@@ -1,8 +1,7 @@
 """A decoder whose last layers look both ways, over any of transformers' own decoder classes.
 
-The decoder itself is left as it is. Hooks on its last layers give them another mask, which this model's forward makes
-and passes down as an argument: nothing is stored between calls, so several forwards before a backward, and layers that
-gradient checkpointing runs again, see what belongs to them.
+Hooks on the last layers give them another mask, which this model's forward makes and passes down as an argument.
+Nothing is stored between calls, so several forwards before a backward, and checkpointing, see what belongs to them.
 """
 
 from __future__ import annotations
@@ -14,12 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
@@ -34,9 +28,8 @@ ATTENTION = ("eager", "sdpa", "flex_attention")
 
 
 class BidirectionalModel(PreTrainedModel):
-    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it; its weights are new where
-    no `decoder` is given. Padding may be on either side. There is no key-value cache: a token's state depends on those
-    after it."""
+    """A decoder with bidirectional layers, as `AutoModel` and `SentenceTransformer` load it; padding may be on either
+    side. Its weights are new where no `decoder` is given."""
 
     config: BidirectionalConfig
     config_class = BidirectionalConfig
@@ -54,7 +47,10 @@ class BidirectionalModel(PreTrainedModel):
         used = self.decoder.config
         if getattr(used, "attn_logit_softcapping", None) is not None and used._attn_implementation == "sdpa":
             used._attn_implementation = "eager"  # SDPA knows no soft cap
-        self._add_hooks()
+        count = config.bidirectional_layers
+        changed = list(zip(self.decoder.layers, windows(used), strict=True))[-count:] if count else []
+        for layer, window in changed:
+            layer.register_forward_pre_hook(partial(lift, window=window), with_kwargs=True)
         self.register_state_dict_post_hook(_leave_out_quantised)
         self.register_load_state_dict_pre_hook(lambda module, *_: module._unpack())
         self.register_load_state_dict_post_hook(_do_not_miss_quantised)
@@ -95,14 +91,14 @@ class BidirectionalModel(PreTrainedModel):
         shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
         if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
             raise ValueError("attention_mask must be [batch, length]: a padded batch, not sequences side by side")
-        masks = self._masks(given, attention_mask) if self.config.bidirectional_layers else {}
+        if self.config.bidirectional_layers:
+            kwargs["lifted"] = self._masks(given, attention_mask)
         return self.decoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             use_cache=False,
-            **({"lifted": masks} if masks else {}),
             **kwargs,
         )
 
@@ -162,9 +158,8 @@ class BidirectionalModel(PreTrainedModel):
                 if hasattr(whole, key):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
-        for key in ("adapter_kwargs", "_from_auto", "_commit_hash"):
-            kwargs.pop(key, None)
-        model = cls._on_base(config, {**hub, **kwargs})
+        options = {key: kwargs[key] for key in kwargs if key not in ("adapter_kwargs", "_from_auto", "_commit_hash")}
+        model = cls._on_base(config, hub | options)
         decoder = model.decoder
         folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
         at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
@@ -182,7 +177,7 @@ class BidirectionalModel(PreTrainedModel):
 
     @classmethod
     def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> BidirectionalModel:
-        """The model of `config` without its adapter: its base by name, or around it where that is a plain decoder."""
+        """The model of `config` without its adapter: its base, or around it where that is a plain decoder."""
         name, where = str(config.base_model), {"revision": config.base_revision}
         hub = {key: options[key] for key in HUB if key in options}
         base = AutoConfig.from_pretrained(name, **where, **hub)
@@ -217,31 +212,21 @@ class BidirectionalModel(PreTrainedModel):
             state = {key: value.contiguous() for key, value in self.added_layers.state_dict().items()}
             save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
 
-    def _add_hooks(self) -> None:
-        count = self.config.bidirectional_layers
-        changed = list(zip(self.decoder.layers, windows(self.decoder.config), strict=True))[-count:] if count else []
-        for layer, window in changed:
-            layer.register_forward_pre_hook(partial(lift, window=window), with_kwargs=True)
-
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
         """By window, the mask of the layers with it."""
         decoder = self.decoder.config
-        batch, length = given.shape[:2]
         wanted = set(windows(decoder)[-self.config.bidirectional_layers :])
         if padding is not None and padding.ndim == 4:  # packed
             return dict.fromkeys(wanted, padding)
         # transformers asks an embedding of it only for batch, length, dtype and device
         dtype: Any = self.get_input_embeddings().weight.dtype
-        like = torch.empty(batch, length, 0, dtype=dtype, device=given.device)
-        return {
-            window: create_bidirectional_mask(decoder, like, padding, and_mask_function=_within(window))
-            for window in wanted
-        }
+        like = torch.empty(*given.shape[:2], 0, dtype=dtype, device=given.device)
+        mask = partial(create_bidirectional_mask, decoder, like, padding)
+        return {window: mask(and_mask_function=_within(window)) for window in wanted}
 
 
 def _within(window: int | None) -> Any:
-    """transformers' mask function (batch, head, query, key) -> bool of a window that reaches as far ahead as the causal
-    layer's reaches back; None where a query sees all keys."""
+    """transformers' mask function of a window that reaches as far ahead as the causal layer's reaches back."""
     if window is None:
         return None
     return lambda b, h, q, k: (q - k < window) & (k - q < window)
@@ -249,20 +234,15 @@ def _within(window: int | None) -> Any:
 
 def lift(layer: nn.Module, args: Any, kwargs: dict[str, Any], window: int | None) -> tuple[Any, dict[str, Any]]:
     """Hook of a layer that looks both ways: another mask in place of the decoder's."""
-    masks, kwargs = _passed_down(kwargs)
-    # SDPA takes a missing mask for the causal one unless it is told
-    return args, {**kwargs, "attention_mask": masks[window], "is_causal": False}
-
-
-def _passed_down(kwargs: dict[str, Any]) -> tuple[dict[Any, Any], dict[str, Any]]:
-    """(the masks that forward made, the other arguments of a layer)."""
     if "lifted" not in kwargs:
         raise RuntimeError("call the BidirectionalModel, not its decoder: it makes the masks of these layers")
-    return kwargs["lifted"], {key: value for key, value in kwargs.items() if key != "lifted"}
+    others = {key: value for key, value in kwargs.items() if key != "lifted"}
+    # SDPA takes a missing mask for the causal one unless it is told
+    return args, {**others, "attention_mask": kwargs["lifted"][window], "is_causal": False}
 
 
-# A trainer goes on from a checkpoint, and back to its best one, by load_state_dict, which cannot be done with quantised
-# weights. Under an adapter they never change: they are no part of the state.
+# A trainer loads checkpoints by load_state_dict, which fails with quantised weights. Under an adapter these never
+# change: they are no part of the state.
 def _leave_out_quantised(model: BidirectionalModel, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     if model.is_quantised and model.has_adapter:
         for key in [key for key in state if key.startswith(prefix) and "lora_" not in key]:
@@ -275,7 +255,7 @@ def _do_not_miss_quantised(model: BidirectionalModel, keys: Any) -> None:
 
 
 def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
-    """A saved adapter in float32, as it was trained: transformers' load_adapter would round it to the base's dtype."""
+    """A saved adapter, in float32 as it was trained: transformers' load_adapter rounds it to the base's dtype."""
     from peft import PeftConfig, load_peft_weights, set_peft_model_state_dict
 
     decoder.add_adapter(PeftConfig.from_pretrained(name, **at))

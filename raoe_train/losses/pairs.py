@@ -1,18 +1,20 @@
-"""What the losses of sentence pairs share: reading labels, and parts of a loss that are shown apart."""
+"""Losses of scored pairs: what they share, CoSENT, AnglE and Pearson's correlation."""
 
 from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
+from torch.nn import functional
 
-from raoe_kernels import pairwise_cosine
+from raoe_kernels import cosent_loss, pairwise_cosine
 from raoe_train.config import PositiveFloat
-from raoe_train.losses.base import CachedLoss, carrying
+from raoe_train.losses.base import CachedLoss, OneSweep, carrying
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.reads import SCORED_PAIRS, needs_label
 
@@ -147,3 +149,78 @@ class PairLoss(CachedLoss):
                 f"a batch of {rows} pairs has no two ranks further apart than margin={margin}: the rank part is 0",
                 stacklevel=4,
             )
+
+
+class CoSENTLoss(OneSweep, PairLoss):
+    """sentence-transformers' CoSENTLoss, same arguments and values, with gradient caching and gathering.
+
+    Args:
+        model, scale, cached: see OneSweep.
+        similarity_fct: (B, D), (B, D) -> (B,). Another than the cosine has no matryoshka_dims: put it into a
+            MatryoshkaLoss.
+    """
+
+    by_order = True
+    cites = ("huang2024cosent",)
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: PositiveFloat = 20.0,
+        similarity_fct: Callable[[Tensor, Tensor], Tensor] = util.pairwise_cos_sim,
+        **cached: Any,
+    ) -> None:
+        super().__init__(model, scale, **cached)
+        self.similarity_fct = similarity_fct
+        if self.dims and similarity_fct is not util.pairwise_cos_sim:
+            raise ValueError("matryoshka_dims are of cosines: another similarity_fct needs a MatryoshkaLoss")
+
+    def similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().similarity(a, b) if self.similarity_fct is util.pairwise_cos_sim else self.similarity_fct(a, b)
+
+    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
+        return cosent_loss(similarity, score, scale=self.scale)
+
+
+class AnglELoss(PairLoss):
+    """sentence-transformers' AnglELoss: CoSENT over ``pairwise_angle_sim``, same arguments and values; see CachedLoss.
+
+    More than two columns are an anchor, its positive and negatives: the positive's score is the label (1 without one),
+    each negative's is 1 minus that.
+    """
+
+    by_order = True
+    cites = ("li2024angle",)
+
+    def similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        return util.pairwise_angle_sim(a, b)
+
+    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
+        return cosent_loss(similarity, score, scale=self.scale)
+
+    def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Any:
+        if len(embeddings) > 2:
+            anchor, *others = embeddings
+            positive = anchor.new_ones(len(anchor)) if labels is None else self.targets(labels, len(anchor))[0]
+            labels = torch.cat([positive, *[1 - positive] * (len(others) - 1)])
+            embeddings = [anchor.repeat(len(others), 1), torch.cat(others)]
+        return super().compute_loss_from_embeddings(embeddings, labels)
+
+
+class PearsonLoss(OneSweep, PairLoss):
+    """1 - Pearson's correlation of the batch's cosines and scores (the loss of Pcc-tuning, Zhang and Li 2024).
+
+    It is the same for scores times any positive number and plus any other, so that it needs neither their scale nor a
+    temperature, and `scale` has no part in it. A batch whose scores are all equal teaches nothing.
+
+    Args:
+        model, scale, cached: see OneSweep and PairLoss.
+    """
+
+    cites = ("zhang2024pcctuning",)
+
+    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
+        wide = torch.promote_types(similarity.dtype, torch.float32)
+        ours, theirs = (each.to(wide) - each.to(wide).mean(-1, keepdim=True) for each in (similarity, score))
+        # eps: where all cosines are nearly equal, their differences are rounding, and no direction to go into
+        return 1 - functional.cosine_similarity(ours, theirs, dim=-1, eps=1e-4)

@@ -1,0 +1,79 @@
+"""A small Llama made from scratch and pretrained as a language model: a start for decoders, and a writer of chains."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, DataCollatorForLanguageModeling, Trainer, TrainingArguments
+
+from benchmarks.studies.jobs import read_texts, small_llama
+
+HELD_OUT = 50  # every 50th sentence is held out, for the perplexity
+SIZES = {"vocab_size": 5000, "hidden_size": 192, "layers": 6, "heads": 6, "intermediate_size": 512, "dropout": 0}
+TRAINING = {
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 64,
+    "learning_rate": 1e-3,
+    "warmup_steps": 0.05,
+    "lr_scheduler_type": "cosine",
+    "train_sampling_strategy": "group_by_length",
+    "bf16": True,
+    "logging_steps": 100,
+    "save_strategy": "no",
+    "report_to": "none",
+}
+
+
+def pretrain(
+    data: Sequence[str],
+    output: str,
+    max_length: int = 64,
+    sizes: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """Pretrain a decoder and its tokenizer, and save both in OUTPUT.
+
+    Args:
+        data: files of pairs, or .txt files; each distinct sentence is trained on once an epoch.
+        output: the folder to write. `generate` reads it as a language model, `train` as an encoder.
+        max_length: tokens of a sentence, its end included; longer ones are cut.
+        sizes: changes of SIZES, the model section `scratch`.
+        training: changes of TRAINING, transformers.TrainingArguments.
+
+    Returns:
+        {"perplexity": of the held-out sentences, "tokens": trained on in an epoch, "parameters"}.
+    """
+    if Path(output).exists():
+        raise ValueError(f"{output} exists: choose another output")
+    sentences = list(dict.fromkeys(text for source in data for text in read_texts(source)))
+    settings = {**TRAINING, "disable_tqdm": not sys.stderr.isatty(), **(training or {})}
+    arguments = TrainingArguments(output, **settings)
+    decoder, tokenizer = small_llama(sentences, max_length, **{**SIZES, "seed": arguments.seed, **(sizes or {})})
+    model = AutoModelForCausalLM.from_config(decoder.config)
+    setattr(model, model.base_model_prefix, decoder)
+    model.tie_weights()
+    ids = tokenizer(sentences, truncation=True, max_length=max_length - 1)["input_ids"]
+    rows = [{"input_ids": [*row, tokenizer.eos_token_id]} for row in ids]
+    trained = [row for number, row in enumerate(rows) if number % HELD_OUT]
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        train_dataset=Dataset.from_list(trained),
+        eval_dataset=Dataset.from_list(rows[::HELD_OUT]),
+    )
+    trainer.train()
+    found = {
+        "perplexity": math.exp(trainer.evaluate()["eval_loss"]),
+        "tokens": sum(len(row["input_ids"]) for row in trained),
+        "parameters": model.num_parameters(),
+    }
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    print(f"perplexity {found['perplexity']:.1f} on {len(rows[::HELD_OUT])} held-out sentences; saved to {output}")
+    return found

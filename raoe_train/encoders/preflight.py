@@ -1,0 +1,152 @@
+"""What is known of a model before its weights are loaded: folder, config and device, and the memory it would take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.settings import SCRATCH, Encoder, Model
+
+GB = 1e9
+HALF = ("bfloat16", "float16")
+
+
+def check_device(device: str | None, attention: str | None = None) -> None:
+    """ValueError for a device that is not here, or attention's kernels that are not installed."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
+        raise ValueError(
+            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
+        )
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Errors of a hub or a folder become one sentence that names the model."""
+    # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
+    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
+        raise FileNotFoundError(f"no such model directory: {name}")
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {name} are damaged, or cut off: {error}") from None
+    except OSError as error:
+        raise OSError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def full_name(name: str) -> str:
+    """A folder, or what sentence-transformers takes a name without an owner for."""
+    from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS
+
+    if (folder := Path(name).expanduser()).is_dir():
+        return str(folder)
+    owned = "/" in name or name.lower() in ORIGINAL_TRANSFORMER_MODELS
+    return name if owned else f"sentence-transformers/{name}"
+
+
+def from_hub(encoder: Encoder) -> dict[str, Any]:
+    """Arguments of transformers' from_pretrained for an encoder's config and tokenizer."""
+    inner = Path(full := full_name(str(encoder.name))) / "0_Transformer"  # where older SentenceTransformers keep them
+    place = str(inner) if inner.is_dir() else full
+    revision, trusted = encoder.revision, encoder.trust_remote_code
+    return {"pretrained_model_name_or_path": place, "revision": revision, "trust_remote_code": trusted}
+
+
+def config_of(encoder: Encoder) -> Any:
+    """transformers' config of an encoder; OSError where there is none."""
+    from transformers import AutoConfig
+
+    from raoe_train.encoders.bidirectional import register
+
+    register()
+    with loading(str(encoder.name)):
+        return AutoConfig.from_pretrained(**from_hub(encoder))
+
+
+def new_layers(base: Any, model: Model) -> dict[str, Any]:
+    """Changes to a decoder's config by mode "add": layers on top, of the last one's kind."""
+    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
+
+    if not model.added_layers or isinstance(base, BidirectionalConfig):  # which was saved with them
+        return {}
+    check(base, 0, "add")
+    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + model.added_layers}
+    if kinds := getattr(base, "layer_types", None):
+        changes["layer_types"] = [*kinds, *[kinds[-1]] * model.added_layers]
+    return changes
+
+
+def last_layers(depth: int, count: int) -> tuple[str, ...]:
+    """How the names of the weights of a decoder's last `count` layers begin."""
+    return tuple(f"layers.{number}." for number in range(depth - count, depth))
+
+
+def sizes(model: Model) -> tuple[Any, int, int, int]:
+    """(config of an encoder, number of its weights, of those that are trained, of those outside its embeddings), from
+    the meta device. OSError where there is no config."""
+    from transformers import AutoModel
+
+    from raoe_train.encoders.adapters import add_lora
+    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
+
+    config = config_of(model)
+    changes = new_layers(config, model)
+    if isinstance(config, BidirectionalConfig):
+        config = config.text_config
+    config.update(changes)
+    with torch.device("meta"):
+        encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
+        tables = [part.weight.numel() for part in encoder.modules() if isinstance(part, torch.nn.Embedding)]
+        parameters = sum(weight.numel() for weight in encoder.parameters())
+        if model.lora:
+            added = model.added_layers if changes else 0
+            add_lora(encoder, model.lora, leave=last_layers(config.num_hidden_layers, added))
+    trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
+    return config, parameters, trained, parameters - sum(tables)
+
+
+def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, float]:
+    """GB of an encoder's weights, and of what is kept beside those that are trained."""
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
+    return {"weights": parameters * bytes_each / GB, "gradients and optimizer": 12 * trained / GB}
+
+
+def check_fits(model: Model, train: bool = True) -> None:
+    """ValueError for a model that by arithmetic takes more than its device's memory. Models without a plain config, or
+    on several devices, pass."""
+    kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shared = model.device_map is not None or rank_and_world()[1] > 1
+    if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
+        return
+    try:
+        config, parameters, trained, _ = sizes(model)
+    except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
+        return
+    has = device_memory(kind) / GB
+    if (needed := sum(held(model, config, parameters, trained if train else 0).values())) > has:
+        what, less = "its weights", "model.load_in_4bit makes them small"
+        if train:
+            what, less = f"{what}, gradients and Adam's moments", f"model.lora trains fewer, {less}"
+        raise ValueError(
+            f"model.name {model.name} does not fit: {what} take {needed:.1f} GB by arithmetic, and the {kind.type} has "
+            f"{has:.1f}; {less}"
+        )
+
+
+def device_memory(device: Any) -> int:
+    """Bytes of all memory of a GPU, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

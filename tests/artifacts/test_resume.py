@@ -1,0 +1,247 @@
+"""Outputs: whether one is finished and whose it is; shards and lines that a kill cannot halve; one owner at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from raoe_train.artifacts import resume
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.resume import Lines, Output, beside, different, in_shards, owned, replacing_model
+from raoe_train.cli import JOBS, main
+
+SETTINGS = {"model": {"name": "m"}, "rows": None}
+OTHER = {"model": {"name": "n"}, "rows": None}
+
+
+def finished(path, settings=SETTINGS, **how):
+    """An output that was made from settings: a file or a folder of one file."""
+    output = Output(path, settings, **how)
+    assert output.finished() is None
+    output.begin("a")
+    written = output.path / "a" if output.folder else output.path
+    written.write_text("made")
+    output.finish({"rows": 3})
+    return output
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_finished_output_is_known_by_its_settings(tmp_path, folder):
+    output = finished(tmp_path / "out", folder=folder)
+    output.parts.mkdir(parents=True)  # as a kill right after the record leaves it
+    again = Output(tmp_path / "out", SETTINGS, folder=folder).finished()
+    assert (again["rows"], again["settings"], again["output"]) == (3, SETTINGS, str(tmp_path / "out"))
+    assert "torch" in again["versions"] and not output.all_parts.exists()
+    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: model\.name\): choose another"):
+        Output(tmp_path / "out", OTHER, folder=folder).finished()
+    assert Output(tmp_path / "out", OTHER, overwrite=True, folder=folder).finished() is None
+    if not folder:
+        (tmp_path / "out").unlink()  # by the user, who wants it again
+        assert Output(tmp_path / "out", SETTINGS).finished() is None
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_not_ours_is_never_replaced(tmp_path, folder, overwrite):
+    foreign = tmp_path / "out" / "thesis.tex" if folder else tmp_path / "out"
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("two years")
+    with pytest.raises(ValueError, match="was not written by raoe-train"):
+        Output(tmp_path / "out", SETTINGS, overwrite, folder=folder).finished()
+    with pytest.raises(ValueError, match="is a file" if not folder else "is a folder: name a file"):
+        Output(tmp_path / "out", SETTINGS, overwrite, folder=not folder).finished()
+    assert foreign.read_text() == "two years"
+
+
+def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
+    old = finished(tmp_path / "out", folder=True)
+    with replacing_model(old) as saved:
+        (saved / "weights").touch()
+        (saved / "1_Pooling").mkdir()
+    old.own("../escape", "note")
+    for name in ("../escape", "note", "mine.txt"):
+        (old.path / name).write_text("x")
+    new = Output(tmp_path / "out", OTHER, overwrite=True, folder=True)
+    assert new.finished() is None and new.replaces and not old.replaces
+    new.begin("b")
+    assert sorted(os.listdir(old.path)) == ["made_from.json", "mine.txt"] and (tmp_path / "escape").exists()
+    assert not new.replaces and new.finished() is None  # begun, and not finished
+    new.own("c")
+    new.begin("b")  # on resuming nothing is forgotten
+    assert json.loads(new.record.read_text())["files"] == ["b", "c"]
+
+
+def test_a_kill_while_old_files_go_leaves_nothing_that_is_finished(tmp_path, monkeypatch):
+    old = finished(tmp_path / "out", folder=True)
+    monkeypatch.setattr(resume, "remove", lambda path: [path.unlink(), 1 / 0])
+    with pytest.raises(ZeroDivisionError):
+        Output(tmp_path / "out", OTHER, overwrite=True, folder=True).begin()
+    assert old.finished() is None
+
+
+def test_what_a_kill_leaves_of_a_record_is_ours_and_a_damaged_one_is_not(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / ".partial.made_from.json").write_text('{"sett')
+    assert Output(tmp_path / "folder", SETTINGS, folder=True).finished() is None
+    output = finished(tmp_path / "out")
+    output.record.write_text("{")
+    with pytest.raises(ValueError, match="was not written by raoe-train"):
+        output.finished()
+
+
+def test_settings_differ_by_key():
+    assert different({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ["a.c"]
+    assert different({"a": None}, {}) == ["a"] == different({}, {"a": None})  # null is not absent
+    assert different({"a": 1}, {"a": True}) == ["a"] == different({"a": 1}, {"a": 1.0})
+    assert different(None, {}) == ["all"] and different({"a": [1, {}]}, {"a": [1, {}]}) == []
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+
+
+def squares(folder, items=range(10), made=None):
+    def make(run):
+        if made is not None:
+            made.append(list(run))
+        return np.square(np.asarray(run))
+
+    return np.concatenate(in_shards(folder, items, 3, make, "squares")).tolist()
+
+
+def test_shards_are_made_once_and_made_again_where_they_are_damaged(tmp_path, caplog):
+    made: list = []
+    assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
+    assert squares(tmp_path, made=made) == [n * n for n in range(10)] and len(made) == 4
+    (tmp_path / "000001.npy").write_bytes(bytes((tmp_path / "000001.npy").stat().st_size))
+    (tmp_path / "000002.npy.sha256").unlink()
+    (tmp_path / "000003.npy").unlink()
+    assert squares(tmp_path, made=made) == [n * n for n in range(10)]
+    assert made[4:] == [[3, 4, 5], [6, 7, 8], [9]]
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}/000001.npy is damaged and is made again"]
+
+
+def test_ranks_share_shards(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made: dict[str, list] = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        made[rank] = []
+        resume.share(tmp_path, range(10), 3, lambda run, to=made[rank]: (to.append(run[0]), np.asarray(run))[1], "x")
+    assert made == {"0": [0, 6], "1": [3, 9]}
+    monkeypatch.setenv("RANK", "0")
+    paths = [tmp_path / f"{number:06d}.npy" for number in range(4)]
+    assert np.concatenate(resume.gathered(paths)).tolist() == list(range(10))
+
+
+@pytest.fixture
+def ranks(tmp_path, monkeypatch):
+    """The lines of two processes of one output."""
+    output = Output(tmp_path / "words.jsonl", SETTINGS)
+    made = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        made.append(Lines(output))
+    return made
+
+
+def write(lines, *of):
+    with lines.writing():
+        for line in of:
+            lines.write(line)
+
+
+def test_lines_of_all_processes_are_merged_in_order(ranks):
+    first, second = ranks
+    write(first, {"id": 3, "word": "drei é"}, {"id": 1, "word": "one", "reason": "too short"})
+    assert first.own.read_bytes().count(b"\n") == 2
+    assert first.merge([1, 2, 3], dict) is None and not first.output.exists()  # the other's is missing
+    with open(second.own, "wb") as file:
+        file.write(b'{"id": 2, "wo')  # what a kill leaves
+    assert first.done() == {1, 3}
+    write(second, {"id": 2, "word": "two"})
+    assert first.done() == {1, 2, 3}
+    assert second.merge([1, 2, 3], lambda line: line["word"]) == (["two", "drei é"], ["one"])
+    assert [json.loads(line)["id"] for line in first.output.read_text("utf-8").splitlines()] == [2, 3]
+    assert json.loads(first.failed.read_text()) == {"id": 1, "word": "one", "reason": "too short"}
+    assert second.merge([3], lambda line: line["id"]) == ([3], []) and not first.failed.exists()
+
+
+def test_a_last_line_that_lacks_only_its_end(ranks):
+    """What is written after it would stand in the same line."""
+    lines, _ = ranks
+    write(lines, {"id": 1})
+    with open(lines.own, "ab") as file:
+        file.write(b'{"id": 2, "word": "two"}')
+    assert lines.done() == {1}
+    write(lines, {"id": 3})
+    assert lines.done() == {1, 3} and lines.own.read_bytes() == b'{"id": 1}\n{"id": 3}\n'
+
+
+@pytest.mark.parametrize("line", ['{"word": "two"}', '{"id": "2", "word": "two"}', "[]", "{"])
+def test_a_line_that_is_none_of_ours(ranks, line):
+    lines, _ = ranks
+    lines.folder.mkdir(parents=True)
+    lines.own.write_text(line + "\n" + '{"id": 1}\n')
+    with pytest.raises(ValueError, match=r"rank-00000\.jsonl, line 1: not a line that we wrote"):
+        lines.done()
+    lines.own.write_text('{"id": 1}\n' + line + "\n")  # at the end it may be a kill's
+    assert lines.done() == {1}
+
+
+def test_one_writer_of_a_process_lines(ranks):
+    lines, other = ranks
+    with lines.writing():
+        with pytest.raises(ValueError, match="another process is writing to it"), lines.writing():
+            raise AssertionError
+        with other.writing():
+            pass
+
+
+HOLDER = "import sys; from raoe_train.artifacts.resume import owned\n" \
+    "with owned(sys.argv[1]): print(flush=True); sys.stdin.read()"  # fmt: skip
+
+
+def test_one_owner_whatever_the_name_and_a_killed_one_owns_nothing(tmp_path, capsys):
+    output = tmp_path / "new" / "out.json"
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    (tmp_path / "other.json").symlink_to(output)
+    held = subprocess.Popen([sys.executable, "-c", HOLDER, str(output)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    held.stdout.readline()
+    for name in (output, tmp_path / "link" / "out.json", tmp_path / "other.json"):
+        for job in ("score", "check", "encode"):  # before they look at anything else
+            assert main([job, "--output", str(name)]) == 2
+            assert f"{output}: another process is writing to it" in capsys.readouterr().err
+    held.kill()
+    held.wait()
+    with owned(output):
+        pass
+    assert os.listdir(tmp_path / "new") == []
+
+
+def test_what_is_made_for_the_lock_goes_with_it(tmp_path):
+    with pytest.raises(RuntimeError), owned(tmp_path / "a" / "b" / "out"):
+        assert os.listdir(tmp_path / "a" / "b") == [".out.lock"]
+        raise RuntimeError
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_may_not_be_written_may_be_read(tmp_path, monkeypatch, capsys):
+    """As where nothing may be written; root, who may, is told so by hand."""
+
+    def no(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "out").write_text("of an earlier run")
+    monkeypatch.setattr(os, "open", no)
+    with owned(tmp_path / "out"):
+        pass
+    with pytest.raises(PermissionError), owned(tmp_path / "new"):
+        raise AssertionError
+    for job in JOBS:  # found before anything else
+        assert main([job, "--output", str(tmp_path / "new")]) == 2
+        assert f"cannot write {tmp_path}" in capsys.readouterr().err
+    assert beside(tmp_path / "out", ".json").name not in os.listdir(tmp_path)

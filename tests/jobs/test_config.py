@@ -1,0 +1,194 @@
+"""Settings: layers, types, errors that name the key, what help lists; of every job."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raoe_train import cli
+from raoe_train.cli import JOBS, job_of, load, main
+from raoe_train.config import parse, parse_words, parser_of, shipped, to_dict, words_of
+from raoe_train.jobs.train import ESSENTIALS, TrainConfig
+
+
+def command(*words, config=TrainConfig):
+    """The configuration that a command line gives."""
+    return parse_words(config, words_of(config, words))
+
+
+def test_later_layers_win(tmp_path):
+    (tmp_path / "a.yaml").write_text("training: {seed: 1, learning_rate: 0.5}\nloss.margin: 7\n")
+    (tmp_path / "b.yaml").write_text("training.seed: 2\n")
+    files = ("--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml"))
+    found = command("--config", "raoe-s1", *files, "--training.learning_rate", "5e-1", "--training.bf16", "auto")
+    assert found.loss.chosen.__name__ == "RAOELoss" and found.loss.init_args["margin"] == 7
+    assert found.loss.init_args["rank_weight"] == load("train", "raoe-s1").loss.init_args["rank_weight"]
+    training = found.training
+    assert (training.seed, training.learning_rate, training.bf16, training.num_train_epochs) == (2, 0.5, "auto", 5)
+    assert command("--config", "raoe-s1", "--training.seed=3", *files).training.seed == 3  # wherever it stands
+    assert load("train", tmp_path / "a.yaml", {"training": {"seed": 4}}).training.learning_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("--data.train a.tsv b.tsv", "data.train", ["a.tsv", "b.tsv"]),
+        ("--data.train ~/a.tsv#dev", "data.train", [str(Path.home() / "a.tsv#dev")]),
+        ("--data.train 1.10 007 null", "data.train", ["1.10", "007", "null"]),
+        ("--data.score_scale 1 5", "data.score_scale", [1.0, 5.0]),
+        ("--data.columns sentence1=premise score=007", "data.columns", {"sentence1": "premise", "score": "007"}),
+        ("--data.labels yes=0 no=1 x=null", "data.labels", {"yes": 0, "no": 1, "x": None}),
+        ("--model.name 1.10", "model.name", "1.10"),
+        ("--model.name 007", "model.name", "007"),
+        ("--model.lora r=4 lora_alpha=8", "model.lora", {"r": 4, "lora_alpha": 8}),
+        ("--model.bidirectional_layers all", "model.bidirectional_layers", "all"),
+        ("--overwrite", "overwrite", True),
+        ("--loss.gather_across_devices --overwrite", "loss.init_args.gather_across_devices", True),
+        ("--loss.mini_batch_size null", "loss.init_args.mini_batch_size", None),
+        ("--loss.margin=-0", "loss.init_args.margin", 0.0),
+        ("--training.by_length packed", "training.by_length", "packed"),
+        ("--training.optim adamw_torch", "training.optim", "adamw_torch"),
+        ("--model.scratch.layers 3", "model.scratch.layers", 3),
+        ("--polarity.reference.name x", "polarity.reference.name", "x"),
+    ],
+)
+def test_words(words, key, value):
+    found = to_dict(command(*words.split()))
+    for part in key.split("."):
+        found = found[part]
+    assert found == value and type(found) is type(value)
+
+
+def test_nested_and_dotted_settings_are_the_same():
+    nested = {"model": {"name": "x", "scratch": {"layers": 3}}, "training": {"seed": 1}, "loss": {"margin": 3}}
+    dotted = {"model.name": "x", "model.scratch": {"layers": 3}, "training.seed": 1, "loss.margin": 3}
+    assert load("train", None, nested) == load("train", None, dotted)
+    lists = {"data.train": ["a", "b"], "data": {"columns": {"score": "s"}, "labels": {"a.b": 1}}}
+    found = load("train", None, lists).data
+    assert (found.train, found.columns, found.labels) == (["a", "b"], {"score": "s"}, {"a.b": 1})
+    teacher = {"teachers": ["a", "b/c-1.5"], "teacher": {"b/c-1.5": {"prompt": "query: "}}}
+    assert load("score", None, teacher).teacher == teacher["teacher"]
+    load("train").data.train.append("x")
+    assert load("train").data.train == []  # configurations share no state
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--modle.name x", "unknown key modle.name (did you mean model.name?)"),
+        ("--training.epochs 1", "unknown key training.epochs (did you mean training.num_train_epochs?)"),
+        ("--training.batch_size 1", "(did you mean training.per_device_train_batch_size?)"),
+        ("--training.output_dir x", "unknown key training.output_dir"),
+        ("--loss.margn 1", "unknown key loss.margn (did you mean margin?): RAOELoss has scale, "),
+        ("--loss CoSENTLoss --loss.margin 1", "unknown key loss.margin: CoSENTLoss has scale, "),
+        ("--loss RAOELos", "got RAOELos (did you mean RAOELoss?): AnglEContrastiveLoss, "),
+        ("--loss.margin two", "loss.margin must be a number at least 0, got 'two'"),
+        ("--loss.mini_batch_size 1.5", "loss.mini_batch_size must be an integer above 0 or null, got '1.5'"),
+        ("--training.seed -1", "training.seed must be an integer at least 0 and below 4.29497e+09, got '-1'"),
+        ("--training.learning_rate nan", "training.learning_rate must be a number above 0, got 'nan'"),
+        ("--training.learning_rate abc", "training.learning_rate must be a number above 0, got 'abc'"),
+        ("--training.per_device_train_batch_size 0", "must be an integer above 0, got '0'"),
+        ("--training.max_steps 1.5", "training.max_steps must be an integer above 0 or null, got '1.5'"),
+        ("--training.eval_strategy never", "must be one of no, steps, epoch or null, got 'never'"),
+        ("--training.bf16 maybe", "training.bf16 must be true or false or auto, got 'maybe'"),
+        ("--model.dtype float8", "float32, bfloat16, float16 or null, got 'float8'"),
+        ("--model x", "model is a section: set --model.KEY VALUE"),
+        ("--polarity.reference x", "polarity.reference is a section: set --polarity.reference.KEY VALUE"),
+        ("--model.name a b", "model.name takes one value, got 2"),
+        ("--output", "output takes one value, got 0"),
+        ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),
+        ("--data.score_scale 1 x", "data.score_scale must be a list, got 'x'"),
+        ("--data.train a --data.train b", "--data.train is given twice; list several values after one"),
+        ("oops", "expected --section.key, got 'oops'"),
+        ("--config raoe-s11", "no recipe is called 'raoe-s11' (did you mean raoe-s1?)"),
+    ],
+)
+def test_errors_name_the_key(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        command(*words.split())
+    assert "\n" not in str(error.value) and len(str(error.value)) < 600
+
+
+def test_another_loss_keeps_the_keywords_that_it_has_too():
+    loss = load("train", "raoe-s1", {"loss": "CoSENTLoss"}).loss
+    assert "margin" not in loss.init_args and "rank_weight" not in loss.init_args
+    assert load("train", None, {"loss": "CoSENTLoss"}).loss.init_args["scale"] == 20  # its own default
+    assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
+
+
+def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+    own = "from raoe_train.losses import Loss\nclass MyLoss(Loss):\n  def __init__(self, model, power: int = 2): ...\n"
+    (tmp_path / "my_losses.py").write_text(own)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = command("--loss", "my_losses.MyLoss", "--loss.power", "3").loss
+    assert loss.chosen.__name__ == "MyLoss" and loss.init_args["power"] == 3
+    with pytest.raises(ValueError, match=r"loss\.power must be an integer, got 'x'"):
+        command("--loss", "my_losses.MyLoss", "--loss.power", "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["- a list", "a: [", "just words", "seed: !!bool x", "a: " + "[" * 5000, "\x00"], ids=str.__len__
+)
+def test_broken_recipes_are_named(tmp_path, text):
+    (tmp_path / "broken.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"recipe .*broken\.yaml"):
+        load("train", tmp_path / "broken.yaml")
+
+
+@pytest.mark.parametrize("job", ["train", "score"])
+def test_a_section_is_a_mapping(tmp_path, job):
+    (tmp_path / "r.yaml").write_text("data: [none]\n")
+    with pytest.raises(ValueError, match=r"^data is a section"):
+        load(job, tmp_path / "r.yaml")
+
+
+def test_recipes_that_refer_to_themselves(tmp_path):
+    (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbfdata: {train: &t [*t]}\n")  # with a byte order mark, which is right
+    with pytest.raises(ValueError, match=r"data\.train must be a list|recursive YAML alias"):
+        load("train", tmp_path / "r.yaml")
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_recipe_is_read_and_written_as_the_same(tmp_path, name):
+    job = "generate" if "generation" in yaml.safe_load(shipped()[name].read_text()) else "train"
+    config = load(job, name)
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(to_dict(config)))
+    assert load(job, tmp_path / "again.yaml") == config
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_what_is_printed_is_a_recipe(tmp_path, capsys, job):
+    assert main([job, "--overwrite", "--print_config"]) == 0 if job != "check" else main([job, "--print_config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    found = parse(job_of(job).config, tmp_path / "printed.yaml")
+    assert found == dataclasses.replace(load(job), overwrite=job != "check")
+
+
+def test_help(capsys):
+    shown = [each.dest for each in parser_of(TrainConfig)._actions if each.help != "==SUPPRESS=="]
+    keys = [key for key in shown if "." in key or not dataclasses.is_dataclass(getattr(TrainConfig(), key, None))]
+    assert len({*keys} & {*shown} - {"help", "config", "print_config"}) <= 100
+    assert main(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert len(re.findall(r"^  --", ESSENTIALS, re.M)) == 10 and text.index(ESSENTIALS) < 300
+    assert all(f"--{key}" in text for key in shown if "." in key) and "--training.optim" not in text
+    assert main(["train", "--loss.help", "CoSENTLoss"]) == 0 and "--loss.scale" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {job} " in text for job in JOBS) and all(name in text for name in shipped())
+    assert main([]) == 2 and main(["--version"]) == 0
+    assert capsys.readouterr().out.endswith(f"raoe {cli.version('raoe')}\n")
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "trian", "train no-such-recipe", "mine no.yaml"])
+def test_what_is_said_at_once_imports_nothing_heavy(words):
+    code = "import sys; from raoe_train.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if words.startswith("--") else 2), done.stderr
+    assert not {"torch", "transformers", "sentence_transformers", "datasets"} & {*done.stdout.split()}
