@@ -17,7 +17,7 @@ from raoe_train.config import AtLeast2, NonNegativeInt, PositiveInt, nearest
 SEED = 1111
 HELD_OUT = 0.05  # share of train to stop by where there is no dev
 MAX_EPOCHS = 200
-TOLERANCE = 1e-6  # of the mean gradient
+TOLERANCE = 1e-7  # of the mean gradient
 NAMES: dict[str, dict[str, Any]] = {
     "scikit-learn": {"kfold": 10},
     # "comparable to the literature" and "prototyping" in SentEval's README
