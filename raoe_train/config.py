@@ -154,9 +154,8 @@ def parse(
         FileNotFoundError: a path without a file.
     """
     kinds = dict(_kinds(config))
-    layers = [f"--config={_text(recipe_path(recipe))}"] if recipe is not None else []
-    options = [f"--{key}={text}" for key, text in _options(settings or {}, kinds)]
-    return parse_words(config, [*layers, *options], prog)
+    layers = _layer(recipe, kinds) if recipe is not None else []
+    return parse_words(config, [*layers, *_option_words(dict(_options(settings or {}, kinds)), kinds)], prog)
 
 
 def parse_words(config: type[T], words: Sequence[str], prog: str = "", description: str = "") -> T:
@@ -189,10 +188,10 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
         else:
             given[key].append(word)
         if key == "config" and given[key]:
-            layers.append(f"--config={_text(recipe_path(given.pop(key)[0]))}")
+            layers += _layer(given.pop(key)[0], kinds)
             key = ""
-    options = [f"--{name}={_words(name, values, kinds.get(name))}" for name, values in given.items()]
-    return [*layers, *options, *flags]
+    texts = {name: _words(name, values, kinds.get(name)) for name, values in given.items()}
+    return [*layers, *_option_words(texts, kinds), *flags]
 
 
 def make(section: type[T], key: str, /, **settings: Any) -> T:
@@ -287,10 +286,23 @@ def _home(word: str) -> str:
     return str(Path(word).expanduser()) if word.startswith("~/") else word
 
 
-def _text(path: Path) -> str:
-    """The text of a recipe; ValueError where it is no mapping."""
+def _option_words(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> list[str]:
+    """Keys and their values as words, classes before their keywords."""
+    words = [f"--{key}={text}" for key, text in texts.items()]
+    classes = _cleared(texts, kinds)
+    return [*classes, *sorted(words, key=lambda word: f"{word[2:].partition('=')[0]}.class_path" not in kinds)]
+
+
+def _cleared(keys: Iterable[str], kinds: Mapping[str, Any]) -> list[str]:
+    """What comes before a class: the parser would keep the keywords that it shares with the class before it."""
+    return [f"--{key}=null" for key in keys if f"{key}.class_path" in kinds]
+
+
+def _layer(recipe: str | Path, kinds: Mapping[str, Any]) -> list[str]:
+    """A recipe as words; ValueError where it is no mapping."""
     import yaml
 
+    path = recipe_path(recipe)
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = yaml.safe_load(text)
@@ -298,7 +310,12 @@ def _text(path: Path) -> str:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
-    return text if values else "{}"
+    classes = (
+        key
+        for key, value in (values or {}).items()
+        if isinstance(value, str) or isinstance(value, dict) and "class_path" in value
+    )
+    return [*_cleared(classes, kinds), f"--config={text if values else '{}'}"]
 
 
 VALUE = re.compile(

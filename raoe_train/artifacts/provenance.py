@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PICTURES = ("run.png", "changes.png")  # of a run
-SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "model_files.json", "metrics.json", "log.jsonl", *PICTURES)
+SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)
 EVENTS = "events.out.tfevents."  # of TensorBoard, the same
 SETTLED = 10**9  # nanoseconds after which what is known of a file is believed
 DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them

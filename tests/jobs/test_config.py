@@ -115,9 +115,17 @@ def test_errors_name_the_key(words, message):
     assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
-def test_another_loss_keeps_the_keywords_that_it_has_too():
-    loss = load("train", "raoe-s1", {"loss": "CoSENTLoss"}).loss
-    assert "margin" not in loss.init_args and "rank_weight" not in loss.init_args
+def test_another_loss_has_its_own_defaults(tmp_path):
+    layer = tmp_path / "layer.yaml"
+    layer.write_text("loss: {class_path: GISTLoss}")
+    for loss in (
+        load("train", "raoe-s1", {"loss": "GISTLoss"}).loss,
+        load("train", "raoe-s1", {"loss": {"class_path": "GISTLoss"}}).loss,
+        command("--config", "raoe-s1", "--loss", "GISTLoss").loss,
+        command("--config", "raoe-s1", "--config", str(layer)).loss,
+    ):  # not raoe-s1's margin of 2
+        assert (loss.chosen.__name__, loss.init_args["margin"], loss.init_args["scale"]) == ("GISTLoss", 0, 100)
+    assert load("train", "raoe-s1", {"loss": {"init_args": {"scale": 7}}}).loss.init_args["margin"] == 2
     assert load("train", None, {"loss": "CoSENTLoss"}).loss.init_args["scale"] == 20  # its own default
     assert command("--loss.scale", "5", "--loss", "CoSENTLoss").loss.init_args["scale"] == 5
 
