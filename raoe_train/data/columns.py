@@ -8,14 +8,6 @@ from typing import Any
 
 from raoe_train.config import nearest
 
-ROLES: dict[str, tuple[str, ...]] = {
-    "anchor": ("anchor", "sentence0", "sent0"),
-    "positive": ("positive", "positives", "pos", "sentence1", "sent1"),
-    "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
-    "neutral": ("neutral",),
-}
-"""The columns of triplets; sent0, sent1 and hard_neg are SimCSE's. Queries have positive and negative, too (MTEB)."""
-
 NAMES: dict[str, tuple[str, ...]] = {
     "sentence1": ("sentence1", "premise", "text1", "sentence_A"),
     "sentence2": ("sentence2", "hypothesis", "text2", "sentence_B"),
@@ -28,19 +20,17 @@ NAMES: dict[str, tuple[str, ...]] = {
     "query": ("query",),
     "image": ("image", "image_id", "image_name", "filename"),
     "caption": ("caption", "comment", "sentence", "text"),
-    **ROLES,
+    # of triplets, with SimCSE's sent0, sent1 and hard_neg; queries have positive and negative, too (MTEB)
+    "anchor": ("anchor", "sentence0", "sent0"),
+    "positive": ("positive", "positives", "pos", "sentence1", "sent1"),
+    "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
+    "neutral": ("neutral",),
 }
 """{our column: its names in files}. A row may have one of them only, except for the columns in FIRST."""
 
-FIRST = ("sentence", "image", "caption")
-"""A row may have several names of these columns; the first is used."""
-
-NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
-"""The default classes. A larger class is less similar: RAOE's gate compares them."""
-
-LabelMap = Mapping[str, int | None] | Mapping[int, int | None]
-"""{word or int: class}; None in place of a class leaves rows with such a label out."""
-
+FIRST = ("sentence", "image", "caption")  # of several names the first is used
+NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less similar, which RAOE's gate compares
+LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None leaves rows out
 NO_GOLD_LABEL = ("-", "-1", "")
 LONGEST = 500  # characters of a message
 
@@ -62,8 +52,7 @@ class Columns:
             if name not in NAMES:
                 near = nearest(repr(name), map(repr, NAMES))
                 raise ValueError(f"columns maps our names ({', '.join(NAMES)}) to the source's; got {name!r}{near}")
-        # recipes and command lines write None as text
-        unread = ("", "none", "null")
+        unread = ("", "none", "null")  # recipes and command lines write None as text
         self.mapping = {
             name: None if column is None or str(column).lower() in unread else str(column)
             for name, column in (mapping or {}).items()
@@ -93,15 +82,13 @@ class Columns:
             raise RowProblem(f"columns {both} could both be {name}; say which: columns {name}=...")
         if there or (mapped is None and not required):
             return there[0] if there else None
-        listed = ", ".join(map(repr, fields))
-        raise RowProblem(
-            f"no column for {name} (looked for {mapped or ', '.join(known)}); "
-            f"there are: {listed}; say which: columns {name}=..."
-        )
+        looked, listed = mapped or ", ".join(known), ", ".join(map(repr, fields))
+        advice = f"there are: {listed}; say which: columns {name}=..."
+        raise RowProblem(f"no column for {name} (looked for {looked}); {advice}")
 
 
 def parse_sentence(column: str, value: Any) -> str:
-    """A text with something in it."""
+    """A text that is not empty."""
     try:
         value.encode()  # fails for a lone surrogate, which JSON can hold and tokenizers and tables cannot
     except (AttributeError, UnicodeEncodeError):
@@ -136,8 +123,8 @@ def parse_score(column: str, value: Any, scale: Sequence[float] | None = None) -
     if not math.isfinite(score):
         raise RowProblem(f"{column} is {value!r}, not a finite number", reason="bad score")
     if scale and not scale[0] <= score <= scale[1]:
-        outside = f"{column} {score:g} is outside the declared score_scale {scale[0]:g} to {scale[1]:g}"
-        raise RowProblem(outside, reason="bad score")
+        declared = f"the declared score_scale {scale[0]:g} to {scale[1]:g}"
+        raise RowProblem(f"{column} {score:g} is outside {declared}", reason="bad score")
     return score
 
 
@@ -147,9 +134,8 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
         return {**NLI_LABELS, **{str(label): label for label in NLI_LABELS.values()}}
     for word, label in labels.items():
         if label is not None and (isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < 2**63):
-            raise ValueError(
-                f"labels must map to classes 0, 1, ..., or to null, which leaves such rows out; got {word!r}: {label!r}"
-            )
+            classes = "classes 0, 1, ..., or to null, which leaves such rows out"
+            raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
     return {str(word).lower(): label for word, label in labels.items()}

@@ -1,7 +1,6 @@
 """Tables in files: TSV, CSV and JSONL, each also as .gz, and parquet, read row by row with their line numbers.
 
-TSV files (also .txt, as SNLI and SICK are published) have no quoting: a `"` is a character. CSV files are quoted.
-"""
+TSV (also .txt, as SNLI and SICK are published) has no quoting: a `"` is a character."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ from raoe_train.data.columns import RowProblem
 KINDS = {".tsv": "tsv", ".txt": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 Row = tuple[int, dict[str, Any] | RowProblem]
-"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it: whether that ends
-the job is the caller's to decide)."""
+"""(the line where a row starts, in parquet its number, from 1; its fields, or what is wrong with it)."""
 
 
 def data_kind(path: str | os.PathLike[str]) -> str | None:
@@ -48,9 +46,8 @@ def existing_file(name: str | os.PathLike[str]) -> Path:
 def known_kind(path: Path) -> str:
     """data_kind; ValueError where there is none."""
     if (kind := data_kind(path)) is None:
-        raise ValueError(
-            f"{path}: the suffix names no format; known are {', '.join(KINDS)}, each but parquet also with .gz"
-        )
+        known = f"{', '.join(KINDS)}, each but parquet also with .gz"
+        raise ValueError(f"{path}: the suffix names no format; known are {known}")
     return kind
 
 
@@ -61,10 +58,8 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[Row]:
 
 
 def text_lines(path: Path, encoding: str = "utf-8", ends: bool = False) -> Iterator[tuple[int, str | None]]:
-    """(number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes.
-
-    Only a line feed ends a line: U+2028, form feeds and the like are characters of a sentence.
-    """
+    """(number, line) of a text file, plain or .gz, with or without line `ends`; None for a line of invalid bytes. Only
+    a line feed ends a line: U+2028, form feeds and the like are characters of a sentence."""
     number = 0
     try:
         with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
@@ -125,11 +120,7 @@ def _table(path: Path, records: Iterator[tuple[int, list[str] | RowProblem]]) ->
             yield number, dict(zip(names, record, strict=True))
 
 
-def _jsonl(path: Path) -> Iterator[Row]:
-    return ((number, _object(line)) for number, line in text_lines(path))
-
-
-def _object(line: str | None) -> dict[str, Any] | RowProblem:
+def _json(line: str | None) -> dict[str, Any] | RowProblem:
     if line is None:
         return RowProblem("not UTF-8")
     if not line.strip():
@@ -155,6 +146,11 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 OBJECTS = json.JSONDecoder(object_pairs_hook=_unique_keys)  # Python's default takes the last of two values
 
 
+def read_jsonl(path: Path) -> Iterator[Row]:
+    """A file with a JSON object a line, whatever its suffix."""
+    return ((number, _json(line)) for number, line in text_lines(path))
+
+
 def _parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
@@ -174,7 +170,8 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]] = {"tsv": _tsv, "csv": _csv, "jsonl": _jsonl, "parquet": _parquet}
+READERS: dict[str, Callable[[Path], Iterator[Row]]]
+READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
 
 
 def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -1,7 +1,4 @@
-"""Texts, or pairs of them, with a class each, and the examples for contrastive losses that are mined from them.
-
-Examples are arrays of indices of sentences; `draw` (see thinned) says which of so many examples to keep.
-"""
+"""Texts, or pairs of them, with a class each, and the examples for contrastive losses that are mined from them."""
 
 from __future__ import annotations
 
@@ -9,18 +6,16 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from raoe_train.data.columns import as_word, parse_sentence, parse_word
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source
-from raoe_train.data.tables import Counts, read_table
+from raoe_train.data.tables import Table, read_table
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
+# what each loss trains on; examples for mse are SetFit's random pairs and need no encoder
 COLUMNS = {
     "triplet": ["anchor", "positive", "negative"],
     "contrastive": ["sentence1", "sentence2", "label"],
@@ -28,20 +23,12 @@ COLUMNS = {
     "multiple_negatives": ["sentence1", "sentence2"],
     "mse": ["sentence1", "sentence2", "score"],
 }
-"""The columns that each loss trains on. Examples for mse are SetFit's random pairs and need no encoder."""
-
-Draw = Callable[[int], np.ndarray]
+Draw = Callable[[int], np.ndarray]  # how many examples there are -> the indices of those to keep, see thinned
 
 
-def labelled_table(source: str | os.PathLike[str] | Source, **how: Any) -> tuple[Dataset, Counts]:
-    """Read labelled sentences: sentence1 and sentence2, or sentence; label; perhaps split.
-
-    Arguments (columns, on_error) and errors are those of read_pairs.
-
-    Returns:
-        (Dataset, counts). Columns text (the sentence, or the first of a pair), of pairs also second, label (as the file
-        writes it) and split ("" where a file has no such column): strings, in file order.
-    """
+def labelled_table(source: str | os.PathLike[str] | Source, **how: Any) -> Table:
+    """Read labelled sentences or pairs: text (the sentence, or the first of a pair), of pairs also second, label (as
+    the file writes it) and split ("" where a file has none). `how` is columns and on_error, see read_pairs."""
     return read_table(source, _parse, "example", **how)
 
 
@@ -49,14 +36,13 @@ def _parse(fields: dict[str, Any], source: Source) -> dict[str, str]:
     found = source.columns.find(fields, ("label",), (*TEXTS, "split"))
     needed = TEXTS if any(name in found for name in TEXTS) else ("sentence",)
     columns = source.columns.find(fields, needed).values()
-    texts = {
-        name: parse_sentence(column, fields[column]) for name, column in zip(("text", "second"), columns, strict=False)
-    }
+    sentences = (parse_sentence(column, fields[column]) for column in columns)
+    texts = dict(zip(("text", "second"), sentences, strict=False))
     label = parse_word(found["label"], fields[found["label"]])
     return {**texts, "label": label, "split": as_word(fields[found["split"]]) if "split" in found else ""}
 
 
-def distinct(data: Dataset, counts: Mapping[str, Any]) -> tuple[Dataset, Counts]:
+def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
     """(each text once, without texts that have two classes; counts of what is left out added to `counts`)."""
     texts, labels = data["text"][:], data["label"][:]
     first: dict[str, int] = {}
@@ -106,11 +92,14 @@ def triplets(found: Neighbours, draw: Draw) -> tuple[np.ndarray, int]:
 
 
 def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, int]:
-    """([m, 3] sentence, its neighbour, 1 where they are of one class, else 0; how many there are in all). Neighbours of
-    each other are one pair. Without `others` all pairs are of one class."""
-    sides = [_listed(found.own, found.own_count, 1)]
-    if others:
-        sides.append(_listed(found.others, found.others_count, 0))
+    """([m, 3] sentence, its neighbour, 1 where they are of one class, else 0, which needs `others`; how many there are
+    in all). Neighbours of each other are one pair."""
+    sides = []
+    for neighbours, counts, label in ((found.own, found.own_count, 1), (found.others, found.others_count, 0)):
+        if label or others:
+            there = np.arange(neighbours.shape[1]) < counts[:, None]
+            sentences = np.nonzero(there)[0]
+            sides.append(np.stack([sentences, neighbours[there], np.full(len(sentences), label)], axis=1))
     directed = np.concatenate(sides)
     low, high = directed[:, :2].min(axis=1), directed[:, :2].max(axis=1)
     _, first = np.unique(low * len(found.own) + high, return_index=True)
@@ -119,16 +108,9 @@ def pairs(found: Neighbours, draw: Draw, *, others: bool) -> tuple[np.ndarray, i
     return unique[draw(len(unique))], len(unique)
 
 
-def _listed(neighbours: np.ndarray, counts: np.ndarray, label: int) -> np.ndarray:
-    there = np.arange(neighbours.shape[1]) < counts[:, None]
-    sentences = np.nonzero(there)[0]
-    return np.stack([sentences, neighbours[there], np.full(len(sentences), label)], axis=1)
-
-
 def random_pairs(classes: np.ndarray, count: int, seed: int) -> tuple[np.ndarray, int]:
     """([m, 3] two sentences, 1 where they are of one class, else 0; how many there are in all): half of each kind, no
-    pair twice, fewer than `count` where there are fewer of a kind. SetFit's contrastive phase trains on such pairs
-    (Tunstall et al., 2022; its default, oversampling, evens out the kinds), there with repetition."""
+    pair twice. SetFit's contrastive phase trains on such pairs (Tunstall et al., 2022), there with repetition."""
     members = [np.flatnonzero(classes == label) for label in np.unique(classes)]
     same = [(place, place) for place in members]
     different = [(a, b) for number, a in enumerate(members) for b in members[number + 1 :]]

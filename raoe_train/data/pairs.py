@@ -25,14 +25,13 @@ from raoe_train.data.columns import (
 from raoe_train.data.files import cell
 from raoe_train.data.settings import Input
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Counts, Reader, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Reader, Table, Tally, by_column, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 TEXTS = ("sentence1", "sentence2")
 OPTIONAL = ("score", "label", "subset")
-LOWEST, HIGHEST, HIDDEN = 1, 5, -1  # labels of C-STS
 
 
 def read_pairs(
@@ -47,32 +46,29 @@ def read_pairs(
     """Read sentence pairs.
 
     Args:
-        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train",
-            "builtin#dev" or "builtin#test" for the built-in corpus; a dataset on a hub, NAME or
-            `hub:OWNER/NAME[:CONFIG][#split]`; or several of them as A+B, which must have the same columns.
+        source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
+            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#split]`; or a pool of such sources, A+B.
         columns: {our column: the source's} where a column has another name; None leaves it unread.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
             themselves. A class of None leaves rows with such a label out, and counts them.
         score_scale: (lowest, highest) score there may be; None or () checks only that scores are finite.
         on_error: "raise" ends at a malformed row; "skip" leaves it out and counts it.
-        require: columns that must be there, of "score", "label", "subset". Required scores that a source with labels
-            lacks are made of the labels, evenly from 1 for class 0 down to 0 for the largest class; this needs `labels`
-            where they are numbers.
+        require: columns that must be there, of "score", "label", "subset". Missing scores are made of labels, evenly
+            from 1 for class 0 down to 0 for the largest class; what numbers mean, `labels` has to say.
 
     Rows without a gold label ("-" or -1 or empty, as SNLI and MNLI publish them) are always left out and counted.
 
     Returns:
         sentence1 and sentence2 (of NLI premise and hypothesis) and, where there, score (float64, on the file's own
-        scale), label (int64; 0 entailment, 1 neutral, 2 contradiction unless mapped otherwise) and subset (string; the
-        part of a benchmark that a pair is from).
+        scale), label (int64) and subset (string; the part of a benchmark that a pair is from).
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
             missing or found twice, or no pair left.
     """
-    how: Any = {"columns": columns, "on_error": on_error}
-    return pair_table(source, require=require, labels=labels, score_scale=score_scale, **how)[0]
+    asked: Any = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
+    return pair_table(source, require=require, **asked)[0]
 
 
 def pair_table(
@@ -84,9 +80,9 @@ def pair_table(
     require: Sequence[str] = (),
     any_labels: bool = False,
     **how: Any,
-) -> tuple[Dataset, Counts]:
+) -> Table:
     """(read_pairs, counts). `names` are the columns to keep, which must be there; None keeps all. With `any_labels`
-    labels beside scores are neither checked nor kept. `how`: columns, on_error."""
+    labels beside scores are neither checked nor kept. `how` is columns and on_error."""
     if unknown := sorted(set(require) - set(OPTIONAL)):
         raise ValueError(f"require can name {', '.join(OPTIONAL)}; got {unknown}")
     if score_scale and not (len(score_scale) == 2 and score_scale[0] < score_scale[1]):
@@ -107,11 +103,11 @@ def pair_table(
         there = source.columns.find(fields, TEXTS, readers)
         if "score" in there or "score" not in must or "label" not in there:
             return (scored if any_labels else read_all)(fields, source)
-        if labels is None and str(fields[there["label"]]).strip().removesuffix(".0").isdigit():
+        column = there["label"]
+        if labels is None and as_word(fields[column]).removesuffix(".0").isdigit():
             raise RowProblem(
-                f"{there['label']} is {fields[there['label']]}, and there is no score: say what labels mean, larger = "
-                'less related, with labels {"1": 0, "0": 1}; or that they are scores, with columns '
-                f"score={there['label']}"
+                f"{column} is {fields[column]}, and there is no score: say what labels mean, larger = less related, "
+                f'with labels {{"1": 0, "0": 1}}; or that they are scores, with columns score={column}'
             )
         row = labelled(fields, source)
         return {**row, "score": 1 - row["label"] / max(largest, 1)}
@@ -127,38 +123,21 @@ def is_conditional(prompt: str | None) -> bool:
 
 def split_conditional(prompt: str) -> tuple[str, str]:
     """A prompt up to its {text}, and what comes after: the same for all conditions, so that an encoder can add it.
-
-    BeLLM's prompt for C-STS (Li and Li 2024, section 5.1; {text} is its {sentence}) is 'Given the context {condition},
-    summarize the sentence {text} in one word:"', whose quotation mark stays open.
+    BeLLM's (Li and Li 2024, section 5.1): 'Given the context {condition}, summarize the sentence {text} in one word:"'.
     """
     fields = re.findall(r"{(.*?)}", prompt)
     if set(fields[:-1]) != {"condition"} or fields[-1] != "text":
         there = ", ".join(f"{{{name}}}" for name in fields) or "none"
-        raise ValueError(
-            f"prompt {prompt!r} must have {{condition}} and then {{text}}, and no other field; it has {there}"
-        )
+        wanted = "{condition} and then {text}, and no other field"
+        raise ValueError(f"prompt {prompt!r} must have {wanted}; it has {there}")
     before, _, after = prompt.partition("{text}")
     return before, after
 
 
-def conditional_table(
-    source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **how: Any
-) -> tuple[Dataset, Counts]:
-    """Read C-STS (Deshpande et al. 2023): how similar two sentences are with regard to a condition.
-
-    Its data is handed out on request (https://github.com/princeton-nlp/c-sts) as csts_train.csv, csts_validation.csv
-    and csts_test.csv, with the columns sentence1, sentence2, condition and label. A pair commonly comes twice, with two
-    conditions.
-
-    Args:
-        source, how (columns, on_error): as for read_pairs. Do not skip rows of the test set: a submission has a
-            prediction for each.
-        prompt: is put before each sentence with its condition; the encoder adds what comes after the sentence.
-        scored: whether to read the labels, from 1 to 5. Those of the test set are all -1, hidden: malformed rows here.
-
-    Returns:
-        (Dataset, counts). Columns sentence1, sentence2 (strings) and, if scored, score (float64); in file order.
-    """
+def conditional_table(source: str | os.PathLike[str], prompt: str, *, scored: bool = True, **how: Any) -> Table:
+    """Read C-STS (Deshpande et al. 2023, https://github.com/princeton-nlp/c-sts): sentence1, sentence2 and, if
+    `scored`, score, of labels from 1 to 5; those of its test set are hidden (-1), and so malformed. `prompt` is put
+    before each sentence, with its condition; the encoder adds what comes after the sentence."""
     before, _ = split_conditional(prompt)
     labels: dict[str, Reader] = {"label": _conditional_label} if scored else {}
     read = by_column({**dict.fromkeys((*TEXTS, "condition"), parse_sentence), **labels})
@@ -173,10 +152,10 @@ def conditional_table(
 
 def _conditional_label(column: str, value: Any) -> float:
     score = parse_score(column, value)
-    if score == HIDDEN:
-        raise RowProblem(f"{column} {HIDDEN} is a hidden label: nothing to train on or to compare with")
-    if not LOWEST <= score <= HIGHEST:
-        raise RowProblem(f"{column} {score:g} is not from {LOWEST} to {HIGHEST}", reason="bad label")
+    if score == -1:
+        raise RowProblem(f"{column} -1 is a hidden label: nothing to train on or to compare with")
+    if not 1 <= score <= 5:
+        raise RowProblem(f"{column} {score:g} is not from 1 to 5", reason="bad label")
     return score
 
 
@@ -200,12 +179,8 @@ class PairsToScore:
     """Pairs with all their columns, to be written again with more of them; rows without a gold label are kept. Values
     that the format `kind` cannot hold, and a column to be `added` that is already there, are errors.
 
-    Attributes:
-        pairs: datasets.Dataset of sentence1 and sentence2.
-        labels: [n] NLI labels, -1 where there is none.
-        columns: all that are there, in order.
-        left_out: {reason: rows}.
-        digest: of all rows.
+    It has `pairs` (Dataset of sentence1 and sentence2), `labels` ([n] of NLI, -1 where there is none), `columns` (all,
+    in order), `left_out` ({reason: rows}) and `digest` (of all rows).
     """
 
     def __init__(self, data: Input, kind: str, added: Sequence[str] = ()) -> None:

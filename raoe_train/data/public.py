@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from raoe_train.config import nearest
 from raoe_train.data.columns import NO_GOLD_LABEL, Columns, RowProblem, as_word, parse_score, parse_sentence, parse_word
-from raoe_train.data.files import READERS, Row, data_kind, text_lines
+from raoe_train.data.files import Row, read_jsonl, text_lines
 from raoe_train.data.sources import Source, open_source, pooled
 from raoe_train.data.tables import Reader, Tally, by_column
 from raoe_train.data.triplets import parse_list
@@ -24,14 +26,11 @@ PAPERS = {
     "bellm": ("snli", "mnli", *STS, *TRANSFER),
     "ranking": ("snli", "mnli", *STS, *TRANSFER, "ranking-sentences"),
     "margins": ("sst2-phrases", "headlines-split", *TRANSFER),
-}
-"""What each paper needs, under names of their own. C-STS is given on request and is not here."""
+}  # C-STS is given on request and is not here
 
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The table's entry of each name, and of each set of a paper's; ValueError for an unknown one."""
-    import yaml
-
+    """{set: its entry in public.yaml} for names of sets and papers."""
     known = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
     found: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -45,11 +44,10 @@ def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
 def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[str, dict[str, Source]]:
     """(where it is, {split: rows}) of a set: the publishers' files below `copies`, SentEval's folders there, the hub's
     folders there (OWNER/NAME or NAME), else the hub; ValueError where there is none."""
-    columns = Columns(its.get("named"))
-    files = its.get("files", {})
+    named, files = its.get("named"), its.get("files", {})
     for folder in [copies, copies / name] if copies else []:
         if files and all((folder / file.partition("#")[0]).is_file() for file in files.values()):
-            return str(folder), {split: _file(folder, file, columns) for split, file in files.items()}
+            return str(folder), {split: _file(folder / file, named) for split, file in files.items()}
     if copies and its["kind"] in ("sts", "transfer") and (splits := senteval_splits(copies, name)):
         return str(copies), splits
     sources, where = {}, "the hub"
@@ -59,18 +57,17 @@ def find_public(name: str, its: dict[str, Any], copies: Path | None) -> tuple[st
             if folder.is_dir():
                 path, where = str(folder), str(folder)
                 break
-        sources[split] = open_source(f"hub:{path}#{part}", its.get("named"))
+        sources[split] = open_source(f"hub:{path}#{part}", named)
     if not sources:
         wanted = ", ".join(file.partition("#")[0] for file in files.values()) or "a folder of SentEval"
         raise ValueError(f"{name} is on no hub that is known: get {wanted} from {its['page']}, and say --copies DIR")
     return where, sources
 
 
-def _file(folder: Path, file: str, columns: Columns) -> Source:
-    path = folder / file.partition("#")[0]
-    if data_kind(path) is None:  # .json, with an object a line
-        return Source(str(path), "line", columns, READERS["jsonl"](path))
-    return open_source(f"{path}#{file.partition('#')[2]}".rstrip("#"), columns.mapping)
+def _file(path: Path, named: dict[str, str] | None) -> Source:
+    if path.suffix == ".json":  # with an object a line
+        return Source(str(path), "line", Columns(named), read_jsonl(path))
+    return open_source(str(path), named)
 
 
 def public_rows(its: dict[str, Any], splits: dict[str, Source], left_out: Counter[str]) -> Iterator[dict[str, Any]]:
@@ -114,16 +111,15 @@ def senteval_splits(folder: Path, name: str) -> dict[str, Source] | None:
     if missing := [file for files in splits.values() for file in files if not (base / file).is_file()]:
         raise FileNotFoundError(f"{base} lacks {', '.join(missing)}, which SentEval's {name} has")
 
-    def rows(split: str, path: Path, read: Rows) -> Iterator[Row]:
-        for line, fields in read(path):
-            yield line, fields if isinstance(fields, RowProblem) or not split else {**fields, "split": split}
+    def source(split: str, path: Path, read: Rows) -> Source:
+        more = {"split": split} if split else {}
+        rows = ((line, row if isinstance(row, RowProblem) else {**row, **more}) for line, row in read(path))
+        return Source(str(path), "line", Columns(), rows)
 
-    def source(split: str, files: dict[str, Rows]) -> Source:
-        paths = {base / file: read for file, read in files.items()}
-        sources = [Source(str(path), "line", Columns(), rows(split, path, read)) for path, read in paths.items()]
-        return pooled(str(base), sources, Columns())
-
-    return {split: source(split, files) for split, files in splits.items()}
+    return {
+        split: pooled(str(base), [source(split, base / file, read) for file, read in files.items()], Columns())
+        for split, files in splits.items()
+    }
 
 
 def _tokens(text: str) -> str:
@@ -132,7 +128,6 @@ def _tokens(text: str) -> str:
 
 
 def _of_class(path: Path, label: str) -> Iterator[Row]:
-    """A file of sentences of one class."""
     for line, text in text_lines(path, "latin-1"):  # as SentEval reads these sets
         yield line, {"label": label, "text": _tokens(text or "")}
 
@@ -150,8 +145,9 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
             yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
 
 
-def _scored(path: Path, subset: str) -> Iterator[Row]:
+def _scored(path: Path) -> Iterator[Row]:
     """A file of pairs, whose scores are in a file beside it."""
+    subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
     scores = [line for _, line in text_lines(gold)]
     texts = list(text_lines(path))
@@ -178,10 +174,6 @@ def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
     return {"": {positive: partial(_of_class, label="1"), negative: partial(_of_class, label="0")}}
 
 
-def _sts(name: str) -> dict[str, dict[str, Rows]]:
-    return {"test": {f"STS.input.{subset}.txt": partial(_scored, subset=subset) for subset in STS_SUBSETS[name]}}
-
-
 STSB = partial(_fields, score=4, sentence1=5, sentence2=6)
 SICK_FILES = {"train": "train", "dev": "trial", "test": "test_annotated"}
 SICK = partial(_fields, header=True, sentence1=1, sentence2=2, score=3)
@@ -198,6 +190,9 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
-    **{name: (f"STS/{name.upper()}-en-test", _sts(name)) for name in STS_SUBSETS},
+    **{
+        name: (f"STS/{name.upper()}-en-test", {"test": {f"STS.input.{file}.txt": _scored for file in files}})
+        for name, files in STS_SUBSETS.items()
+    },
 }
 """{set: (folder, {split: {file: how its rows are read}})}"""

@@ -45,21 +45,19 @@ def is_file(name: str | os.PathLike[str]) -> bool:
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
-    """The sources of a pool, SOURCE+SOURCE, or the one source that a name stands for. A file with a + in its own name
-    can be no part of a pool."""
+    """The sources of a pool, SOURCE+SOURCE, or the one source that a name stands for."""
     text = os.fspath(name)
     if not text:
         raise ValueError("a source of data has no name: FILE, FILE#split, or a name on a hub")
+    if any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0])):
+        return [text]
     parts = text.split("+")
     bases = [part.partition("#")[0] for part in parts]
-    sources = all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases)
-    one_file = any("+" in file and os.path.exists(file) for file in (text, text.partition("#")[0]))
-    return parts if sources and not one_file else [text]
+    return parts if all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases) else [text]
 
 
 def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | None] | None = None) -> Source:
-    """The rows that a source's name stands for. A Source stays as it is, with its own columns. An unknown split is an
-    error only when the rows are read."""
+    """The rows that a source's name stands for. An unknown split is an error only when the rows are read."""
     if isinstance(name, Source):
         return name
     if len(parts := pool(name)) > 1:
@@ -117,10 +115,9 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
             yield line, fields
             continue
         if column not in fields:
-            raise ValueError(
-                f"{source.name}, {source.unit} {line}: no column {column!r} to find #{split} in; "
-                f"there are: {', '.join(map(repr, fields))}"
-            )
+            there = ", ".join(map(repr, fields))
+            where = f"{source.name}, {source.unit} {line}"
+            raise ValueError(f"{where}: no column {column!r} to find #{split} in; there are: {there}")
         splits[str(fields[column])] += 1
         if str(fields[column]) == split:
             yield line, fields

@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 BATCH = 4096  # rows that are Python objects at a time
 Parsed = TypeVar("Parsed")
+# what to keep of (a row's fields, its source), and of (the source's column, its value); RowProblem if it is unusable
 Parse = Callable[[dict[str, Any], Source], Parsed]
-"""(a row's fields, its source) -> what to keep of it; RowProblem for a row that cannot be used."""
 Reader = Callable[[str, Any], Any]
-"""(the source's column, its value) -> what to keep of it; RowProblem for a value that cannot be used."""
 Counts = dict[str, Any]
 """{"read": rows of the splits asked for, "kept", "dropped": {reason: rows}}; read = kept + all dropped."""
+Table = tuple["Dataset", Counts]
 
 
 class Tally:
@@ -34,12 +34,10 @@ class Tally:
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
-        self.on_error = on_error
-        self.dropped: Counter[str] = Counter()
-        self._first: list[str] = []
+        self.on_error, self.dropped, self._first = on_error, Counter[str](), list[str]()
 
     def kept(self, source: Source, parse: Parse[Parsed]) -> Iterator[Parsed]:
-        """What `parse` makes of each row; ValueError, with file and line, for a malformed one, unless told to skip."""
+        """What `parse` makes of each row; ValueError, with file and line, at malformed ones unless on_error is skip."""
         for line, row in source.rows:
             source.line = line
             try:
@@ -86,9 +84,8 @@ def read_table(
     *,
     columns: Mapping[str, str | None] | None = None,
     on_error: str = "raise",
-) -> tuple[Dataset, Counts]:
-    """(what `parse` makes of each row, as a table; counts); `noun` is what messages call a row. Errors are those of
-    read_pairs."""
+) -> Table:
+    """(what `parse` makes of each row, as a table; counts). Messages call a row `noun`; errors are read_pairs's."""
     opened, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.kept(opened, parse))
     counts = tally.counts(opened.name, len(table), noun)
@@ -150,15 +147,12 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
         opened = open_source(source, columns)
     for line, fields in opened.rows:
         opened.line = line
-        if isinstance(fields, RowProblem):
-            yield opened.place(), "", str(fields)
-            continue
         try:
+            if isinstance(fields, RowProblem):
+                raise fields
             column = opened.columns.find(fields, ("sentence",))["sentence"]
+            if not isinstance(fields[column], str):
+                raise RowProblem(f"{column} is {fields[column]!r}, not a text")
+            yield opened.place(), fields[column], None
         except RowProblem as problem:
-            raise ValueError(f"{opened.place()}: {problem}") from None
-        text = fields[column]
-        if isinstance(text, str):
-            yield opened.place(), text, None
-        else:
-            yield opened.place(), "", str(RowProblem(f"{column} is {text!r}, not a text"))
+            yield opened.place(), "", str(problem)

@@ -8,11 +8,11 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raoe_train.data.columns import (
+    NAMES,
     NLI_LABELS,
-    ROLES,
     LabelMap,
     RowProblem,
     as_word,
@@ -22,14 +22,10 @@ from raoe_train.data.columns import (
 )
 from raoe_train.data.pairs import TEXTS
 from raoe_train.data.sources import Source, open_source
-from raoe_train.data.tables import Counts, Parse, Tally, by_column, read_table, to_table
+from raoe_train.data.tables import Parse, Table, Tally, by_column, read_table, to_table
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-CLASSES = ("entailment", "contradiction", "neutral")
-"""The classes of a premise's hypotheses, in the order of the roles positive, negative, neutral."""
-
+ROLES = ("anchor", "positive", "negative", "neutral")
+CLASSES = ("entailment", "contradiction", "neutral")  # of hypotheses that are positive, negative, neutral
 PAIRINGS = ("one", "zip", "all")
 SHORTEST = 3  # two sentences leave nothing to rank
 
@@ -42,33 +38,19 @@ def triplet_table(
     on_error: str = "raise",
     neutral: bool = False,
     pairing: str = "one",
-) -> tuple[Dataset, Counts]:
+) -> Table:
     """Read triplets, or make them of NLI pairs.
 
     A file with a column anchor, sentence0 or sent0 (or one mapped to anchor, positive, negative or neutral) holds
     triplets, which are taken as they are. Any other holds pairs of a premise and a hypothesis with a label, which are
-    grouped by the premise's exact text.
+    grouped by the premise's exact text, as SimCSE does (Gao et al., EMNLP 2021, section 4). The default is one triplet
+    a premise: a premise that stands in a batch twice would have its own positive among the negatives.
 
-    SimCSE (Gao et al., EMNLP 2021, section 4) extends (premise, entailed) by one contradicting hypothesis of the same
-    premise and leaves premises without one out. The default here is one triplet a premise: with several, a premise that
-    stands in a batch twice would have its own positive among the negatives.
-
-    Args:
-        source, columns, on_error: as for read_pairs.
-        labels: as for read_pairs, with classes 0 entailment, 1 neutral, 2 contradiction.
-        neutral: also give each triplet a neutral hypothesis, and leave a premise without one out. (SimCSE found no gain
-            in it, section 6.3.)
-        pairing: of pairs, in file order. "one": a premise's first entailed with its first contradicting hypothesis;
-            "zip": its i-th with its i-th, as many as it has of the fewer; "all": every combination.
-
-    Rows that are always dropped, and counted: "no gold label"; "label left out"; "blank line"; "neutral" unless asked
-    for; "duplicate hypothesis" (of the same premise and label); "text in two roles" (positive and negative alike);
-    "premise without entailment", "... contradiction" or "... neutral" (the first that it lacks); "surplus" (hypotheses
-    that the pairing leaves over).
-
-    Returns:
-        (Dataset, counts, "kept" the rows that stand in a triplet). Columns anchor, positive, negative and, if asked
-        for, neutral: strings, in the order that losses of sentence-transformers expect. Errors are those of read_pairs.
+    Columns are anchor, positive, negative and, with `neutral`, a neutral hypothesis. `pairing`, in file order: "one", a
+    premise's first entailed with its first contradicting hypothesis; "zip", its i-th with its i-th; "all", every
+    combination. Other arguments are those of read_pairs. Rows that go into no triplet are dropped and counted, also as
+    "neutral", "duplicate hypothesis" (of the same premise and label), "text in two roles" (positive and negative
+    alike), "premise without entailment" (or another class, the first that it lacks) and "surplus" (of the pairing).
     """
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
@@ -76,21 +58,20 @@ def triplet_table(
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
     mapped = bool(set(columns or {}) & set(ROLES))
-    roles = tuple(ROLES) if neutral else tuple(ROLES)[:3]
+    roles = ROLES if neutral else ROLES[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
     chosen: list[Parse] = []  # the first row decides for all
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
         if not chosen:
-            of_triplets = mapped or any(column in fields for column in ROLES["anchor"])
+            of_triplets = mapped or any(column in fields for column in NAMES["anchor"])
             chosen.append(as_triplet if of_triplets else as_pair)
         return tuple(chosen[0](fields, source).values())
 
     opened, tally = open_source(source, columns), Tally(on_error)
     rows = list(tally.kept(opened, parse))
-    left_out = tally.dropped.total()
-    advice = ""
+    left_out, advice = tally.dropped.total(), ""
     if chosen == [as_pair]:
         triplets, dropped = _combine(rows, CLASSES[: len(roles) - 1], pairing)
         tally.dropped += dropped
@@ -98,14 +79,11 @@ def triplet_table(
     else:
         triplets = [texts for texts in rows if len(set(texts[1:])) == len(roles) - 1]
         tally.dropped["text in two roles"] = len(rows) - len(triplets)
-    used = len(rows) + left_out - tally.dropped.total()
-    counts = tally.counts(opened.name, used, "triplet", advice)
+    counts = tally.counts(opened.name, len(rows) + left_out - tally.dropped.total(), "triplet", advice)
     return to_table(dict(zip(roles, texts, strict=True)) for texts in triplets), counts
 
 
-def _combine(
-    pairs: Sequence[tuple[str, str, int]], classes: Sequence[str], pairing: str
-) -> tuple[list[tuple[str, ...]], Counter[str]]:
+def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tuple[list[tuple[str, ...]], Counter[str]]:
     """(triplets of each premise, in file order of the premises; the rows that go into none, by reason)."""
     dropped: Counter[str] = Counter()
     premises: dict[str, dict[str, list[int]]] = {}
@@ -127,7 +105,7 @@ def _combine(
             dropped[f"premise without {lacking[0]}"] += rows
         elif pairing == "all":
             triplets.extend((premise, *texts) for texts in itertools.product(*chosen.values()))
-        else:  # zip ends with the shortest
+        else:
             zipped = list(zip(*chosen.values(), strict=False))[: 1 if pairing == "one" else None]
             dropped["surplus"] += rows - len(zipped) * len(chosen)
             triplets.extend((premise, *texts) for texts in zipped)
@@ -143,17 +121,9 @@ def _advice(labels: set[int]) -> str:
     return why + "Without hard negatives, train on the entailed pairs of read_pairs with in-batch negatives."
 
 
-def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tuple[Dataset, Counts]:
-    """Read lists of sentences: rows with `sentences`, a list of texts, and perhaps an `id` and a `method`.
-
-    Source, on_error and errors are those of read_pairs. Malformed rows are counted as "malformed row", "no list",
-    "hole" (a sentence that is null, empty or no text), "shorter than 3" or "duplicate id" (the first one stays). A list
-    is never closed up around a hole, because the places of its sentences are what it says.
-
-    Returns:
-        (Dataset, counts). Columns id (string; "line N" where a row has none), sentences (list of at least three
-        strings, the source first), method (string; how they were written, "" where a row does not say).
-    """
+def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Table:
+    """Read lists of at least three sentences, the source first: sentences; id ("line N" where a row has none), of which
+    the first one stays; and method, how they were written ("" where a row does not say)."""
     lines: dict[str, int] = {}
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
@@ -168,7 +138,8 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> tu
 
 
 def parse_list(fields: dict[str, Any], source: Source) -> dict[str, list[str]]:
-    """{"sentences"} of a row. The paper's authors publish theirs in a column list_sent, each list as text."""
+    """{"sentences"} of a row. The paper's authors publish theirs in a column list_sent, each list as text. A list is
+    never closed up around a hole: the places of its sentences are what it says."""
     sentences = fields.get("sentences", fields.get("list_sent"))
     if isinstance(sentences, str) and sentences.startswith("["):
         try:

@@ -14,7 +14,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
-from transformers import AutoModel, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
 
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
@@ -184,7 +184,7 @@ def _changes(chosen: Model) -> dict[str, Any]:
     """Changes to the saved configuration: dropout, and new layers on top of a decoder."""
     if chosen.dropout is None and not chosen.added_layers:
         return {}
-    base = preflight.config_of(chosen)
+    base = AutoConfig.from_pretrained(**preflight.from_hub(chosen))
     changes = preflight.new_layers(base, chosen)
     if chosen.dropout is not None:
         values = base.to_dict().items()

@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError
+
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.encoders.settings import SCRATCH, Encoder, Model
 
@@ -18,8 +21,6 @@ HALF = ("bfloat16", "float16")
 
 def check_device(device: str | None, attention: str | None = None) -> None:
     """ValueError for a device that is not here, or attention's kernels that are not installed."""
-    import torch
-
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -33,8 +34,6 @@ def check_device(device: str | None, attention: str | None = None) -> None:
 @contextmanager
 def loading(name: str) -> Iterator[None]:
     """Errors of a hub or a folder become one sentence that names the model."""
-    from safetensors import SafetensorError
-
     # A hub name is OWNER/NAME or NAME; all else that looks like a path is one.
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise FileNotFoundError(f"no such model directory: {name}")
@@ -96,7 +95,6 @@ def last_layers(depth: int, count: int) -> tuple[str, ...]:
 def sizes(model: Model) -> tuple[Any, int, int, int]:
     """(config of an encoder, number of its weights, of those that are trained, of those outside its embeddings), from
     the meta device. OSError where there is no config."""
-    import torch
     from transformers import AutoModel
 
     from raoe_train.encoders.adapters import add_lora
@@ -128,8 +126,6 @@ def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, 
 def check_fits(model: Model, train: bool = True) -> None:
     """ValueError for a model that by arithmetic takes more than its device's memory. Models without a plain config, or
     on several devices, pass."""
-    import torch
-
     kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     shared = model.device_map is not None or rank_and_world()[1] > 1
     if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
@@ -151,8 +147,6 @@ def check_fits(model: Model, train: bool = True) -> None:
 
 def device_memory(device: Any) -> int:
     """Bytes of all memory of a GPU, or of this machine."""
-    import torch
-
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -26,8 +26,7 @@ COMMON, EXAMPLES = 20, 10  # numbers of words, and of sentences with their word,
 
 def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batch_size: int = 64) -> dict[str, Any]:
     """{"layers": [1, …, all], "tasks": {word: [main metric x100]}, "average": [their mean]}: metrics against the number
-    of layers kept (Section 3.1, Figure 4), None where undefined; with a plot beside `output`. Layers are removed from
-    the last to the first, the final norm stays, and afterwards the model is as it was."""
+    of first layers kept, below the final norm (Section 3.1, Figure 4), with a plot beside `output`."""
     owner, name = _layer_list(model[0].model)
     counts = list(range(1, len(getattr(owner, name)) + 1))
     results = []
@@ -53,8 +52,8 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     owner, name = _layer_list(model[0].model)
     layers = getattr(owner, name)
     try:
-        # The list itself is cut, not the configuration's num_hidden_layers: encoders go through the whole list, and
-        # a BidirectionalModel finds the windows of its last layers by the configuration's depth.
+        # not the configuration's num_hidden_layers: encoders go through the whole list, and a BidirectionalModel finds
+        # the windows of its last layers by it
         setattr(owner, name, layers[:count])
         yield
     finally:
@@ -75,28 +74,22 @@ def _layer_list(inner: Any) -> tuple[Any, str]:
 
 
 def pivot_correlations(model: Any, sentences: Sequence[str], batch_size: int = 64) -> np.ndarray:
-    """How alike a sentence's last hidden states are to that of its pivot token (Sections 2 and 5.5, Figures 2 and 5):
-    mean over its tokens of Spearman's correlation with the pivot's state, [n] float64. It is NaN without a token beside
-    the pivot, or with a state whose values are all equal.
+    """Mean over a sentence's tokens of Spearman's correlation of their last hidden states with the pivot token's, [n]
+    float64 (Sections 2 and 5.5, Figures 2 and 5); NaN without another token, or for a state of equal values.
 
-    The pivot is the last real token of decoders and the first, [CLS], of encoders, as in the paper, whatever the
-    pooling is. All other real tokens count, also special ones and those of the prompt: compare models under the same
-    prompt. The paper's means on STS-B's test set are about 0.17 (LLaMA 7B), 0.15 (ChatGLM 6B) and 0.35 (BERT base).
+    The pivot is the last real token of decoders and the first, [CLS], of encoders, whatever the pooling is. All other
+    real tokens count, also special ones and those of the prompt: compare models under the same prompt. The paper's
+    means on STS-B's test set are about 0.17 (LLaMA 7B), 0.15 (ChatGLM 6B) and 0.35 (BERT base).
     """
     pivot = -1 if is_decoder(model) else 0
-    found: dict[str, float] = {}
+    found = dict.fromkeys(sentences, np.nan)
     for texts, states in token_states(model, sentences, batch_size):
-        correlations = (_mean_correlation(tokens.cpu().double().numpy(), pivot) for tokens in states)
-        found.update(zip(texts, correlations, strict=True))
+        for text, tokens in zip(texts, states, strict=True):
+            if len(tokens) > 1:
+                with np.errstate(invalid="ignore"):
+                    ranks = stats.rankdata(tokens.cpu().double().numpy(), axis=1)
+                    found[text] = np.delete(np.corrcoef(ranks)[pivot], pivot).mean()
     return np.array([found[text] for text in sentences])
-
-
-def _mean_correlation(states: np.ndarray, pivot: int) -> float:
-    if len(states) < 2:
-        return np.nan
-    with np.errstate(invalid="ignore"):
-        correlations = np.corrcoef(stats.rankdata(states, axis=1))[pivot]
-    return float(np.delete(correlations, pivot).mean())
 
 
 def summary(values: np.ndarray) -> dict[str, Any]:
@@ -115,7 +108,7 @@ def is_decoder(model: Any) -> bool:
 
 
 def sentences_of(tasks: Mapping[str, Task]) -> list[str]:
-    """The distinct sentences of tasks; those of mteb's tasks are not known here."""
+    """The distinct sentences of tasks, but those of mteb's."""
     return list(dict.fromkeys(text for task in tasks.values() for text in task.sentences))
 
 
@@ -142,15 +135,11 @@ def token_states(model: Any, sentences: Sequence[str], batch_size: int = 64) -> 
 
 
 def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> dict[str, Any]:
-    """Representative words (Section 3.3 and Appendix A), and how common they are in the sentences.
-
-    "rare_share" is Appendix A's number: 91.74 % of representative words in STS-B "are not high-frequency words".
-    "wordless_share" is of tokens without a letter or digit, which are never frequent words.
-    """
+    """Representative words (Section 3.3 and Appendix A), and how common they are in the sentences. "rare_share" is
+    Appendix A's number: 91.74 % in STS-B. "wordless_share" is of tokens without a letter or digit, never frequent."""
     frequent = frequent_words(sentences, TOP)  # before the model runs, so that an error costs no time
     found = representative_words(model, sentences, batch_size)
     share = sum(word.lower() in frequent for word in found) / len(found)
-    pairs = dict(zip(sentences, found, strict=True))
     return {
         "sentences": len(found),
         "top": TOP,
@@ -158,7 +147,7 @@ def word_report(model: Any, sentences: Sequence[str], batch_size: int = 64) -> d
         "rare_share": 1 - share,
         "wordless_share": sum(not WORD.search(word) for word in found) / len(found),
         "most_common": [[word, count] for word, count in Counter(found).most_common(COMMON)],
-        "examples": [[sentence, word] for sentence, word in list(pairs.items())[:EXAMPLES]],
+        "examples": [list(pair) for pair in dict(zip(sentences, found, strict=True)).items()][:EXAMPLES],
     }
 
 
@@ -176,10 +165,8 @@ def representative_words(model: Any, sentences: Sequence[str], batch_size: int =
 
 
 def language_head(model: Any) -> Callable[[Any], Any]:
-    """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary].
-
-    It is the decoder's own embedding where the two are tied. Else the language model that the decoder was loaded from
-    is loaded for it; ValueError where that has no head."""
+    """The head of the decoder's language model: last hidden states [batch, d] -> logits [batch, vocabulary]. Where it
+    is not tied to the embedding, the language model that the decoder was loaded from is loaded for it."""
     from raoe_train.generation.models import LanguageModel, load_language_model
 
     inner = model[0].model

@@ -12,14 +12,23 @@ from raoe_train.config import nearest
 from raoe_train.evaluation.tasks import BENCHMARKS, Reading, Task
 
 
-def read_mteb(name: str, reading: Reading) -> Task:
-    """A task by its name in mteb. Its data is loaded when it is run."""
+def read_mteb(name: str, reading: Reading, kind: str = "mteb") -> Task:
+    """A task by its name in mteb, or in a benchmark of mteb. Its data is loaded when it is run."""
     import mteb
 
+    if kind in BENCHMARKS:
+        tasks = benchmark(kind)
+        if name not in tasks:
+            raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
+        return of_task(tasks[name], reading.cache, kind)
     try:
         return of_task(mteb.get_task(name), reading.cache)
     except KeyError as error:  # its message suggests the nearest name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
+
+
+read_english_v1 = partial(read_mteb, kind="mteb-english-v1")
+read_english_v2 = partial(read_mteb, kind="mteb-english-v2")
 
 
 def benchmark(kind: str) -> dict[str, Any]:
@@ -29,24 +38,13 @@ def benchmark(kind: str) -> dict[str, Any]:
     return {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARKS[kind]).tasks}
 
 
-def _read(kind: str, name: str, reading: Reading) -> Task:
-    tasks = benchmark(kind)
-    if name not in tasks:
-        raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
-    return of_task(tasks[name], reading.cache, kind)
-
-
-read_english_v1 = partial(_read, "mteb-english-v1")
-read_english_v2 = partial(_read, "mteb-english-v2")
-
-
 def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:
     """An mteb task, whose results are kept in `cache`; of a benchmark the result also has its category."""
-    metadata = task.metadata
+    metadata, more = task.metadata, {}
     content = [metadata.name, metadata.dataset.get("revision"), version("mteb")]
-    counted = kind in BENCHMARKS
-    content += [list(task.hf_subsets), list(task.eval_splits)] if counted else []
-    more = {"category": metadata.type} if counted else {}
+    if kind in BENCHMARKS:
+        content += [list(task.hf_subsets), list(task.eval_splits)]
+        more = {"category": metadata.type}
     return Task(kind, "main_score", content, run=lambda model, size: _run(task, cache, model, size) | more)
 
 
@@ -55,8 +53,7 @@ def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str
     score}}}, and of reranking tasks "map" and "mrr" over all candidates; x100. Results in the cache are reused."""
     import mteb
 
-    watched = sys.stderr.isatty()
-    training = model.training
+    watched, training = sys.stderr.isatty(), model.training
     found = mteb.evaluate(
         model,
         task,

@@ -20,8 +20,8 @@ from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, fi
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
-    """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for i
-    from 1 (the margins paper, section 3.1), or none, all the same."""
+    """[k] weights of retrieved sentences, the nearest first, of sum 1: linear, w_i = 2 (k + 1 - i) / (k (k + 1)) for
+    i from 1 (the margins paper, section 3.1), or none, all the same."""
     if discount not in ("linear", "none"):
         raise ValueError(f"discount must be one of linear, none, got {discount!r}")
     if k < 1:
@@ -44,7 +44,7 @@ class PolarityEvaluator(SentenceEvaluator):
         reference: [n + m, d] embeddings by the reference of the sentences and then the source sentences, or a
             SentenceTransformer that makes them, once.
         k: how many are retrieved.
-        discount: see weights.
+        discount: linear or none, see weights.
         batch_size: sentences at a time.
         name: before the names of the scores.
 
@@ -75,32 +75,29 @@ class PolarityEvaluator(SentenceEvaluator):
         self.classes = np.array([numbers[label] for label in (*labels, *source_labels)])
         self.k, self.discount, self.batch_size, self.name = k, discount, batch_size, name
         self._check(k)
-        embeddings = reference if isinstance(reference, np.ndarray) else self._embed(reference)
-        if (rows := len(embeddings)) != len(self.texts):
+        if not isinstance(reference, np.ndarray):
+            reference = encode_sentences(reference, self.texts, batch_size)
+        if (rows := len(reference)) != len(self.texts):
             raise ValueError(f"reference has {rows} rows for {len(self.texts)} sentences and source sentences")
-        self.reference = unit_rows(embeddings)
+        self.reference = unit_rows(reference)
         self.primary_metric = f"{name}_polarity" if name else "polarity"
 
-    def __call__(
-        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        named = self.prefix_name_to_metrics(_percent(*self.scores(self._embed(model))), self.name)
+    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
+        scores = self.scores(encode_sentences(model, self.texts, self.batch_size))
+        named = self.prefix_name_to_metrics(_percent(*scores), self.name)
         self.store_metrics_in_model_card_data(model, named, epoch, steps)
         return named
 
     def scores(self, embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(P, S) of each sentence, [n] each, from 0 to 1 and from -1 to 1, for [n + m, d] embeddings of the sentences
         and then the source sentences."""
-        return self._weighted(*self._retrieved(embeddings, self.k), self.k)
+        return self._scores(embeddings, [self.k])[0]
 
     def report(self, embeddings: np.ndarray, curve: Sequence[int] = ()) -> tuple[dict[str, Any], np.ndarray]:
         """({"polarity", "polarity_std", "similarity", "similarity_std", "sentences", "sources", "k", "by_class":
         {class: the first four and "sentences"}, "curve": {k: {"polarity", "similarity"}}}, in percent; P of each
         sentence, [n] from 0 to 1)."""
-        most = max([self.k, *curve])
-        self._check(most)
-        found = self._retrieved(embeddings, most)
-        polarity, similarity = self._weighted(*found, self.k)
+        (polarity, similarity), *others = self._scores(embeddings, [self.k, *curve])
         labels = np.array(list(map(str, self.labels)))
 
         def of(chosen: np.ndarray) -> dict[str, Any]:
@@ -112,41 +109,36 @@ class PolarityEvaluator(SentenceEvaluator):
             "k": self.k,
             "by_class": {label: of(labels == label) for label in sorted(set(labels.tolist()))},
         }
-        for k in curve:
-            mean = _percent(*self._weighted(*found, k))
+        for k, scores in zip(curve, others, strict=True):
+            mean = _percent(*scores)
             result.setdefault("curve", {})[str(k)] = {name: mean[name] for name in ("polarity", "similarity")}
         return result, polarity
-
-    def _embed(self, model: Any) -> np.ndarray:
-        return encode_sentences(model, self.texts, self.batch_size)
 
     def _check(self, k: int) -> None:
         weights(k, self.discount)
         if (sources := len(self.texts) - len(self.labels)) < k:
             raise ValueError(f"k is {k} and there are {sources} source sentences: lower k")
 
-    def _retrieved(self, embeddings: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Whether the k nearest source sentences are of a sentence's class, and their cosine with it by the reference,
-        [n, k] float64 each."""
+    def _scores(self, embeddings: np.ndarray, ks: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(P, S) of each sentence by the k nearest source sentences, for each k."""
+        self._check(max(ks))
         n, unit = len(self.labels), unit_rows(embeddings)
-        places, _ = nearest(unit[:n], unit[n:], k)
+        places, _ = nearest(unit[:n], unit[n:], max(ks))
+        same = (self.classes[n + places] == self.classes[:n, None]).astype(np.float64)
         # a row at a time: [n, k, d] of them all may be large
         cosines = np.stack([self.reference[n + row] @ self.reference[i] for i, row in enumerate(places)])
-        return (self.classes[n + places] == self.classes[:n, None]).astype(np.float64), cosines.astype(np.float64)
-
-    def _weighted(self, same: np.ndarray, cosines: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        w = weights(k, self.discount)
-        return same[:, :k] @ w, cosines[:, :k] @ w
+        found = []
+        for k in ks:
+            w = weights(k, self.discount)
+            found.append((same[:, :k] @ w, cosines[:, :k].astype(np.float64) @ w))
+        return found
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
     """Means and standard deviations over sentences, x 100."""
-    return {
-        "polarity": 100 * float(polarity.mean()),
-        "polarity_std": 100 * float(polarity.std()),
-        "similarity": 100 * float(similarity.mean()),
-        "similarity_std": 100 * float(similarity.std()),
-    }
+    named = {"polarity": polarity.mean(), "polarity_std": polarity.std()}
+    named |= {"similarity": similarity.mean(), "similarity_std": similarity.std()}
+    return {name: 100 * float(value) for name, value in named.items()}
 
 
 def read_polarity(name: str, reading: Reading) -> Task:
@@ -154,9 +146,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     as many of train, drawn, are there to be retrieved (the margins paper, section 3.2)."""
     options = reading.polarity
     if (encoder := options.reference) is None:
-        raise ValueError(
-            f"polarity.reference is missing: the frozen encoder whose cosines the semantic score of {name} is made of"
-        )
+        raise ValueError(f"polarity.reference is missing: the frozen encoder whose cosines score {name}")
     source = find_source(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
@@ -166,10 +156,9 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = _drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
     wanted = options.sources * len(test)
     if len(train) < wanted:
-        raise ValueError(
-            f"{source}: {options.sources} times the {len(test)} sentences of test are {wanted}, and train has "
-            f"{len(train)}: lower polarity.sources or polarity.max_sentences"
-        )
+        times = f"{options.sources} times the {len(test)} sentences of test are {wanted}"
+        advice = "lower polarity.sources or polarity.max_sentences"
+        raise ValueError(f"{source}: {times}, and train has {len(train)}: {advice}")
     sources = _drawn(train, wanted, options.seed)
     (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 

@@ -32,10 +32,9 @@ def read_caption_task(name: str, reading: Reading) -> Task:
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
-        if len(captions) < CAPTIONS:
-            raise ValueError(
-                f"{source}: image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
-            )
+        if (count := len(captions)) < CAPTIONS:
+            needed = f"the protocol needs {CAPTIONS} of each image"
+            raise ValueError(f"{source}: image {image!r} has {count} captions; {needed}")
     if len(images) < 2:
         raise ValueError(f"{source}: there is one image, and retrieval needs at least 2")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]
@@ -70,8 +69,7 @@ def strict_accuracy(embeddings: np.ndarray, captions: list[str]) -> tuple[dict[s
 
 
 def read_candidates(source: str, **how: Any) -> Any:
-    """A Dataset of queries with candidates that do and do not fit them: query (string), positive and negative (lists of
-    at least one string). In the file, JSONL or parquet, both are a text or a list of texts."""
+    """A Dataset of queries with candidates: query, and positive and negative, in the file a text or a list of texts."""
     parse = by_column({"query": parse_sentence, "positive": _texts, "negative": _texts})
     return read_table(source, parse, "query", **how)[0]
 
@@ -101,13 +99,11 @@ def read_rerank(name: str, reading: Reading) -> Task:
 
 
 def precision(embeddings: np.ndarray, queries: list[dict[str, Any]]) -> tuple[dict[str, Any], Outcomes]:
-    """{"map", "mrr"} x100 over all candidates of a query, ranked by cosine, and "queries", how many; with each query's
-    average precision."""
+    """{"map", "mrr"}, x100, over all candidates of a query by cosine, and "queries"; with each average precision."""
     precisions, ranks = [], []
     ends = np.cumsum([1 + len(query["positive"]) + len(query["negative"]) for query in queries])
-    for query, texts in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
-        candidates = texts[1:]
-        similarity = cosines(np.broadcast_to(texts[0], candidates.shape), candidates)
+    for query, (own, *candidates) in zip(queries, np.split(embeddings, ends[:-1]), strict=True):
+        similarity = cosines(np.tile(own, (len(candidates), 1)), np.array(candidates))
         relevant = np.arange(len(candidates)) < len(query["positive"])
         # of equal cosines negatives come first: an encoder with one embedding for all texts gets the lowest score
         ranked = relevant[np.lexsort((relevant, -similarity))]

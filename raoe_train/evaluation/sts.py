@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from scipy import stats
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from raoe_train.artifacts.writing import write_json
@@ -18,17 +19,14 @@ from raoe_train.encoders.embed import cosines, encode_sentences, rounding
 from raoe_train.encoders.settings import CONDITIONAL, Model
 from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_source, mean_of_all
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 def read_sts(name: str, reading: Reading) -> Task:
-    """The scored pairs of a task; with a {condition} in the prompt, those of a C-STS file (see read_scored)."""
+    """The scored pairs of a task, see read_scored."""
     return of_pairs(read_scored(find_source(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
-def of_pairs(pairs: Dataset) -> Task:
-    """The task of sentence1, sentence2 and score, and perhaps subset."""
+def of_pairs(pairs: Any) -> Task:
+    """The task of a Dataset with sentence1, sentence2 and score, and perhaps subset."""
     columns = pairs.to_dict()
     score = partial(correlations, scores=np.asarray(columns["score"]), subsets=np.asarray(columns.get("subset", [])))
     return Task("sts", "spearman", columns, [*columns["sentence1"], *columns["sentence2"]], score)
@@ -54,8 +52,6 @@ def correlations(embeddings: np.ndarray, scores: np.ndarray, subsets: np.ndarray
 def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) -> dict[str, float | None]:
     """{"spearman", "pearson"} x100 of two vectors [n]; None where all values of one are equal, or similarities differ
     by no more than `noise`, their rounding."""
-    from scipy import stats
-
     if np.ptp(similarity) <= noise or np.ptp(scores) == 0:
         return {"spearman": None, "pearson": None}
     spearman, pearson = stats.spearmanr(similarity, scores), stats.pearsonr(similarity, scores)
@@ -64,23 +60,19 @@ def correlate(similarity: np.ndarray, scores: np.ndarray, noise: float = 0.0) ->
 
 class StsEvaluator(SentenceEvaluator):
     """of_pairs for a trainer: NAME_spearman_cosine, by which the best model is chosen, and NAME_pearson_cosine, from -1
-    to 1; NaN where they are undefined. Of several sets by name these are their means, beside NAME_SET_spearman_cosine
-    and NAME_SET_pearson_cosine of each."""
+    to 1 or NaN. Of several sets these are their means, beside NAME_SET_spearman_cosine and so on of each."""
 
-    def __init__(self, sets: Mapping[str, Dataset], batch_size: int, name: str) -> None:
+    def __init__(self, sets: Mapping[str, Any], batch_size: int, name: str) -> None:
         super().__init__()
         self.tasks = {each: of_pairs(pairs) for each, pairs in sets.items()}
         self.batch_size, self.name = batch_size, name
         self.primary_metric = f"{name}_spearman_cosine"
 
-    def __call__(
-        self, model: Any, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
+    def __call__(self, model: Any, output_path: Any = None, epoch: int = -1, steps: int = -1) -> dict[str, float]:
         results = evaluate_tasks(model, self.tasks, self.batch_size)["tasks"]
         named: dict[str, float] = {}
         for metric in ("spearman", "pearson"):
-            values = {each: its[metric] for each, its in results.items()}
-            of = {each: math.nan if value is None else value / 100 for each, value in values.items()}
+            of = {each: math.nan if its[metric] is None else its[metric] / 100 for each, its in results.items()}
             named[f"{self.name}_{metric}_cosine"] = sum(of.values()) / len(of)
             if len(of) > 1:
                 named |= {f"{self.name}_{each}_{metric}_cosine": value for each, value in of.items()}
@@ -100,7 +92,7 @@ def conditional_prompt(model: Any) -> str | None:
     return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
 
 
-def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Dataset:
+def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:
     """The C-STS rows to predict, as conditional_table has them."""
     if not source:
         raise ValueError("data.input is missing: the C-STS rows to predict")
@@ -109,12 +101,11 @@ def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: 
     return conditional_table(source, str(prompt), scored=False, columns=columns)[0]
 
 
-def submit(model: Any, rows: Dataset, path: str, batch_size: int) -> int:
+def submit(model: Any, rows: Any, path: str, batch_size: int) -> int:
     """Write the cosine of each row's sentences, under its condition, for C-STS's organisers to score; return how many.
 
-    The format is that of https://github.com/princeton-nlp/c-sts (commit 3bacafa; README, "Submitting Test Results"):
-    one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each row of csts_test.csv, for that repository's
-    `python make_test_submission.py YOUR_EMAIL PATH`, which takes exactly 4732 predictions.
+    The file is what https://github.com/princeton-nlp/c-sts (commit 3bacafa) takes for `python make_test_submission.py
+    YOUR_EMAIL PATH`: one JSON object, {"0": 1.0, "1": 0.0, ...}, by the number of each of csts_test.csv's 4732 rows.
     """
     texts = [*rows["sentence1"][:], *rows["sentence2"][:]]
     predictions = cosines(*np.split(encode_sentences(model, texts, batch_size), 2))

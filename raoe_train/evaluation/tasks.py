@@ -1,13 +1,10 @@
-"""Tasks to evaluate encoders on: the registry of kinds, where a task's data is, and how scores are made of tasks.
-
-A new kind is a line in KINDS and a function, (name, Reading) -> Task, which is imported when it is needed.
-"""
+"""Tasks to evaluate encoders on. A new kind is a line in KINDS, and a function: (name, Reading) -> Task."""
 
 from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -148,15 +145,8 @@ def split_word(word: str) -> tuple[str, str]:
 def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: Any) -> dict[str, Task]:
     """Each task by its word, all of them read, so that an error in one costs no encoding.
 
-    Args:
-        tasks: KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
-            files (FILE, FILE#split, builtin#test) are sts. docs/evaluation.md says how NAME is found.
-        data_dir: folder of the sets.
-        how: the other fields of Reading.
-
-    Raises:
-        ValueError: no tasks, one twice, unknown ones (all are named), or data that its kind cannot use.
-        FileNotFoundError: a file that is not there.
+    Words are KIND:NAME or KIND:FILE, with KIND of KINDS. A bare NAME is of the kind that SUITES says, others and bare
+    files (FILE, FILE#split, builtin#test) are sts. `how` is the other fields of Reading.
     """
     if isinstance(tasks, str) or not tasks:
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
@@ -164,30 +154,27 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         raise ValueError(f"a task may not be called {min(taken)}, which is a column of reports: name its file")
     if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
-    reading = Reading(data_dir, **how)
-    found: dict[str, Task] = {}
-    missing: dict[str, None] = {}
+    reading, found, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
     for word in tasks:
         kind, name = split_word(word)
         if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
         try:
-            task: Task = pkgutil.resolve_name(KINDS[kind])(name, reading)
+            task = found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing[str(error)] = None
             continue
         if reading.batcher and kind in ("sts", "transfer"):
             sentences = [batched(text, reading.batcher) for text in task.sentences]
-            task = replace(task, sentences=sentences, content=[task.content, reading.batcher])
-        found[word] = task
+            found[word] = replace(task, sentences=sentences, content=[task.content, reading.batcher])
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
 
 
 def batched(text: str, batcher: str) -> str:
-    """A sentence as BeLLM's eval_sts.py hands it over: with a full stop where it has no end mark, and in place of a
-    question mark. AnglE's eval_nli.py also makes double quotes single ones."""
+    """A sentence as BeLLM's eval_sts.py changes it: it ends with a full stop where it has no end mark or a question
+    mark. AnglE's eval_nli.py also makes double quotes single ones."""
     text = text if text[-1] in ".?\"'" else text + "."
     text = text.replace('"', "'") if batcher == "angle" else text
     return text[:-1] + "." if text.endswith("?") else text
@@ -210,11 +197,8 @@ def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, wh
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:
-    """The source that NAME, NAME#SPLIT or NAME-all stands for; a source stands for itself.
-
-    NAME is the file data_dir/NAME.* or data_dir/KIND/NAME.*, else data_dir/*/NAME.*; its test split, where it has
-    splits, unless the set is to be `whole`. NoSuchTask where nothing is there, ValueError for more than one file.
-    """
+    """The source that NAME, NAME#SPLIT or NAME-all stands for: the file data_dir/NAME.* or data_dir/KIND/NAME.*, else
+    data_dir/*/NAME.*; its test split, where it has splits, unless it is to be `whole`. A source stands for itself."""
     name, _, split = task.partition("#")
     if is_file(name) or name in BUILTIN or name.startswith("hub:") or os.path.exists(task):
         return task
@@ -228,10 +212,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
     if not files and name.endswith(ALL_PAIRS):
         files, whole = known.get(name.removesuffix(ALL_PAIRS).lower(), []), True
     if not files:
-        raise NoSuchTask(
-            f"no task {task!r} in {folder}{nearest(repr(name), map(repr, known))}: neither {name}.* nor "
-            f"*/{name}.*; there are: {', '.join(sorted(known))}"
-        )
+        near, there = nearest(repr(name), map(repr, known)), ", ".join(sorted(known))
+        raise NoSuchTask(f"no task {task!r} in {folder}{near}: neither {name}.* nor */{name}.*; there are: {there}")
     if len(files) > 1:
         raise ValueError(f"task {task!r} could be {' or '.join(map(str, files))}; name the file instead")
     file = str(files[0])
@@ -244,8 +226,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
             if TEST in splits:
                 return f"{file}#{TEST}"
     if len(splits) > 1:
-        listed = ", ".join(splits)
-        raise ValueError(f"{file} has splits {listed} and none is {TEST!r}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+        there = f"{file} has splits {', '.join(splits)} and none is {TEST!r}"
+        raise ValueError(f"{there}; name {file}#SPLIT or {task}{ALL_PAIRS}")
     return file
 
 
@@ -277,24 +259,19 @@ def evaluate_tasks(
                 outcomes[word] = examples
         if task.run:
             results[word] |= task.run(model, batch_size)
-
-    by_kind: dict[str, list[dict[str, Any]]] = {}
+    by_kind: dict[str, list[float | None]] = {}
+    categories: dict[str, dict[str, list[float | None]]] = {}
     for result in results.values():
-        by_kind.setdefault(result["kind"], []).append(result)
-    found: dict[str, Any] = {"tasks": results, "average": _mean_score(results.values())}
-    if categories := {kind: its for kind, of_kind in by_kind.items() if (its := _categories(of_kind))}:
-        found["categories"] = categories
-    if len(by_kind) > 1:
-        found["averages"] = {kind: _mean_score(of_kind) for kind, of_kind in by_kind.items()}
-    return found
-
-
-def _categories(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    categories: dict[str, list[Mapping[str, Any]]] = {}
-    for result in results:
+        by_kind.setdefault(result["kind"], []).append(main_score(result))
         if "category" in result:
-            categories.setdefault(result["category"], []).append(result)
-    return {name: {"mean": _mean_score(its), "tasks": len(its)} for name, its in sorted(categories.items())}
+            categories.setdefault(result["kind"], {}).setdefault(result["category"], []).append(main_score(result))
+    found: dict[str, Any] = {"tasks": results, "average": mean_of_all([*map(main_score, results.values())])}
+    for kind, groups in categories.items():
+        means = {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(groups.items())}
+        found.setdefault("categories", {})[kind] = means
+    if len(by_kind) > 1:
+        found["averages"] = {kind: mean_of_all(scores) for kind, scores in by_kind.items()}
+    return found
 
 
 def main_score(result: Mapping[str, Any]) -> float | None:
@@ -302,14 +279,9 @@ def main_score(result: Mapping[str, Any]) -> float | None:
     return result.get(result.get("main", "spearman"))
 
 
-def _mean_score(results: Iterable[Mapping[str, Any]]) -> float | None:
-    return mean_of_all([main_score(result) for result in results])
-
-
-def mean_of_all(scores: Sequence[float | None]) -> float | None:
+def mean_of_all(scores: Sequence[Any]) -> float | None:
     """The mean; None where one is None, or there are none."""
-    defined = [score for score in scores if score is not None]
-    return float(np.mean(defined)) if defined and len(defined) == len(scores) else None
+    return None if None in scores or not scores else float(np.mean(scores))
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import f1_score
+from sklearn.model_selection import StratifiedKFold
 from tqdm import tqdm
 
 from raoe_train.data.mining import labelled_table
@@ -33,18 +35,13 @@ def read_transfer(name: str, reading: Reading) -> Task:
 
 
 def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], Outcomes]:
-    """Accuracy, x100, of the classifier that the settings (Classifier.settings) say.
+    """{"accuracy", x100, "dev_accuracy": by which penalties were chosen, "examples": tested}, "f1", x100, of class 1
+    for a test split of pairs of classes 0 and 1, and "classifier", the settings, unless they are of scikit-learn's; and
+    100 for each tested example that is right, 0 for others, in the same order for all encoders.
 
     - Splits train, dev and test: the penalty is the best on dev; trained on train, tested on test.
     - Splits train and test: it is the best in cross-validation of train.
     - No splits, or one: mean accuracy of the folds, the penalty of each the best in folds of what it trains on.
-
-    The best has the highest accuracy in per cent, rounded to two digits; ties go to the first of the grid.
-
-    Returns:
-        {"accuracy", "dev_accuracy": by which penalties were chosen, "examples": tested}, "f1", x100, of class 1 for a
-        test split of pairs of classes 0 and 1, and "classifier", the settings, unless they are of scikit-learn's. And
-        100 for each tested example that is right, 0 for others, in the same order for all encoders.
     """
     texts, second, words, split = data
     # SentEval's order, by the number of tokens, then by class: the folds depend on it
@@ -65,7 +62,7 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     right, accuracies, chosen_by = np.full(len(labels), np.nan), [], []
     for train, test in tqdm(outer, desc="folds", disable=given or None):
         folds = [(train, dev)] if len(dev) else _folds(train, labels, settings)
-        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)
+        scores = np.round(100 * model.validated(folds, grid).mean(0), 2)  # ties go to the first of the grid
         found = model.predicted(train, dev, test, grid[int(scores.argmax())])
         right[test] = 100.0 * (found == labels[test])
         accuracies.append(right[test].mean())
@@ -77,8 +74,6 @@ def classify(embeddings: np.ndarray, data: Sequence[Any], settings: dict[str, An
     if settings["name"] != Classifier.name:
         result["classifier"] = settings
     if given and second is not None and classes.tolist() == ["0", "1"]:
-        from sklearn.metrics import f1_score
-
         result["f1"] = 100 * float(f1_score(labels[test], found, zero_division=0))
     return result, Outcomes(tested)
 
@@ -88,10 +83,8 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     splits = set(split)
     given = {TRAIN, TEST} <= splits
     if len(splits) > 1 and not (given and splits - {TRAIN, TEST, *DEV} == set()):
-        raise ValueError(
-            f"{where} has splits {', '.join(sorted(splits))}; known are {TRAIN}, {' or '.join(DEV)}, and {TEST}, "
-            f"or one split for {kfold} folds of it: FILE#SPLIT"
-        )
+        known = f"{TRAIN}, {' or '.join(DEV)}, and {TEST}, or one split for {kfold} folds of it: FILE#SPLIT"
+        raise ValueError(f"{where} has splits {', '.join(sorted(splits))}; known are {known}")
     counts = Counter(label for label, its in zip(labels, split, strict=True) if its == TRAIN or not given)
     if len(counts) < 2:
         raise ValueError(f"{where}: all examples to train on are of class {next(iter(counts))!r}; there must be two")
@@ -101,14 +94,11 @@ def _check(labels: list[str], split: list[str], where: str, kfold: int) -> None:
     # an outer fold takes the most, a tenth rounded up, from what the inner folds divide
     left = fewest if given else fewest - -(-fewest // kfold)
     if left < kfold and not splits & set(DEV):
-        raise ValueError(
-            f"{where}: class {label!r} has {fewest} examples to train on, which is too few for {kfold} folds"
-        )
+        few = f"{fewest} examples to train on, which is too few for {kfold} folds"
+        raise ValueError(f"{where}: class {label!r} has {few}")
 
 
 def _folds(places: np.ndarray, labels: np.ndarray, settings: dict[str, Any]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Of each fold of these places, (those to train on, those to test on)."""
-    from sklearn.model_selection import StratifiedKFold
-
+    """(places to train on, places to test on) of each fold."""
     folds = StratifiedKFold(settings["kfold"], shuffle=True, random_state=SEED).split(places, labels[places])
     return [(places[part], places[rest]) for part, rest in folds]

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from raoe_train.artifacts.processes import local_rank
+from raoe_train.encoders.adapters import four_bit
 from raoe_train.encoders.preflight import check_device, loading
 
 
@@ -49,8 +50,6 @@ def load_tokenizer(model: LanguageModel) -> Any:
 def load_language_model(model: LanguageModel) -> Any:
     """The causal language model, in eval mode, on its device; ValueError where its weights have no head, which would be
     random."""
-    from raoe_train.encoders.adapters import four_bit
-
     device = model.device or default_device()
     check_device(device, model.attention)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
