@@ -192,7 +192,8 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             # no name and no time in the header: the same rows give the same bytes
             binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-                for row in values if kind == "jsonl" else itertools.chain([columns], values):
+                rows_written: Iterable[list[Any]] = values if kind == "jsonl" else itertools.chain([columns], values)
+                for row in rows_written:
                     _write_row(file, kind, columns, row)
 
 
@@ -204,8 +205,8 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
     if kind == "tsv":
         file.write("\t".join(cells) + "\n")
     else:  # Python before 3.13 leaves a bare \r without quotes
-        quoting = csv.QUOTE_ALL if any("\r" in text for text in cells) else csv.QUOTE_MINIMAL
-        csv.writer(file, lineterminator="\n", quoting=quoting).writerow(cells)
+        quote_all = any("\r" in text for text in cells)
+        csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if quote_all else csv.QUOTE_MINIMAL).writerow(cells)
 
 
 def _in_json(value: Any) -> Any:

@@ -48,7 +48,7 @@ TRAINING = [
         ("better = going & (accuracy > best)", "better = going & (accuracy >= best)"),
     ),
     *of("raoe_train/evaluation/polarity.py", "evaluation/test_polarity.py",
-        ("nearest(unit[:n], unit[n:], k)", "nearest(unit[:n], unit, k)")),
+        ("nearest(unit[:n], unit[n:], max(ks))", "nearest(unit[:n], unit, max(ks))")),
     *of("raoe_train/evaluation/retrieval.py", "evaluation/test_rerank.py",
         ("np.lexsort((relevant, -similarity))", "np.lexsort((~relevant, -similarity))")),
     *of("raoe_train/evaluation/retrieval.py", "evaluation/test_captions.py",
