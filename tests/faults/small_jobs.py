@@ -12,10 +12,10 @@ from tests.faults.kills import Job
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, write_pairs
 
-# What says how long it took, or how much, since a run was resumed.
+# What says how long it took, or how much, since a run was resumed; a commit can be made meanwhile.
 TIMES = ("seconds", "train_seconds", "train_steps", "peak_memory_mb", "train_runtime", "train_samples_per_second",
          "train_steps_per_second", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second",
-         "tokens_per_second")  # fmt: skip
+         "tokens_per_second", "commit")  # fmt: skip
 # {file of SentEval's folders: its lines}
 SENTEVAL = {
     "MR/rt-polarity.pos": "a good film {n}", "MR/rt-polarity.neg": "a bad film {n}",

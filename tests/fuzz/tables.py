@@ -92,8 +92,7 @@ def _right_labelled(records: list[Record]) -> list[Any]:
         row = {"text": text(first if first is not None and "sentence2" in record else record.get("text"))}
         if first is not None and "sentence2" in record:
             row["second"] = text(record["sentence2"])
-        split = record.get("split")
-        row |= {"label": word(record.get("label")), "split": "" if split is None else str(split)}
+        row |= {"label": word(record.get("label")), "split": word(record.get("split")) or ""}
         if None not in row.values():
             found.append(row)
     return found
@@ -149,8 +148,7 @@ def _right_lists(records: list[Record]) -> list[Any]:
             except Exception:  # whatever it says, it is no list
                 continue
         if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
-            method = record.get("method")
-            its = {"sentences": sentences, "method": "" if method is None else str(method)}
+            its = {"sentences": sentences, "method": word(record.get("method")) or ""}
             found.append({"id": None if record.get("id") is None else str(record["id"]), **its})
     return found
 
