@@ -89,9 +89,8 @@ def read_table(
     opened, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.kept(opened, parse))
     counts = tally.counts(opened.name, len(table), noun)
-    if dropped := counts["dropped"]:
-        left_out = counts["read"] - counts["kept"]
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], dropped)
+    if left_out := tally.dropped.total():
+        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], counts["dropped"])
     return table, counts
 
 
