@@ -95,8 +95,6 @@ STS_SUBSETS = {
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-THREE = ("train", "dev", "test")
-
 Rows = Callable[[Path], Iterator[Row]]
 
 
@@ -183,9 +181,9 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
     "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),
     "mpqa": ("MPQA", _classes("mpqa.pos", "mpqa.neg")),
-    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in THREE}),
+    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in ("train", "dev", "test")}),
     "sick": ("SICK", {split: {f"SICK_{file}.txt": SICK} for split, file in SICK_FILES.items()}),
-    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
+    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in ("train", "dev", "test")}),
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
     **{

@@ -146,12 +146,13 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
         opened = open_source(source, columns)
     for line, fields in opened.rows:
         opened.line = line
+        if isinstance(fields, RowProblem):
+            yield opened.place(), "", str(fields)
+            continue
         try:
-            if isinstance(fields, RowProblem):
-                raise fields
             column = opened.columns.find(fields, ("sentence",))["sentence"]
-            if not isinstance(fields[column], str):
-                raise RowProblem(f"{column} is {fields[column]!r}, not a text")
-            yield opened.place(), fields[column], None
         except RowProblem as problem:
-            yield opened.place(), "", str(problem)
+            raise ValueError(f"{opened.place()}: {problem}") from None
+        text = fields[column]
+        wrong = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
+        yield opened.place(), "" if wrong else text, wrong

@@ -15,7 +15,6 @@ from raoe_train.data.columns import (
     NLI_LABELS,
     LabelMap,
     RowProblem,
-    as_word,
     parse_label,
     parse_sentence,
     resolve_label_map,
@@ -129,7 +128,8 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
         if name in lines:
             raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         lines[name] = source.line
-        return {"id": name, "sentences": sentences, "method": as_word(fields.get("method"))}
+        method = fields.get("method")
+        return {"id": name, "sentences": sentences, "method": "" if method is None else str(method)}
 
     return read_table(source, parse, "list", on_error=on_error)
 
