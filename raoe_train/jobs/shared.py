@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from raoe_train.artifacts.disk_errors import explained
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import owned
-from raoe_train.artifacts.writing import check_writable
+from raoe_train.artifacts.writing import check_writable, explained
 from raoe_train.config import parse, to_dict
 
 WRITTEN = {"submission": "file", "cache": "folder"}  # keys, beside output, of paths that are written

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,12 +17,12 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
-from raoe_train.artifacts.memory import peak_mb, reset_peak
 from raoe_train.training.run_directory import newest_checkpoint
 
 SPEARMAN = "_spearman_cosine"
 SHOWN = 16  # rows of a batch
 LEFT = "its gradient left weights that are not finite"
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Meter(TrainerCallback):
@@ -236,3 +238,23 @@ def _to_try(trainer: Any) -> Iterator[str]:
         if last
         else "There is no checkpoint yet (training.save_strategy steps, training.save_steps)"
     )
+
+
+def reset_peak(cuda: bool) -> None:
+    """Let the peak begin anew; resident memory's only on Linux, where that is allowed."""
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        CLEAR.write_text("5")
+
+
+def peak_mb(cuda: bool) -> float:
+    """Peak memory since reset_peak, in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this
+    process, Python and its libraries included."""
+    if cuda:
+        return torch.cuda.max_memory_allocated() / 1e6
+    if STATUS.exists():  # VmHWM: a child takes over getrusage's ru_maxrss from the process that started it
+        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from raoe_train import run
-from raoe_train.artifacts.disk_errors import explained
+from raoe_train.artifacts.writing import explained
 from raoe_train.cli import load, main
 from raoe_train.config import to_dict
 from raoe_train.encoders.load import load_encoder

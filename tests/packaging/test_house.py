@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 0,
-    "data": 0,
-    "encoders": 0,
-    "evaluation": 0,
-    "generation": 0,
-    "jobs": 0,
-    "losses": 0,
-    "training": 0,
-    "the root": 0,
+    "artifacts": 687,
+    "data": 1500,
+    "encoders": 1815,
+    "evaluation": 1285,
+    "generation": 1122,
+    "jobs": 1470,
+    "losses": 2293,
+    "training": 1470,
+    "the root": 640,
 }
 LONGEST = 400  # lines of a file
 
