@@ -26,9 +26,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "negative": ("negative", "negatives", "neg", "sentence2", "hard_neg"),
     "neutral": ("neutral",),
 }
-"""{our column: its names in files}. A row may have one of them only, except for the columns in FIRST."""
+"""{our column: its names in files}. A row may have one of them only."""
 
-FIRST = ("sentence", "image", "caption")  # of several names the first is used
+FIRST = ("sentence", "image", "caption")  # but of these several, and the first is used
 NLI_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}  # larger = less similar, which RAOE's gate compares
 LabelMap = Mapping[str, int | None] | Mapping[int, int | None]  # {word or int: class}, None leaves rows out
 NO_GOLD_LABEL = ("-", "-1", "")

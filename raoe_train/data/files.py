@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
@@ -152,7 +152,6 @@ def read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
     import pyarrow.parquet
 
     number = 0
@@ -170,7 +169,6 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[Row]]]
 READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}
 
 
@@ -178,10 +176,9 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
     """Write rows in one step, in the format of the name's suffix; ValueError for a value that it cannot hold."""
     path = Path(path)
     kind = known_kind(path)
-    values = ([row.get(name) for name in columns] for row in rows)
+    values: Iterator[list[Any]] = ([row.get(name) for name in columns] for row in rows)
     with replacing(path) as temporary:
         if kind == "parquet":
-            import pyarrow
             import pyarrow.parquet
 
             listed = list(values)  # one table: a column's type comes from all of its values
@@ -192,8 +189,8 @@ def write_rows(path: str | os.PathLike[str], columns: list[str], rows: Iterable[
             # no name and no time in the header: the same rows give the same bytes
             binary: Any = gzip.GzipFile("", "wb", fileobj=plain, mtime=0) if path.suffix.lower() == ".gz" else plain
             with io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
-                rows_written: Iterable[list[Any]] = values if kind == "jsonl" else itertools.chain([columns], values)
-                for row in rows_written:
+                header = [columns] if kind != "jsonl" else []
+                for row in itertools.chain(header, values):
                     _write_row(file, kind, columns, row)
 
 
@@ -204,9 +201,10 @@ def _write_row(file: io.TextIOWrapper, kind: str, columns: list[str], row: list[
     cells = [cell(value, kind) for value in row]
     if kind == "tsv":
         file.write("\t".join(cells) + "\n")
-    else:  # Python before 3.13 leaves a bare \r without quotes
-        quote_all = any("\r" in text for text in cells)
-        csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if quote_all else csv.QUOTE_MINIMAL).writerow(cells)
+    else:
+        bare = any("\r" in text for text in cells)  # Python before 3.13 leaves it without quotes
+        writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if bare else csv.QUOTE_MINIMAL)
+        writer.writerow(cells)
 
 
 def _in_json(value: Any) -> Any:

@@ -46,10 +46,7 @@ def distinct(data: Any, counts: Mapping[str, Any]) -> Table:
     """(each text once, without texts that have two classes; counts of what is left out added to `counts`)."""
     texts, labels = data["text"][:], data["label"][:]
     first: dict[str, int] = {}
-    ambiguous: set[str] = set()
-    for place, text in enumerate(texts):
-        if labels[first.setdefault(text, place)] != labels[place]:
-            ambiguous.add(text)
+    ambiguous = {text for k, text in enumerate(texts) if labels[first.setdefault(text, k)] != labels[k]}
     kept = [place for text, place in first.items() if text not in ambiguous]
     two = sum(text in ambiguous for text in texts)
     left_out = {"two labels": two, "duplicate": len(texts) - two - len(kept)}
@@ -71,10 +68,7 @@ def thinned(drop: float, count: int | None, seed: int) -> Draw:
     """Leaves out a share `drop` of the examples, and keeps `count` of the rest at most, at random, in order."""
 
     def draw(total: int) -> np.ndarray:
-        left = total - round(drop * total)
-        kept = left if count is None else min(left, count)
-        if kept == total:
-            return np.arange(total)
+        kept = min(total - round(drop * total), total if count is None else count)
         return np.sort(np.random.default_rng(seed).choice(total, kept, replace=False, shuffle=False))
 
     return draw

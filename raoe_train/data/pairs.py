@@ -64,8 +64,7 @@ def read_pairs(
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a malformed row (named by file and line), an unknown label word or split, a column that is
-            missing or found twice, or no pair left.
+        ValueError: a malformed row, with file and line, an unknown split, a missing or ambiguous column, no pair left.
     """
     asked: Any = {"columns": columns, "labels": labels, "score_scale": score_scale, "on_error": on_error}
     return pair_table(source, require=require, **asked)[0]

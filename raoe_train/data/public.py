@@ -18,7 +18,6 @@ from raoe_train.data.sources import Source, open_source, pooled
 from raoe_train.data.tables import Reader, Tally, by_column
 from raoe_train.data.triplets import parse_list
 
-TABLE = Path(__file__).with_name("public.yaml")
 STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sick")
 TRANSFER = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 PAPERS = {
@@ -31,7 +30,7 @@ PAPERS = {
 
 def public_sets(names: list[str]) -> dict[str, dict[str, Any]]:
     """{set: its entry in public.yaml} for names of sets and papers."""
-    known = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    known = yaml.safe_load(Path(__file__).with_name("public.yaml").read_text(encoding="utf-8"))
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         if name not in known and name not in PAPERS:
@@ -96,8 +95,6 @@ STS_SUBSETS = {
     "sts15": ("answers-forums", "answers-students", "belief", "headlines", "images"),
     "sts16": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-THREE = ("train", "dev", "test")
-
 Rows = Callable[[Path], Iterator[Row]]
 
 
@@ -165,9 +162,8 @@ def _scored(path: Path) -> Iterator[Row]:
 def _questions(path: Path) -> Iterator[Row]:
     for line, text in text_lines(path, "latin-1"):
         coarse, colon, rest = (text or "").partition(":")
-        question = _tokens(rest.partition(" ")[2])
-        good = colon and question
-        yield line, {"label": coarse, "text": question} if good else RowProblem("not CLASS:subclass question")
+        fields = {"label": coarse, "text": _tokens(rest.partition(" ")[2])}
+        yield line, fields if colon and fields["text"] else RowProblem("not CLASS:subclass question")
 
 
 def _classes(positive: str, negative: str) -> dict[str, dict[str, Rows]]:
@@ -185,9 +181,9 @@ SETS: dict[str, tuple[str, dict[str, dict[str, Rows]]]] = {
     "cr": ("CR", _classes("custrev.pos", "custrev.neg")),
     "subj": ("SUBJ", _classes("subj.objective", "subj.subjective")),
     "mpqa": ("MPQA", _classes("mpqa.pos", "mpqa.neg")),
-    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in THREE}),
+    "stsb": ("STS/STSBenchmark", {split: {f"sts-{split}.csv": STSB} for split in ("train", "dev", "test")}),
     "sick": ("SICK", {split: {f"SICK_{file}.txt": SICK} for split, file in SICK_FILES.items()}),
-    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in THREE}),
+    "sst2": ("SST/binary", {split: {f"sentiment-{split}": SST} for split in ("train", "dev", "test")}),
     "trec": ("TREC", {"train": {"train_5500.label": _questions}, "test": {"TREC_10.label": _questions}}),
     "mrpc": ("MRPC", {split: {f"msr_paraphrase_{split}.txt": MRPC} for split in ("train", "test")}),
     **{

@@ -96,13 +96,11 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
-    kind = f"{data_kind(path)}{' in gzip' if path.suffix.lower() == '.gz' else ''}"
-    return {"sha256": file_digest(path), "kind": kind, "split": split}
+    return {"sha256": file_digest(path), "kind": data_kind(path), "split": split}
 
 
 def _file_and_split(name: str | os.PathLike[str]) -> tuple[Path, str]:
-    text = os.fspath(name)
-    # the # may be part of a file's own name
+    text = os.fspath(name)  # whose # may be part of a file's own name
     base, _, split = (text, "", "") if os.path.exists(text) else text.partition("#")
     return existing_file(base), split
 

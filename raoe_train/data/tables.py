@@ -89,9 +89,8 @@ def read_table(
     opened, tally = open_source(source, columns), Tally(on_error)
     table = to_table(tally.kept(opened, parse))
     counts = tally.counts(opened.name, len(table), noun)
-    if dropped := counts["dropped"]:
-        left_out = counts["read"] - counts["kept"]
-        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], dropped)
+    if left_out := tally.dropped.total():
+        logger.warning("%s: %d of %d rows left out: %s", opened.name, left_out, counts["read"], counts["dropped"])
     return table, counts
 
 
@@ -147,12 +146,13 @@ def each_sentence(source: str, columns: Mapping[str, Any] | None = None) -> Iter
         opened = open_source(source, columns)
     for line, fields in opened.rows:
         opened.line = line
+        if isinstance(fields, RowProblem):
+            yield opened.place(), "", str(fields)
+            continue
         try:
-            if isinstance(fields, RowProblem):
-                raise fields
             column = opened.columns.find(fields, ("sentence",))["sentence"]
-            if not isinstance(fields[column], str):
-                raise RowProblem(f"{column} is {fields[column]!r}, not a text")
-            yield opened.place(), fields[column], None
         except RowProblem as problem:
-            yield opened.place(), "", str(problem)
+            raise ValueError(f"{opened.place()}: {problem}") from None
+        text = fields[column]
+        wrong = None if isinstance(text, str) else str(RowProblem(f"{column} is {text!r}, not a text"))
+        yield opened.place(), "" if wrong else text, wrong

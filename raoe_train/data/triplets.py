@@ -15,7 +15,6 @@ from raoe_train.data.columns import (
     NLI_LABELS,
     LabelMap,
     RowProblem,
-    as_word,
     parse_label,
     parse_sentence,
     resolve_label_map,
@@ -26,7 +25,6 @@ from raoe_train.data.tables import Parse, Table, Tally, by_column, read_table, t
 
 ROLES = ("anchor", "positive", "negative", "neutral")
 CLASSES = ("entailment", "contradiction", "neutral")  # of hypotheses that are positive, negative, neutral
-PAIRINGS = ("one", "zip", "all")
 SHORTEST = 3  # two sentences leave nothing to rank
 
 
@@ -52,12 +50,11 @@ def triplet_table(
     "neutral", "duplicate hypothesis" (of the same premise and label), "text in two roles" (positive and negative
     alike), "premise without entailment" (or another class, the first that it lacks) and "surplus" (of the pairing).
     """
-    if pairing not in PAIRINGS:
-        raise ValueError(f"pairing must be one of {', '.join(PAIRINGS)}; got {pairing!r}")
+    if pairing not in ("one", "zip", "all"):
+        raise ValueError(f"pairing must be one of one, zip, all; got {pairing!r}")
     label_map = resolve_label_map(labels)
     if not set(label_map.values()) <= {*NLI_LABELS.values(), None}:
         raise ValueError(f"labels must map to 0 entailment, 1 neutral, 2 contradiction; got {labels}")
-    mapped = bool(set(columns or {}) & set(ROLES))
     roles = ROLES if neutral else ROLES[:3]
     as_triplet = by_column(dict.fromkeys(roles, parse_sentence))
     as_pair = by_column({**dict.fromkeys(TEXTS, parse_sentence), "label": partial(parse_label, label_map=label_map)})
@@ -65,7 +62,7 @@ def triplet_table(
 
     def parse(fields: dict[str, Any], source: Source) -> tuple[Any, ...]:
         if not chosen:
-            of_triplets = mapped or any(column in fields for column in NAMES["anchor"])
+            of_triplets = {*ROLES} & {*(columns or {})} or {*NAMES["anchor"]} & {*fields}
             chosen.append(as_triplet if of_triplets else as_pair)
         return tuple(chosen[0](fields, source).values())
 
@@ -113,7 +110,6 @@ def _combine(pairs: Sequence[Any], classes: Sequence[str], pairing: str) -> tupl
 
 
 def _advice(labels: set[int]) -> str:
-    """Why pairs with these labels gave no triplet."""
     absent = [name for name in ("entailment", "contradiction") if NLI_LABELS[name] not in labels]
     why = "\n  A premise needs an entailed and a contradicting hypothesis, each on a row with its exact text. "
     if absent:
@@ -132,7 +128,8 @@ def list_table(source: str | os.PathLike[str], *, on_error: str = "raise") -> Ta
         if name in lines:
             raise RowProblem(f"id {name!r} is that of line {lines[name]}, too", reason="duplicate id")
         lines[name] = source.line
-        return {"id": name, "sentences": sentences, "method": as_word(fields.get("method"))}
+        method = fields.get("method")
+        return {"id": name, "sentences": sentences, "method": "" if method is None else str(method)}
 
     return read_table(source, parse, "list", on_error=on_error)
 

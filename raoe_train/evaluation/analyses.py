@@ -17,8 +17,7 @@ from raoe_train.artifacts import figures
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
-# where decoders and ModernBERT, BERT and its like, and DistilBERT keep their layers
-LISTS = ("layers", "encoder.layer", "transformer.layer")
+LISTS = ("layers", "encoder.layer", "transformer.layer")  # in decoders and ModernBERT, BERT and its like, DistilBERT
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 TOP = 100  # the most frequent words; the paper states no threshold
 COMMON, EXAMPLES = 20, 10  # numbers of words, and of sentences with their word, that are shown
@@ -52,8 +51,7 @@ def first_layers(model: Any, count: int) -> Iterator[None]:
     owner, name = _layer_list(model[0].model)
     layers = getattr(owner, name)
     try:
-        # not the configuration's num_hidden_layers: encoders go through the whole list, and a BidirectionalModel finds
-        # the windows of its last layers by it
+        # not the configuration's num_hidden_layers: it says where a BidirectionalModel's last layers begin
         setattr(owner, name, layers[:count])
         yield
     finally:

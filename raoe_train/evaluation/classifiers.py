@@ -3,7 +3,7 @@ senteval/tools/validation.py and classifier.py (Conneau and Kiela 2018)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,8 +24,7 @@ NAMES: dict[str, dict[str, Any]] = {
     "senteval": {"kfold": 10, "optim": "adam", "batch_size": 64, "tenacity": 5, "epoch_size": 4},
     "senteval-prototype": {"kfold": 5, "optim": "rmsprop", "batch_size": 128, "tenacity": 3, "epoch_size": 2},
 }
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": partial(torch.optim.Adam, fused=True), "rmsprop": torch.optim.RMSprop}
-
+OPTIMIZERS: dict[str, Any] = {"adam": partial(torch.optim.Adam, fused=True), "rmsprop": torch.optim.RMSprop}
 Folds = Sequence[tuple[np.ndarray, np.ndarray]]  # (places to train on, places to test on) of each
 
 

@@ -69,7 +69,6 @@ def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str
         for split, parts in found.scores.items()
     }
     result = {"main_score": 100 * float(found.get_score()), "metric": str(task.metadata.main_score), "scores": scores}
-    if task.metadata.type == "Reranking":
-        for name in ("map", "mrr"):
-            result[name] = 100 * float(found.get_score(getter=lambda scores, name=name: scores[f"{name}_at_1000"]))
+    for name in ("map", "mrr") if task.metadata.type == "Reranking" else ():
+        result[name] = 100 * float(found.get_score(getter=lambda scores, name=name: scores[f"{name}_at_1000"]))
     return result

@@ -43,8 +43,7 @@ class PolarityEvaluator(SentenceEvaluator):
         source_sentences, source_labels: m texts to retrieve from, k at least, and their classes.
         reference: [n + m, d] embeddings by the reference of the sentences and then the source sentences, or a
             SentenceTransformer that makes them, once.
-        k: how many are retrieved.
-        discount: linear or none, see weights.
+        k, discount: how many are retrieved, and their weights, see `weights`.
         batch_size: sentences at a time.
         name: before the names of the scores.
 
@@ -135,7 +134,6 @@ class PolarityEvaluator(SentenceEvaluator):
 
 
 def _percent(polarity: np.ndarray, similarity: np.ndarray) -> dict[str, float]:
-    """Means and standard deviations over sentences, x 100."""
     named = {"polarity": polarity.mean(), "polarity_std": polarity.std()}
     named |= {"similarity": similarity.mean(), "similarity_std": similarity.std()}
     return {name: 100 * float(value) for name, value in named.items()}
@@ -156,9 +154,8 @@ def read_polarity(name: str, reading: Reading) -> Task:
     test, train = _drawn(test, options.max_sentences, options.seed), distinct(train, {})[0]
     wanted = options.sources * len(test)
     if len(train) < wanted:
-        times = f"{options.sources} times the {len(test)} sentences of test are {wanted}"
-        advice = "lower polarity.sources or polarity.max_sentences"
-        raise ValueError(f"{source}: {times}, and train has {len(train)}: {advice}")
+        many = f"{options.sources} times the {len(test)} sentences of test are {wanted}, and train has {len(train)}"
+        raise ValueError(f"{source}: {many}: lower polarity.sources or polarity.max_sentences")
     sources = _drawn(train, wanted, options.seed)
     (texts, labels), (others, theirs) = ((data["text"][:], data["label"][:]) for data in (test, sources))
 

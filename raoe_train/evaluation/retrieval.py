@@ -28,13 +28,13 @@ def read_captions(source: str, **how: Any) -> dict[str, list[str]]:
 
 
 def read_caption_task(name: str, reading: Reading) -> Task:
-    """The first five captions of each image; ValueError where one has fewer, or is the only one."""
+    """The first five captions of each image."""
     source = find_task(name, reading.data_dir, "captions")
     images = read_captions(source, **reading.rows)
     for image, captions in images.items():
-        if (count := len(captions)) < CAPTIONS:
-            needed = f"the protocol needs {CAPTIONS} of each image"
-            raise ValueError(f"{source}: image {image!r} has {count} captions; {needed}")
+        if len(captions) < CAPTIONS:
+            few = f"image {image!r} has {len(captions)} captions; the protocol needs {CAPTIONS} of each image"
+            raise ValueError(f"{source}: {few}")
     if len(images) < 2:
         raise ValueError(f"{source}: there is one image, and retrieval needs at least 2")
     texts = [caption for captions in images.values() for caption in captions[:CAPTIONS]]

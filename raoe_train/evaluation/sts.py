@@ -93,7 +93,7 @@ def conditional_prompt(model: Any) -> str | None:
 
 
 def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:
-    """The C-STS rows to predict, as conditional_table has them."""
+    """The C-STS rows to predict, see conditional_table."""
     if not source:
         raise ValueError("data.input is missing: the C-STS rows to predict")
     if not is_conditional(prompt):

@@ -41,9 +41,9 @@ SUITES: dict[str, tuple[str, ...]] = {
 }  # names that need no kind in front of them
 DEFAULT = "sts"  # kind of other bare names
 BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}  # suites; each is a kind
-ALL_PAIRS = "-all"
-TRAIN, TEST = "train", "test"
+ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
+Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
 
 
 @dataclass
@@ -69,9 +69,6 @@ class Polarity:
     seed: Seed = 42
     curve: list[PositiveInt] = field(default_factory=list)
     cache: str | None = None
-
-
-Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
 
 
 @dataclass(frozen=True)
@@ -226,8 +223,8 @@ def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whol
             if TEST in splits:
                 return f"{file}#{TEST}"
     if len(splits) > 1:
-        there = f"{file} has splits {', '.join(splits)} and none is {TEST!r}"
-        raise ValueError(f"{there}; name {file}#SPLIT or {task}{ALL_PAIRS}")
+        there = f"splits {', '.join(splits)} and none is {TEST!r}"
+        raise ValueError(f"{file} has {there}; name {file}#SPLIT or {task}{ALL_PAIRS}")
     return file
 
 
@@ -309,7 +306,6 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A number as it is shown, "" for anything else."""
     if isinstance(value, float):
         return f"{value:.2f}"
     return "undefined" if value is None else str(value) if isinstance(value, int) else ""
