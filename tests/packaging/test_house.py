@@ -36,7 +36,7 @@ BUDGETS = {
     "data": 2184,
     "encoders": 1810,
     "evaluation": 1586,
-    "generation": 1122,
+    "generation": 1124,
     "jobs": 1513,
     "losses": 3183,
     "training": 1939,
