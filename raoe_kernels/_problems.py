@@ -9,6 +9,7 @@ gradients` of them, None where not needed: of rows in `dtype`, of () tensors in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -49,8 +50,7 @@ def differentiable(
     def forward(problem: Any, needs: Needs, module: ModuleType) -> tuple[Tensor, tuple]:
         if is_empty(problem):
             return _loss_like(problem[0]), ()
-        # Autocast would make matrix products of the float32 rows in half precision.
-        with torch.autocast(problem[0].device.type, enabled=False):
+        with _without_autocast(problem[0]):
             return _serving(module, problem).forward(problem, needs)
 
     def backward(
@@ -61,7 +61,7 @@ def differentiable(
                 x.new_zeros(x.shape, dtype=dtype) if need and x is not None else None
                 for x, need in zip(problem[:gradients], needs, strict=True)
             )
-        with torch.autocast(problem[0].device.type, enabled=False):
+        with _without_autocast(problem[0]):
             return _serving(module, problem).backward(problem, saved, upstream, needs, dtype)
 
     class Loss(torch.autograd.Function):
@@ -109,6 +109,12 @@ def _serving(module: Any, problem: Any) -> Any:
 def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dtype: torch.dtype) -> Gradients:
     """A backend's, where forward has made the gradients."""
     return tuple(None if g is None else (g * upstream).to(dtype if g.ndim else g.dtype) for g in saved)
+
+
+def _without_autocast(rows: Tensor) -> Any:
+    """Autocast would make matrix products of the float32 rows in half precision; "meta" has none."""
+    device = rows.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _loss_like(rows: Tensor) -> Tensor:

@@ -51,10 +51,12 @@ def read_starts(data: Input, accept: Callable[[str], str | None]) -> tuple[list[
     Skipped are empty rows, duplicates, more than one line, no letters, and what `accept` has a reason against. A row
     that is no text (bytes that are not UTF-8, a missing field) is an error, unless data.on_error is skip.
     """
+    if not data.input:
+        raise ValueError("data.input is missing: the sentences to begin with")
     skipped: Counter[str] = Counter()
     kept: list[tuple[int, str]] = []
     seen: set[str] = set()
-    for number, (where, text, problem) in enumerate(each_sentence(str(data.input), data.columns), 1):
+    for number, (where, text, problem) in enumerate(each_sentence(data.input, data.columns), 1):
         if problem is not None and problem != "blank line":
             if data.on_error == "raise":
                 raise ValueError(f"{where}: {problem}; data.on_error skip leaves such rows out and counts them")

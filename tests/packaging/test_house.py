@@ -13,14 +13,14 @@ PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 687,
-    "data": 1500,
-    "encoders": 1815,
-    "evaluation": 1285,
-    "generation": 1122,
-    "jobs": 1470,
+    "data": 1479,
+    "encoders": 1810,
+    "evaluation": 1270,
+    "generation": 1124,
+    "jobs": 1469,
     "losses": 2293,
     "training": 1470,
-    "the root": 640,
+    "the root": 660,
 }
 LONGEST = 400  # lines of a file
 
