@@ -313,7 +313,7 @@ def _layer(recipe: str | Path, kinds: Mapping[str, Any]) -> list[str]:
     classes = (
         key
         for key, value in (values or {}).items()
-        if isinstance(value, str) or isinstance(value, dict) and "class_path" in value
+        if isinstance(value, str) or (isinstance(value, dict) and "class_path" in value)
     )
     return [*_cleared(classes, kinds), f"--config={text if values else '{}'}"]
 
