@@ -156,7 +156,7 @@ def _logging(model: Any) -> Call:
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     from raoe_train.losses import RAOELoss
-    from raoe_train.training.callbacks import LogFile
+    from raoe_train.training import LogFile
 
     folder = tempfile.TemporaryDirectory()  # as long as somebody holds it
     settings: Any = {"report_to": "none", "disable_tqdm": True, "use_cpu": model.device.type == "cpu"}

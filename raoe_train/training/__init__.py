@@ -1,6 +1,7 @@
 """Training: the trainer, what it reads, and what it measures."""
 
+from raoe_train.training.callbacks import LogFile, LogLines
 from raoe_train.training.trainer import Trainer
 from raoe_train.training.training_data import PremiseBatchSampler
 
-__all__ = ["PremiseBatchSampler", "Trainer"]
+__all__ = ["LogFile", "LogLines", "PremiseBatchSampler", "Trainer"]
