@@ -2,10 +2,10 @@
 
     import raoe_train as rt
 
-`load_encoder`, `read_pairs`, `Trainer`, `losses` and `calibrate` are for your own script. `train`, `prepare`, `score`,
-`mine`, `generate`, `encode`, `evaluate`, `export` and `check` are the jobs of the command line: they take the name of a
-recipe, or none, and settings, ``rt.train("adapt", model={"name": "..."}, output="out")``, and `run` does any of them by
-its name; see docs/python.md. Nothing is imported before its first use: torch and transformers take seconds.
+`load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own script. `train`,
+`prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` are the jobs of the command line:
+they take the name of a recipe, or none, and settings, ``rt.train("adapt", model={"name": "..."}, output="out")``; `run`
+does any of them by its name; see docs/python.md. Nothing is imported before its first use: torch and transformers take seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raoe_train.jobs.check import check as check
     from raoe_train.jobs.encode import encode as encode
     from raoe_train.jobs.evaluate import evaluate as evaluate
+    from raoe_train.jobs.evaluate import evaluate_model as evaluate_model
     from raoe_train.jobs.export import export as export
     from raoe_train.jobs.generate import generate as generate
     from raoe_train.jobs.mine import mine as mine
@@ -43,6 +44,7 @@ HOMES = {
     "Trainer": "raoe_train.training.trainer",
     "__version__": "raoe_kernels",
     "calibrate": "raoe_train.losses.calibrate",
+    "evaluate_model": "raoe_train.jobs.evaluate",
     "load_encoder": "raoe_train.encoders.load",
     "losses": "",
     "read_pairs": "raoe_train.data.pairs",

@@ -256,7 +256,8 @@ def _options(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str =
         if isinstance(value, Mapping) and section and "class_path" not in value:
             yield from _options(value, kinds, f"{key}.")
         else:
-            yield key, _words(key, [value] if isinstance(value, (str, Path)) else value, kinds.get(key))
+            words = [value] if isinstance(value, (str, Path)) else value
+            yield key, "[]" if words == [] else _words(key, words, kinds.get(key))
 
 
 def _words(key: str, values: Any, kind: Any) -> str:

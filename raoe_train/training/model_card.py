@@ -75,13 +75,13 @@ def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Seq
 
 
 def _said(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe sets: the settings that are not the defaults."""
+    """What a recipe sets: the settings that are not the defaults, and classes."""
     found = {}
     for key, value in settings.items():
         default = defaults.get(key)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
             value = _said(value, default)
-        if value not in (default, {}):
+        if value not in (default, {}) or key == "class_path":
             found[key] = value
     return found
 

@@ -148,7 +148,8 @@ def _right_lists(records: list[Record]) -> list[Any]:
             except Exception:  # whatever it says, it is no list
                 continue
         if isinstance(sentences, list) and len(sentences) > 2 and all(map(text, sentences)):
-            its = {"sentences": sentences, "method": word(record.get("method")) or ""}
+            method = record.get("method")
+            its = {"sentences": sentences, "method": "" if method is None else str(method)}
             found.append({"id": None if record.get("id") is None else str(record["id"]), **its})
     return found
 

@@ -20,7 +20,7 @@ BUDGETS = {
     "jobs": 1469,
     "losses": 2293,
     "training": 1471,
-    "the root": 660,
+    "the root": 662,
 }
 LONGEST = 400  # lines of a file
 

@@ -30,7 +30,8 @@ def test_the_card_says_what_the_run_was(trained):
     card = (folder / "out" / "README.md").read_text()
     ours = card.partition("## What it was trained on")[2].partition("## Training Details")[0]
     assert ours and "## Usage" in card and "### Training Logs" in card  # theirs is around it
-    assert "      logging_steps: 2\n" in ours and "RAOELoss\n" in ours and "teacher:" not in ours
+    assert "      logging_steps: 2.0\n" in ours and "teacher:" not in ours
+    assert "class_path: raoe_train.losses.RAOELoss\n" in ours
     assert "weight_decay" not in ours  # a default
     assert f"| 40 | `{file_digest(source)[:12]}` |" in ours
     assert f"| dev | {metrics['before']['spearman']:.2f} | {metrics['after']['spearman']:.2f} |" in ours
