@@ -5,7 +5,8 @@
 `load_encoder`, `read_pairs`, `Trainer`, `losses`, `calibrate` and `evaluate_model` are for your own script. `train`,
 `prepare`, `score`, `mine`, `generate`, `encode`, `evaluate`, `export` and `check` are the jobs of the command line:
 they take the name of a recipe, or none, and settings, ``rt.train("adapt", model={"name": "..."}, output="out")``; `run`
-does any of them by its name; see docs/python.md. Nothing is imported before its first use: torch and transformers take seconds.
+does any of them by its name; see docs/python.md. Nothing is imported before its first use: torch and transformers take
+seconds.
 """
 
 from __future__ import annotations
