@@ -81,9 +81,11 @@ class RAOELoss(OneSweep, PairLoss):
 
     Args:
         model, scale, cached: see OneSweep and PairLoss.
-        margin, ties, gate: see RankMarginLoss and GatedAngularLoss.
-        rank_weight: weight of the rank part.
-        angle_weight: weight of the angular part.
+        margin: least distance of ranks in the rank part, not itself included
+        rank_weight: weight of the rank part
+        angle_weight: weight of the angular part
+        ties: how equal scores rank, in the words of scipy's rankdata
+        gate: which of label and score must differ in the angular part
     """
 
     by_order = True
