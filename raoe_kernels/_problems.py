@@ -87,9 +87,8 @@ def differentiable(
         *fields, needs, module = inputs
         problem, needs = make(*fields), tuple(needs)
         found, saved = forward(problem, needs, module)
-        if not any(needs):
-            return found, *[None] * gradients
-        return found, *backward(problem, saved, torch.ones_like(found), needs, found.dtype, module)
+        one = torch.ones_like(found)
+        return found, *(backward(problem, saved, one, needs, found.dtype, module) if any(needs) else [None] * gradients)
 
     def shapes(*inputs):
         *fields, needs = inputs
@@ -113,8 +112,7 @@ def backward(problem: Any, saved: Gradients, upstream: Tensor, needs: Needs, dty
 
 def _without_autocast(rows: Tensor) -> Any:
     """Autocast would make matrix products of the float32 rows in half precision; "meta" has none."""
-    device = rows.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+    return nullcontext() if rows.is_meta else torch.autocast(rows.device.type, enabled=False)
 
 
 def _loss_like(rows: Tensor) -> Tensor:
