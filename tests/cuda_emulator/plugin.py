@@ -51,6 +51,6 @@ def pytest_configure(config) -> None:
     cuda = emulate.build(Path(folder), emulate.SMALL_TILES if small else {}, sanitize=sanitize)
     cuda.schedule(int(os.environ.get("RAOE_EMULATED_ORDER", "0")), 3 if small else 132)
     sys.modules["raoe_kernels._native_cpu"] = _AsCpuModule(cuda)
-    from raoe_kernels.pairwise import gradient, native
+    from raoe_kernels.pairwise import native, params
 
-    native.backward = gradient.backward  # on a GPU torch does the scaling
+    native.backward = params.backward  # on a GPU torch does the scaling

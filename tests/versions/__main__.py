@@ -31,7 +31,7 @@ TOOLS = ("pytest", "pytest-timeout", "hypothesis", "setuptools>=77")
 TESTS = """
 kernels/test_pairwise_by_hand.py kernels/test_cosine.py losses/test_losses.py encoders/test_frozen.py
 training/test_trainer.py training/test_checkpoints.py generation/test_chains.py jobs/test_config.py
-jobs/test_mining.py jobs/test_scoring.py jobs/test_merge.py evaluation/test_tasks.py
+jobs/test_mining.py jobs/test_scoring.py evaluation/test_tasks.py
 """.split()
 
 
