@@ -9,8 +9,6 @@ does any of them by its name; see docs/python.md. Nothing is imported before its
 seconds.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The one command, ``raoe-train JOB [RECIPE] [--section.key value …]``, and the same from Python: ``run``."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

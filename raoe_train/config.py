@@ -5,8 +5,6 @@ configuration class; `parse` makes one object of it, once, and the job passes th
 force: command line (or keywords from Python), `--config` files, the recipe, defaults.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib
@@ -115,7 +113,7 @@ def nearest(word: str, known: Iterable[Any]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def parser_of(config: type, prog: str = "", description: str = "") -> ArgumentParser:
+def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentParser":
     """The parser of a configuration class. A class method `declare(parser)` of it may add arguments of its own; its
     attribute `first_words` comes before all that is parsed."""
     import jsonargparse

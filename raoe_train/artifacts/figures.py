@@ -1,7 +1,5 @@
 """What all plots share: figures that need no display, colours, files written whole or not at all."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

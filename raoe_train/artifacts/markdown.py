@@ -1,7 +1,5 @@
 """The Markdown of pages: tables, and what stands in their cells."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

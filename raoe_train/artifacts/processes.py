@@ -1,7 +1,5 @@
 """This process among those that torchrun, accelerate or mpirun started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a result came from: versions, commit, the state of a model's folder."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

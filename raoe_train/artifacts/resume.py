@@ -6,8 +6,6 @@ finished, the result. Unfinished work for a file lies in OUTPUT.parts/, in a fol
 never mixes with others'. What has no record was not written by us, and is never replaced.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

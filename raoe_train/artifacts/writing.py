@@ -1,7 +1,5 @@
 """Files that are written whole or not at all, and read back; errors of writing in words."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Which column holds what, and what a text, a score and an NLI label may look like."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

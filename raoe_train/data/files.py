@@ -2,8 +2,6 @@
 
 TSV (also .txt, as SNLI and SICK are published) has no quoting: a `"` is a character."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

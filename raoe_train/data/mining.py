@@ -1,7 +1,5 @@
 """Texts, or pairs of them, with a class each, and the examples for contrastive losses that are mined from them."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sentence pairs with similarity scores and NLI labels, also for Conditional STS, and pairs to be scored."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -42,7 +40,7 @@ def read_pairs(
     score_scale: Sequence[float] | None = None,
     on_error: str = "raise",
     require: Sequence[str] = (),
-) -> Dataset:
+) -> "Dataset":
     """Read sentence pairs.
 
     Args:
@@ -160,7 +158,7 @@ def _conditional_label(column: str, value: Any) -> float:
 
 def read_scored(
     source: str | os.PathLike[str] | Source, prompt: str | None, *, labels: LabelMap | None = None, **how: Any
-) -> Dataset:
+) -> "Dataset":
     """Scored pairs for development and test, whose scores differ. They are read as by read_pairs, labels beside scores
     left unread; or, where `prompt` has a {condition}, as by conditional_table."""
     if not is_conditional(prompt):

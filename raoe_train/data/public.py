@@ -1,8 +1,6 @@
 """Public sets by their names: what public.yaml says of them, and SentEval's folders (Conneau and Kiela 2018), as
 data/downstream/get_transfer_data.bash of https://github.com/facebookresearch/SentEval leaves them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Where rows come from and how they are read: the section `data` of recipes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Where rows come from: a file, the built-in corpus, a dataset on a hub, or several of them as one pool."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The rows of sources as Arrow tables in memory: what is malformed, what is left out, and what is counted."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
@@ -94,7 +92,7 @@ def read_table(
     return table, counts
 
 
-def to_table(rows: Iterable[Mapping[str, Any]]) -> Dataset:
+def to_table(rows: Iterable[Mapping[str, Any]]) -> "Dataset":
     """Rows with the same columns as a table in memory. A column's type is that of its first BATCH values."""
     import pyarrow
     from datasets import Dataset

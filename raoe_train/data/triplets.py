@@ -1,7 +1,5 @@
 """Triplets of an anchor, an entailed and a contradicting text, and lists of ranking sentences."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import os

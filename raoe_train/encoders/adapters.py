@@ -1,7 +1,5 @@
 """LoRA and QLoRA: peft's adapters in a model, and bitsandbytes' 4-bit weights under them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Embeddings of sentences: by a loaded encoder or a frozen one with a cache, and their nearest neighbours by cosine."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

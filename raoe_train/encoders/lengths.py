@@ -4,8 +4,6 @@ Of a batch padded to its longest text, half to nine tenths is padding on NLI dat
 sorted by length and cut where that costs least.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 """Load an encoder: a Hugging Face model with pooling, a saved SentenceTransformer, or a new small one; decoders with
 bidirectional layers, adapters and 4-bit weights among them."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Iterator

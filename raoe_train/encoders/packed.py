@@ -4,8 +4,6 @@
 `cu_seq_lens_q` and gives batches with padding to SDPA. It has run on the CPU only.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Container
 from functools import cache

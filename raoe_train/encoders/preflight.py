@@ -1,7 +1,5 @@
 """What is known of a model before its weights are loaded: folder, config and device, and the memory it would take."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

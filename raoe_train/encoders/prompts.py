@@ -4,8 +4,6 @@ The prefix is one of sentence-transformers' prompts. The suffix is added by the 
 BOS are: truncation leaves room for it, and tokenizer.json holds it, so a saved model needs nothing of ours.
 """
 
-from __future__ import annotations
-
 import json
 import string
 import tempfile

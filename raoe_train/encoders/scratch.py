@@ -1,7 +1,5 @@
 """New parts: a small BERT or Llama with random weights and its tokenizer, and SimCSE's training head."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from typing import Any

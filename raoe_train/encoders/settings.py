@@ -1,7 +1,5 @@
 """Which encoder, and how it reads texts: what recipes say of a model, a teacher, a reference."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 

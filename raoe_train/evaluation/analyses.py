@@ -1,7 +1,5 @@
 """The BeLLM paper's analyses, for the job `evaluate`: what layers are worth, how alike token states are, and words."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

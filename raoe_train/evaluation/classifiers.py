@@ -1,8 +1,6 @@
 """The classifiers of transfer tasks: scikit-learn's logistic regression, or SentEval's linear layer, as in
 senteval/tools/validation.py and classifier.py (Conneau and Kiela 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Tasks of MTEB (Muennighoff et al. 2023) by their names there, data from the hub, evaluated by mteb itself."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from importlib.metadata import version

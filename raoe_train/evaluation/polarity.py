@@ -1,8 +1,6 @@
 """Polarity and semantic scores, and the tasks polarity:NAME: whether what an encoder retrieves is of the sentence's
 class, and whether it is still about the same thing (the margins paper's Eq. 1 and 2)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Retrieval tasks: strict caption retrieval (the BeLLM paper's Section 5.4), and reranking of a query's candidates."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

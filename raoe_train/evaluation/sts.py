@@ -1,7 +1,5 @@
 """Semantic textual similarity: correlation of an encoder's cosines with human scores; submissions for C-STS."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

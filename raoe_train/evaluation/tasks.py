@@ -1,7 +1,5 @@
 """Tasks to evaluate encoders on. A new kind is a line in KINDS, and a function: (name, Reading) -> Task."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence

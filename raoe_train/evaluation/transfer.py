@@ -1,8 +1,6 @@
 """Transfer tasks: a classifier on frozen embeddings, by SentEval's protocol (Conneau and Kiela 2018; the BeLLM paper's
 Section 5.2), which says the folds, the order of examples and the choice of the penalty."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial

@@ -5,8 +5,6 @@ which go on with the same tokens; one without has a single row. A context that w
 context was the nearer one a step before, and all contexts begin with the same instruction.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Container, Hashable, Iterable, Sequence
@@ -115,14 +113,14 @@ class Batch:
         layers = ([states[place, :, columns].clone() for states in layer[:2]] for layer in self.cache)
         return Context(tuple(row.ids), tuple((keys, values) for keys, values in layers), slot.logits)
 
-    def without(self, keys: Container[Hashable]) -> Batch:
+    def without(self, keys: Container[Hashable]) -> "Batch":
         """The rows of all answers but those with these keys."""
         places = [place for place, row in enumerate(self.rows) if row.slot.key not in keys]
         if len(places) < len(self.rows):
             self.cache.batch_select_indices(torch.tensor(places))  # on the CPU: layers may be on several devices
         return Batch([self.rows[place] for place in places], self.cache)
 
-    def joined(self, other: Batch) -> Batch:
+    def joined(self, other: "Batch") -> "Batch":
         """With the rows of another below its own."""
         rows = self.rows + other.rows
         return Batch(rows, merged(self.cache, other.cache, max(map(len, rows)) - 1))

@@ -4,8 +4,6 @@ It stands where a GuidedDecoder stands in `grow`. Text is asked, with the server
 one user's message, without one by /completions: a server with the same model reads the same tokens as we do here.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import re

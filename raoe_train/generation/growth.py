@@ -4,8 +4,6 @@ Methods are those of the ranking-sentences paper's Appendix A: in `guided` each 
 away from the one before that (Eq. 3 and 4); `iterative` is without guidance; `single-step` asks for the whole list.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -93,7 +91,7 @@ class Chain:
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
-    def take(self, answer: Answer | Reply) -> None:
+    def take(self, answer: "Answer | Reply") -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
         self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
@@ -119,7 +117,7 @@ class Chain:
             self.reason, self.finished = reason, True
 
 
-def grow(chains: Iterator[Chain], decoder: GuidedDecoder | Endpoint, slots: int) -> Iterator[Chain]:
+def grow(chains: Iterator[Chain], decoder: "GuidedDecoder | Endpoint", slots: int) -> Iterator[Chain]:
     """Finished chains of `chains`, as they finish, `slots` of them in flight. Where the decoder lets requests join
     others, steps and new chains do as soon as a quarter of them wait to; else all wait for the last."""
     flying: dict[int, Chain] = {}

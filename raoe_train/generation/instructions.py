@@ -4,8 +4,6 @@ The texts, of the ranking-sentences paper (Appendix A), are in instructions.yaml
 verification", which it does not list. Nothing is repaired: half a sentence or a refusal is no ranking information.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Language models and their tokenizers, from a hub or a folder."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any, Literal

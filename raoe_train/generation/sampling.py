@@ -4,8 +4,6 @@ A row's choices do not depend on the batch it is in: random numbers come from th
 read earlier tokens see this row's, without padding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

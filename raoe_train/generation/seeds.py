@@ -1,7 +1,5 @@
 """The sentences that chains begin with: usable rows of a source, or some of each cluster (the paper's section 4.1)."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

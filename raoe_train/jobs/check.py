@@ -3,8 +3,6 @@
 It should, and yet with attention masks that leave padding in, or are lost where nothing is padded, it does not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

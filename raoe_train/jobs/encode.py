@@ -1,7 +1,5 @@
 """The job `encode`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

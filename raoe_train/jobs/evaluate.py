@@ -1,7 +1,5 @@
 """The job `evaluate`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The job `generate`: every sentence grows a chain, many of them at once (see raoe_train.generation.growth)."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The job `mine`: examples for contrastive losses from labelled texts, by their neighbours under a frozen encoder."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

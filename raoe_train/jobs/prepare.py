@@ -1,7 +1,5 @@
 """The job `prepare`: public sets as our files."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The job `score`: similarity scores of sentence pairs from two teacher encoders."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """What jobs share: how they are called, and which paths they may write."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import typing

@@ -1,7 +1,5 @@
 """The job `train`: a recipe run on raoe_train.training.trainer.Trainer, resumable, leaving one directory."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """AnglE on NLI triplets: in-batch contrast and an order of angles, with neutral hypotheses or without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

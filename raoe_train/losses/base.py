@@ -1,7 +1,5 @@
 """What all loss modules share: what they read, a scale, gradient caching and gathering."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Any loss, its batches encoded by length: no padding to the longest text of all, and no text twice."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Iterable
@@ -133,7 +131,7 @@ class ByLength(CachedLossMixin, nn.Module):
             return None
         return self.keep.before(lambda start: torch.cat([self._embedded(run, start) for run in runs.features]))
 
-    def _value(self, table: Tensor, batch: _Batch) -> Any:
+    def _value(self, table: Tensor, batch: "_Batch") -> Any:
         """The loss of (texts, D) embeddings, with the regularizer of `keep`."""
         loss = loss_of(self.loss, [table[rows] for rows in batch.rows], batch.labels)
         if self.keep is None or batch.before is None:

@@ -6,8 +6,6 @@ unlearns the spread that made the encoder useful. docs/study.md has the measurem
 another encoder gave; scores that people gave are noisier and want a smaller scale.
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

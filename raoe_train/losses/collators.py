@@ -1,7 +1,5 @@
 """Batches: sentence pairs with a score and an NLI label each, pairs with their texts, and lists of sentences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

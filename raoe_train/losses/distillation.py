@@ -1,7 +1,5 @@
 """Distillation from a teacher that is asked for every batch: its similarities, or how it ranks them."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Batches over all processes: three numbers a pair, or whole columns of embeddings."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """GISTEmbed: a frozen guide says which columns of the batch are false negatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, get_args

@@ -1,7 +1,5 @@
 """What losses of in-batch contrast share: columns of all processes, their texts, and a scale that may change."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from typing import Any

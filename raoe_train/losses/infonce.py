@@ -1,7 +1,5 @@
 """InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar, Literal, get_args
 
 import torch

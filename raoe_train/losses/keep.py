@@ -1,7 +1,5 @@
 """What holds an encoder to what it knew: the embeddings that it gave before training."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """sentence-transformers' own losses as recipes name them: the same classes, with what they read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Literal
 

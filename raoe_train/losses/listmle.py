@@ -1,7 +1,5 @@
 """ListMLE over lists of sentences: what post-training on ranking sentences minimises."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 

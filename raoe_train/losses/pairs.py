@@ -1,7 +1,5 @@
 """Losses of scored pairs: what they share, CoSENT, AnglE and Pearson's correlation."""
 
-from __future__ import annotations
-
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -26,20 +24,20 @@ class LossParts(dict):
     losses, so parts can be scaled and added, name by name; a tensor that is added is the part "others".
     """
 
-    def __rmul__(self, weight: float) -> LossParts:
+    def __rmul__(self, weight: float) -> "LossParts":
         return LossParts({name: weight * part for name, part in self.items()})
 
     __mul__ = __rmul__
 
-    def __truediv__(self, number: float) -> LossParts:
+    def __truediv__(self, number: float) -> "LossParts":
         return self * (1 / number)
 
-    def __radd__(self, other: float) -> LossParts:
+    def __radd__(self, other: float) -> "LossParts":
         if other != 0:
             raise TypeError(f"a number other than 0 belongs to none of the parts {', '.join(self)}; got {other!r}")
         return self
 
-    def __add__(self, other: Mapping[str, Tensor] | Tensor) -> LossParts:
+    def __add__(self, other: Mapping[str, Tensor] | Tensor) -> "LossParts":
         more = other if isinstance(other, Mapping) else {"others": other}  # what a wrapper adds of its own
         return LossParts({name: self.get(name, 0) + more.get(name, 0) for name in {**self, **more}})
 

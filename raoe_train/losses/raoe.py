@@ -1,7 +1,5 @@
 """RAOE's objectives: rank margin, gated angular and both together."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """What a loss trains on: how a source becomes a dataset with its columns, and what makes batches of it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

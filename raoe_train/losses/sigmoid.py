@@ -1,7 +1,5 @@
 """SigLIP's sigmoid loss: every pair of the batch is a question of its own."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 

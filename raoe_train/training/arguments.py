@@ -1,7 +1,5 @@
 """The section `training` of a recipe: sentence-transformers' training arguments, by their own names."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import dataclass, field, fields

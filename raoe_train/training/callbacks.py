@@ -1,7 +1,5 @@
 """What is watched while a model trains: cost, log, loss and weights that are not finite."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource

@@ -1,7 +1,5 @@
 """What a run would take, by arithmetic: the data is read, and the encoder made on the meta device, without weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ They are made once, before training: a pass over the lists costs what the studen
 4 n^2 bytes a list (4 kB for 33 sentences). What is kept is the raw cosines, which omega, the ablations and seeds share.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

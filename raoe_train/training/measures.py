@@ -1,8 +1,6 @@
 """What a training run is measured by before and after, development pairs and tasks, and what came of it in words and
 pictures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The card of a run's model: sentence-transformers' own, with recipe, data, scores before and after, and picture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

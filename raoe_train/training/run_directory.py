@@ -1,7 +1,5 @@
 """The directory of a training run: what it was made from, its checkpoints, the model in it."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The trainer of encoders: sentence-transformers', which knows what our losses read and stops where one is NaN."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -1,7 +1,5 @@
 """What a recipe trains on: its sources as datasets with the columns that its loss reads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Decoders whose last layers look both ways: their configuration and model class for transformers."""
 
-from __future__ import annotations
-
 
 def register() -> None:
     """Make `AutoModel`, and with it `SentenceTransformer`, load saved models of this kind."""

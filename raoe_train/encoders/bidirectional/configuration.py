@@ -4,8 +4,6 @@ This file and modeling.py are copied beside the weights and import nothing of ou
 trust_remote_code where raoe is not installed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig

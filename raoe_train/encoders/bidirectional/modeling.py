@@ -4,8 +4,6 @@ Hooks on the last layers give them another mask, which this model's forward make
 Nothing is stored between calls, so several forwards before a backward, and checkpointing, see what belongs to them.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path
@@ -58,7 +56,7 @@ class BidirectionalModel(PreTrainedModel):
             self.post_init()
 
     @classmethod
-    def around(cls, decoder: PreTrainedModel, layers: int, mode: str = "modify", **base: Any) -> BidirectionalModel:
+    def around(cls, decoder: PreTrainedModel, layers: int, mode: str = "modify", **base: Any) -> "BidirectionalModel":
         """The model of a decoder, which in mode "add" has its new layers already; `base` as in BidirectionalConfig."""
         return cls(BidirectionalConfig(decoder.config, layers, mode, **base), decoder)
 
@@ -108,7 +106,7 @@ class BidirectionalModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.decoder.set_input_embeddings(value)
 
-    def train(self, mode: bool = True) -> BidirectionalModel:
+    def train(self, mode: bool = True) -> "BidirectionalModel":
         if mode and not self.training:
             self._unpack()
         return super().train(mode)
@@ -136,7 +134,7 @@ class BidirectionalModel(PreTrainedModel):
     @classmethod
     def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
-    ) -> BidirectionalModel:
+    ) -> "BidirectionalModel":
         """transformers' from_pretrained. Where an adapter was saved, its base model is loaded by name, quantised as
         it was in training unless quantization_config is False or another; merge_adapter=True makes one model of both.
         """
@@ -176,7 +174,7 @@ class BidirectionalModel(PreTrainedModel):
         return model.eval()
 
     @classmethod
-    def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> BidirectionalModel:
+    def _on_base(cls, config: BidirectionalConfig, options: dict[str, Any]) -> "BidirectionalModel":
         """The model of `config` without its adapter: its base, or around it where that is a plain decoder."""
         name, where = str(config.base_model), {"revision": config.base_revision}
         hub = {key: options[key] for key in HUB if key in options}
