@@ -85,12 +85,10 @@ def _main(words: list[str]) -> int:
     rest = [word for word in rest if word != "--traceback"]
     if not sys.stderr.isatty():
         _hide_bars()
-    output: list[str] = []
     try:
         config = _config(job, rest)
         if config is None:
             return 0
-        output.append(str(getattr(config, "output", None) or ""))
         result = job_of(job)(config)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -103,7 +101,7 @@ def _main(words: list[str]) -> int:
             raise
         # no file, a full disk, no such model, a loss that is NaN, a model that memory does not hold
         known = isinstance(error, (ValueError, OSError, ImportError, FloatingPointError)) or _no_memory(error)
-        print(f"raoe-train: {_explain(error) if known else _unexpected(error, ''.join(output))}", file=sys.stderr)
+        print(f"raoe-train: {_explain(error) if known else _unexpected(error)}", file=sys.stderr)
         return 2 if known else 3
     return 1 if result.get("failed") else 0
 
@@ -115,37 +113,31 @@ def _config(job: str, words: list[str]) -> Any:
 
         words = ["--config", str(recipe_path(words[0])), *words[1:]]
     config = job_of(job).config  # type: ignore[attr-defined]
-    from raoe_train.config import parse_words, words_of
+    from raoe_train.config import parse_words, parser_of, recipe_text
 
     if job == "prepare" and words and not words[0].startswith("-"):
         words = ["--names", *words]
-    prog = f"raoe-train {job}"
-    about = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
-    description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{about}".strip()
-    asks = any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words)
-    try:
-        return parse_words(config, words if asks else words_of(config, words), prog, description)
-    except SystemExit as ended:  # argparse's, after help
-        if ended.code:
-            raise ValueError(f"{prog}: see --help") from None
+    if any(word in ("-h", "--help") or word.partition("=")[0].endswith(".help") for word in words):
+        about = getattr(sys.modules[config.__module__], "ESSENTIALS", "")
+        description = f"{JOBS[job][0].upper()}{JOBS[job][1:]}.\n\n{about}".strip()
+        try:
+            parser_of(config, f"raoe-train {job}", description).parse_args(words)
+        except SystemExit:  # argparse's, after help
+            return None
+    found = parse_words(config, [word for word in words if word != "--print_config"])
+    if "--print_config" in words:
+        print(recipe_text(found), end="")
         return None
+    return found
 
 
-def _unexpected(error: Exception, output: str) -> str:
-    """An unexpected error in a sentence, and the file with its traceback, beside the output where possible."""
-    trace = "".join(traceback.format_exception(error))
-    beside = Path(f"{output}.error.txt") if output else None
-    try:
-        if beside is None or not beside.parent.is_dir():
-            raise OSError
-        beside.write_text(trace, encoding="utf-8", errors="backslashreplace")
-    except OSError:
-        handle, name = tempfile.mkstemp(".txt", "raoe-train-")
-        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(trace)
-        beside = Path(name)
+def _unexpected(error: Exception) -> str:
+    """An unexpected error in a sentence, with the file that has its traceback."""
+    handle, name = tempfile.mkstemp(".txt", "raoe-train-")
+    with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+        traceback.print_exception(error, file=file)
     said = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {said} (unexpected error; the traceback is in {beside})"
+    return f"{type(error).__name__}: {said} (unexpected error; the traceback is in {name})"
 
 
 def _hide_bars() -> None:

@@ -1,15 +1,14 @@
 """Settings of jobs: dataclasses that are filled from recipe files, the command line and Python alike.
 
-jsonargparse does the work: it reads the types and the help from the dataclasses and their docstrings. A job has one
-configuration class; `parse` makes one object of it, once, and the job passes that on. Layers, later ones first in
-force: command line (or keywords from Python), `--config` files, the recipe, defaults.
+A job has one configuration class; `parse` makes one object of it, once, and the job passes that on. Layers are nested
+values, later ones on top: defaults, the recipe, `--config` files, the command line (or keywords from Python).
+jsonargparse then checks the types and writes the help, from the dataclasses and their docstrings.
 """
 
 import dataclasses
 import difflib
 import importlib
 import inspect
-import json
 import math
 import operator
 import re
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
     ZeroToOne = float
     AboveZeroToOne = float
 else:
-    from jsonargparse.typing import ClosedUnitInterval as ZeroToOne
-    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
+    from jsonargparse.typing import ClosedUnitInterval as ZeroToOne  # noqa: F401 - for others
+    from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type  # noqa: F401
 
     PositiveFloat = restricted_number_type("PositiveFiniteFloat", float, [(">", 0), ("<", math.inf)])
     NonNegativeFloat = restricted_number_type("NonNegativeFiniteFloat", float, [(">=", 0), ("<", math.inf)])
@@ -43,28 +42,6 @@ else:
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
     AboveZeroToOne = restricted_number_type("AboveZeroToOne", float, [(">", 0), ("<=", 1)])
     Cosine = restricted_number_type("Cosine", float, [(">=", -1), ("<", 1)])
-
-__all__ = [
-    "AboveZeroToOne",
-    "AtLeast2",
-    "Choice",
-    "Cosine",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "PositiveFloat",
-    "PositiveInt",
-    "Seed",
-    "Share",
-    "ZeroToOne",
-    "build",
-    "make",
-    "nearest",
-    "parse",
-    "parser_of",
-    "recipe_path",
-    "shipped",
-    "to_dict",
-]
 
 T = TypeVar("T")
 
@@ -114,8 +91,7 @@ def nearest(word: str, known: Iterable[Any]) -> str:
 
 
 def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentParser":
-    """The parser of a configuration class. A class method `declare(parser)` of it may add arguments of its own; its
-    attribute `first_words` comes before all that is parsed."""
+    """The parser of a configuration class, whose class method `declare(parser)` may add arguments of its own."""
     import jsonargparse
 
     class Formatter(jsonargparse.DefaultHelpFormatter):
@@ -136,46 +112,28 @@ def parser_of(config: type, prog: str = "", description: str = "") -> "ArgumentP
     return parser
 
 
-def parse(
-    config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None, prog: str = ""
-) -> T:
+def parse(config: type[T], recipe: str | Path | None = None, settings: Mapping[str, Any] | None = None) -> T:
     """An object of a configuration class.
 
     Args:
         config: a dataclass; its fields are the keys, those of fields that are dataclasses are SECTION.KEY.
         recipe: a YAML file, or the name of a shipped one.
-        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). A value may
-            be a list of words, as the command line has them.
+        settings: on top of it, nested (``{"model": {"name": "x"}}``) or dotted (``{"model.name": "x"}``). Texts are
+            read as on the command line.
 
     Raises:
         ValueError: an unknown key or recipe, or a value of another type than is declared.
         FileNotFoundError: a path without a file.
     """
-    kinds = dict(_kinds(config))
-    layers = _layer(recipe, kinds) if recipe is not None else []
-    return parse_words(config, [*layers, *_option_words(dict(_options(settings or {}, kinds)), kinds)], prog)
+    return _made(config, [*([] if recipe is None else [_read(recipe)]), settings or {}])
 
 
-def parse_words(config: type[T], words: Sequence[str], prog: str = "", description: str = "") -> T:
-    """As parse, of the words ``--key=value`` that are left of a command line."""
-    from jsonargparse import ArgumentError
-
-    parser = parser_of(config, prog, description)
-    try:
-        found = parser.parse_args([*getattr(config, "first_words", ()), *words])
-    except (ArgumentError, RecursionError) as error:
-        raise ValueError(_explained(error, {each.dest: each for each in parser._actions})) from None
-    return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
-
-
-def words_of(config: type, words: Sequence[str]) -> list[str]:
-    """``--key value …`` of a command line as ``--key=value``: no value is true, several are a list, and NAME=VALUE … a
-    mapping. ValueError for a key that is given twice."""
-    kinds, given = dict(_kinds(config)), dict[str, list[str]]()
-    layers: list[str] = []
-    flags = [word for word in words if word.startswith("--print_")]
+def parse_words(config: type[T], words: Sequence[str]) -> T:
+    """As parse, of a command line: ``--key value …`` or ``--key=value``, where no value is true, several are a list,
+    and NAME=VALUE … a mapping; and ``--config FILE``. ValueError for a key that is given twice."""
+    kinds, given, files = dict(_kinds(config)), dict[str, list[str]](), list[str]()
     key = ""
-    for word in (word for word in words if word not in flags):
+    for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
             if key in given and key != "config":
@@ -186,15 +144,68 @@ def words_of(config: type, words: Sequence[str]) -> list[str]:
         else:
             given[key].append(word)
         if key == "config" and given[key]:
-            layers += _layer(given.pop(key)[0], kinds)
+            files += given.pop(key)
             key = ""
-    texts = {name: _words(name, values, kinds.get(name)) for name, values in given.items()}
-    return [*layers, *_option_words(texts, kinds), *flags]
+    values = {name: _value(name, of, kinds.get(name)) for name, of in given.items()}
+    return _made(config, [*map(_read, files), values])
+
+
+def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
+    """The object of nested settings, later ones on top."""
+    from jsonargparse import ArgumentError
+
+    kinds = dict(_kinds(config))
+    classes = {key.removesuffix(".class_path") for key in kinds if key.endswith(".class_path")}
+    merged: dict[str, Any] = {key: {"class_path": getattr(config(), key).class_path} for key in classes}
+    parser = parser_of(config)
+    try:
+        for layer in layers:
+            # classes before their keywords
+            flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
+            for key, value in flat:
+                section, _, name = key.partition(".")
+                if section in classes:
+                    _choose(merged[section], name or "class_path", value)
+                else:
+                    _put(merged, key.split("."), value)
+        found = parser.parse_object(merged)
+    except (ArgumentError, RecursionError) as error:
+        raise ValueError(_explained(error, kinds, merged, [each.dest for each in parser._actions])) from None
+    return build(config, {key: value for key, value in found.as_dict().items() if key != "config"})
+
+
+def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of nested settings; sections are entered, mappings that are values are not."""
+    for name, value in settings.items():
+        key = f"{where}{name}"
+        if isinstance(value, Mapping) and any(known.startswith(f"{key}.") for known in kinds):
+            yield from _flat(value, kinds, f"{key}.")
+        else:
+            value = str(value) if isinstance(value, Path) else value
+            one = isinstance(value, str) and not value.startswith("[") and _is_list(kinds.get(key))
+            yield key, [value] if one else value
+
+
+def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *sections, name = path
+    for section in sections:
+        values[section] = values = dict(values.get(section) or {})
+    values[name] = value
+
+
+def _choose(choice: dict[str, Any], name: str, value: Any) -> None:
+    """Set the class, whose keywords then begin anew, or keywords of it."""
+    if name == "class_path":
+        choice.clear()
+        choice[name] = value
+    else:
+        more = dict(value or {}) if name == "init_args" else {name.removeprefix("init_args."): value}
+        choice["init_args"] = {**choice.get("init_args", {}), **more}
 
 
 def make(section: type[T], key: str, /, **settings: Any) -> T:
     """An object of a dataclass, its values checked as those of a recipe; messages put `key` before its keys."""
-    return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), settings={key: settings}), key)
+    return getattr(parse(dataclasses.make_dataclass("Made", [(key, section)]), None, {key: settings}), key)
 
 
 def build(of: type[T], values: Mapping[str, Any]) -> T:
@@ -218,6 +229,14 @@ def to_dict(value: Any) -> Any:
     found = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
     others = found.pop(OTHERS, {})
     return {**found, **others}
+
+
+def recipe_text(config: Any, without: Iterable[str] = ()) -> str:
+    """A configuration object as a recipe, but for the keys `without`."""
+    import yaml
+
+    settings = {key: value for key, value in to_dict(config).items() if key not in without}
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def _plain(value: Any) -> Any:
@@ -246,130 +265,87 @@ def _kinds(config: type, where: str = "") -> Iterator[tuple[str, Any]]:
             yield from _kinds(section, f"{where}{name}.")
 
 
-def _options(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, value as text) of nested settings."""
-    for name, value in settings.items():
-        key = f"{where}{name}"
-        section = any(known.startswith(f"{key}.") for known in kinds)
-        if isinstance(value, Mapping) and section and "class_path" not in value:
-            yield from _options(value, kinds, f"{key}.")
-        else:
-            words = [value] if isinstance(value, (str, Path)) else value
-            yield key, "[]" if words == [] else _words(key, words, kinds.get(key))
-
-
-def _words(key: str, values: Any, kind: Any) -> str:
-    """A value, or the words of a command line, as the text of one option."""
-    if not isinstance(values, (list, tuple)) or not all(isinstance(value, (str, Path)) for value in values):
-        return json.dumps(values, default=str)
-    words = [_home(str(value)) for value in values]
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    lists = [each for each in kinds if typing.get_origin(each) is list]
+def _value(key: str, words: list[str], kind: Any) -> Any:
+    """The value of a key's words on a command line."""
+    kinds = _union(kind)
     if not words and (kind is None or bool in kinds):
-        return "true"
-    if len(words) != 1 and kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
-        raise ValueError(f"{key} takes one value, got {len(words)}")
+        return True
+    words = [str(Path(word).expanduser()) if word.startswith("~/") else word for word in words]
     mapping = next((each for each in kinds if typing.get_origin(each) is dict), None)
     if mapping and words and all("=" in word for word in words):
-        texts = str in typing.get_args(typing.get_args(mapping)[1])  # where a number is a name
+        texts = str in _union(typing.get_args(mapping)[1])  # where a number is a name
         pairs = ((name, value) for name, _, value in (word.partition("=") for word in words))
-        quoted = ((name, json.dumps(value) if texts and value != "null" else value) for name, value in pairs)
-        return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in quoted) + "}"
-    if len(words) == 1 and (not lists or str in kinds or words[0].startswith("[")):
+        return {name: value if texts and value != "null" else _yaml(value) for name, value in pairs}
+    if len(words) == 1 and (not _is_list(kind) or words[0].startswith("[")):
         return words[0]
-    numbers = bool(lists) and typing.get_args(lists[0])[0] is not str
-    return f"[{', '.join(words)}]" if numbers else json.dumps(words)
+    if kind is not None and not any(typing.get_origin(each) in (list, dict) for each in kinds):
+        raise ValueError(f"{key} takes one value, got {len(words)}")
+    return words
 
 
-def _home(word: str) -> str:
-    return str(Path(word).expanduser()) if word.startswith("~/") else word
+def _is_list(kind: Any) -> bool:
+    """Whether a single text stands for a list of it."""
+    return any(typing.get_origin(each) is list for each in _union(kind)) and str not in _union(kind)
 
 
-def _option_words(texts: Mapping[str, str], kinds: Mapping[str, Any]) -> list[str]:
-    """Keys and their values as words, classes before their keywords."""
-    words = [f"--{key}={text}" for key, text in texts.items()]
-    classes = _cleared(texts, kinds)
-    return [*classes, *sorted(words, key=lambda word: f"{word[2:].partition('=')[0]}.class_path" not in kinds)]
+def _union(kind: Any) -> tuple[Any, ...]:
+    """The types of X | Y, or the one type."""
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
 
 
-def _cleared(keys: Iterable[str], kinds: Mapping[str, Any]) -> list[str]:
-    """What comes before a class: the parser would keep the keywords that it shares with the class before it."""
-    return [f"--{key}=null" for key in keys if f"{key}.class_path" in kinds]
-
-
-def _layer(recipe: str | Path, kinds: Mapping[str, Any]) -> list[str]:
-    """A recipe as words; ValueError where it is no mapping."""
-    import yaml
-
+def _read(recipe: str | Path) -> Mapping[str, Any]:
+    """The settings of a recipe; ValueError where it is no mapping."""
     path = recipe_path(recipe)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        values = _yaml(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
-    classes = (
-        key
-        for key, value in (values or {}).items()
-        if isinstance(value, str) or (isinstance(value, dict) and "class_path" in value)
-    )
-    return [*_cleared(classes, kinds), f"--config={text if values else '{}'}"]
+    return values or {}
 
 
-VALUE = re.compile(
-    r"val='(.*?)'\)|(?:Given|Got) value: (?!NestedArg)(.*?)(?: - | Given|$)|: ([^:]*) does not conform|"
-    r"(?:base 10|to float): '([^']*)'"
+def _yaml(text: str) -> Any:
+    """A text's value; ValueError where it is not valid."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(error) from None
+
+
+UNKNOWN = re.compile(r"(?:Group '([\w.]+)' does not accept option|Option) '([^']*)'")
+INSIDE = re.compile(
+    r"Problem with given class_path '[\w.]*?(\w+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
 )
-PROBLEM = re.compile(
-    r"Problem with given class_path '([\w.]+)': (?:Option '(\w+)' is not|Parser key \"([\w.]+)\": )(.*)"
-)
 
 
-def _explained(error: Exception, known: Mapping[str, Any]) -> str:
-    """What jsonargparse says, in one line that begins with the key; `known` are a parser's arguments by key."""
+def _explained(error: Exception, kinds: Mapping[str, Any], given: Any, known: Iterable[str]) -> str:
+    """What jsonargparse says of given settings, in one line that begins with the key."""
     said = " ".join(str(error).split())
     if isinstance(error, RecursionError):
         return "a setting refers to itself: recursive YAML alias"
-    for start in ("unrecognized arguments: --", "Option '"):
-        if said.startswith(start):
-            key = said.removeprefix(start).partition("'" if start[-1] == "'" else " ")[0].partition("=")[0]
-            return f"unknown key {key}{nearest(key, known)}"
-    if not said.startswith('Parser key "'):
-        return said
+    if unknown := UNKNOWN.match(said):
+        key = ".".join(filter(None, unknown.groups()))
+        return f"unknown key {key}{nearest(key, known)}"
     key, _, rest = said.removeprefix('Parser key "').partition('":')
-    hint = getattr(known.get(key), "_typehint", None)
-    unknown = rest.partition("Expected a dot import path string: ")[2].partition(" ")[0]
-    if "Unable to load config" in rest or dataclasses.is_dataclass(hint) or (unknown and _dataclass_in(hint)):
-        return f"{key} is a section: set --{key}.KEY VALUE, or name a file of it"
-    if unknown and hint:
-        names = sorted(name for base in (hint, *typing.get_args(hint)) for name in _subclasses(base))
-        return f"{key} must be the name of a class, got {unknown}{nearest(unknown, names)}: {', '.join(names)}"
-    while problem := PROBLEM.search(rest):
-        path, option, inner, rest = problem.groups()
-        keywords = _keywords(Choice(path).chosen)
+    of_class = f"{key}.class_path" in kinds
+    while inside := INSIDE.search(rest):
+        name, option, inner, rest = inside.groups()
+        key = f"{key}.{option or inner}"
         if option:
-            name = path.rpartition(".")[2]
-            return f"unknown key {key}.{option}{nearest(option, keywords)}: {name} has {', '.join(keywords)}"
-        key, hint = f"{key}.{inner}", keywords.get(inner)
-    value = VALUE.search(rest)
-    if hint is None or value is None:
-        return f"{key}: {rest.strip()}"
-    return f"{key} must be {_described(hint)}, got {next(filter(None, value.groups()), '')!r:.200}"
-
-
-def _keywords(of: type) -> dict[str, Any]:
-    """{name: type} of the keywords of a class, with those that it passes on to its bases."""
-    found: dict[str, Any] = {}
-    for cls in of.__mro__:
-        if "__init__" in vars(cls):
-            constructor = vars(cls)["__init__"]
-            parameters, hints = inspect.signature(constructor).parameters.values(), typing.get_type_hints(constructor)
-            named = (each.name for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL))
-            found |= {name: hints[name] for name in named if name in hints and name not in ("model", "embed", *found)}
-            if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-                break
-    return found
+            hint = f": --{key.removesuffix(f'.{option}')}.help {name} lists its keywords"
+            return f"unknown key {key}{hint if of_class else nearest(key, kinds)}"
+    if of_class and (name := rest.partition("dot import path string: ")[2].partition(" ")[0]):
+        return f"{key} must be the name of a class, got {name}: --help lists those that are known"
+    if any(each.startswith(f"{key}.") for each in kinds) and not of_class:
+        return f"{key} is a section: set --{key}.KEY VALUE"
+    if key not in kinds:
+        return f"{key}: {(rest.partition('Errors: - ')[2] or rest).partition(' - Expected a ')[0].strip()}"
+    for part in key.split("."):
+        given = given[part]
+    return f"{key} must be {_described(kinds[key])}, got {given!r:.200}"
 
 
 def _described(hint: Any) -> str:
@@ -388,10 +364,3 @@ def _described(hint: Any) -> str:
     signs = {operator.gt: "above", operator.ge: "at least", operator.lt: "below", operator.le: "at most"}
     limits = [f"{signs[sign]} {limit:g}" for sign, limit in getattr(hint, "_restrictions", ()) if limit < math.inf]
     return " ".join([base, " and ".join(limits)]).strip()
-
-
-def _subclasses(base: Any) -> set[str]:
-    """The names of a class's subclasses that can be made."""
-    direct: list[type] = base.__subclasses__() if inspect.isclass(base) and base is not object else []
-    below = (name for each in direct for name in _subclasses(each))
-    return {*below, *(each.__name__ for each in direct if not inspect.isabstract(each))}

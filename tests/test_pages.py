@@ -8,7 +8,7 @@ import re
 import pytest
 
 from raoe_train.cli import job_of
-from raoe_train.config import parse_words, recipe_path, shipped, words_of
+from raoe_train.config import parse_words, recipe_path, shipped
 from tests.pages import FENCE, NUMBER, PAGES, READ, ROOT, RUN, alike, blocks, commands, outputs, runs
 
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -73,8 +73,10 @@ def test_a_command_is_one_that_there_is(page):
                 place = rest.index("--config")
                 del rest[place : place + 2]
             known = [word for word in rest if word not in ("--traceback", "--help") and not word.startswith("--print_")]
-            options = [word for word in words_of(config, known) if not word.partition("=")[2].isupper()]
-            assert parse_words(config, [*layers, *options]), words
+            pairs = [word if word.startswith("--") else f"\t{word}" for word in known]  # a key and its values a line
+            options = [each.split("\t") for each in "\n".join(pairs).replace("\n\t", "\t").split("\n")]
+            said = (word for option in options if not option[-1].isupper() for word in option if word)
+            assert parse_words(config, [*layers, *said]), words
 
 
 def test_outputs_are_compared():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
@@ -18,7 +17,7 @@ from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, ran
 from raoe_train.artifacts.provenance import PICTURES, commit, versions
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import read_json, write_json, write_text
-from raoe_train.config import Choice, to_dict
+from raoe_train.config import Choice, recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, remembered
@@ -106,9 +105,6 @@ class TrainConfig:
     overwrite: bool = False
     dry_run: bool = False
 
-    # not a default of the argument, whose keywords another class would take over
-    first_words = ("--loss=RAOELoss",)
-
     @classmethod
     def declare(cls, parser: Any) -> None:
         """Add all keys to a parser."""
@@ -162,7 +158,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     loaded = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # here, and not before, a run that is to be overwritten goes
-    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config)))
+    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if loaded is None else loaded
 
     def measured(tasks: dict[str, Any]) -> dict[str, Any]:
@@ -250,12 +246,6 @@ def build_loss(config: TrainConfig, encoder: Any, datasets: Any) -> Any:
         embed = embedder(config.teacher, "teacher")
         embed(["."])  # loads it: that is to be no part of the first step's time
     return loss(encoder, embed, **settings)
-
-
-def recipe_text(config: TrainConfig) -> str:
-    """A recipe that trains it again."""
-    settings = {key: value for key, value in to_dict(config).items() if key not in ("output", "overwrite", "dry_run")}
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def _backends(device: Any) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 import raoe_train
 from raoe_train import cli
-from raoe_train.config import parse_words, words_of
+from raoe_train.config import parse_words
 from raoe_train.jobs.encode import EncodeConfig
 
 
@@ -145,7 +145,7 @@ def test_the_commands_of_a_page_are_understood(command):
     config = cli.job_of(job).config
     if not rest[0].startswith("--"):
         rest.insert(0, "--names" if job == "prepare" else "--config")
-    assert isinstance(parse_words(config, words_of(config, rest)), config)
+    assert isinstance(parse_words(config, rest), config)
 
 
 def test_run_is_the_same_from_python():

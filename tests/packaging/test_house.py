@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 687,
-    "data": 1479,
-    "encoders": 1810,
-    "evaluation": 1270,
-    "generation": 1124,
-    "jobs": 1469,
-    "losses": 2295,
-    "training": 1471,
-    "the root": 662,
+    "artifacts": 675,
+    "data": 1461,
+    "encoders": 1786,
+    "evaluation": 1254,
+    "generation": 1110,
+    "jobs": 1439,
+    "losses": 2261,
+    "training": 1453,
+    "the root": 616,
 }
 LONGEST = 400  # lines of a file
 
