@@ -131,17 +131,15 @@ def nearest(queries: np.ndarray, candidates: np.ndarray, k: int) -> Neighbours:
     return _stacked([_best(cosines, k) for _, cosines in _chunks(queries, candidates)])
 
 
-def nearest_by_class(
-    unit: np.ndarray, classes: np.ndarray, k: int, start: int, stop: int
-) -> tuple[Neighbours, Neighbours]:
-    """Of rows start to stop of [n, d] unit rows: the k nearest others of their own class (of [n] integers `classes`),
-    and the k nearest of all other classes together."""
+def nearest_by_class(unit: np.ndarray, classes: np.ndarray, k: int) -> tuple[Neighbours, Neighbours]:
+    """Of each of [n, d] unit rows: the k nearest others of its own class (of [n] integers `classes`), and the k nearest
+    of all other classes together."""
     import torch
 
     class_of = torch.from_numpy(classes)
     own, others = [], []
-    for first, cosines in _chunks(unit[start:stop], unit):
-        rows = torch.arange(start + first, start + first + len(cosines))
+    for first, cosines in _chunks(unit, unit):
+        rows = torch.arange(first, first + len(cosines))
         same = class_of[rows][:, None] == class_of
         others.append(_best(cosines.masked_fill(same, -torch.inf), k))
         cosines.masked_fill_(~same, -torch.inf)[torch.arange(len(rows)), rows] = -torch.inf

@@ -159,7 +159,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
     @cache
     def evaluator() -> PolarityEvaluator:  # made when the first encoder is scored: it runs the reference
-        reference = embeddings(encoder, [*texts, *others], "reference", options.cache)
+        reference = embeddings(encoder, [*texts, *others], "reference")
         return PolarityEvaluator(texts, labels, others, theirs, reference, options.k, options.discount)
 
     def score(embeddings: np.ndarray) -> tuple[dict[str, Any], Outcomes]:
@@ -168,7 +168,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
 
     said = settings_said(encoder)
     reference = said.pop("name")
-    made_by = {**asdict(options), "cache": None, "reference": reference, "files": fingerprint(reference), **said}
+    made_by = {**asdict(options), "reference": reference, "files": fingerprint(reference), **said}
     return Task("polarity", "polarity", [[*texts, *others], labels, theirs, made_by], [*texts, *others], score)
 
 

@@ -56,7 +56,6 @@ class Polarity:
         max_sentences: largest number of test sentences, drawn with seed
         seed: seed of what is drawn
         curve: other numbers of sentences to retrieve, too
-        cache: directory that keeps the reference's embeddings for other runs
     """
 
     reference: FrozenEncoder | None = None
@@ -66,7 +65,6 @@ class Polarity:
     max_sentences: PositiveInt | None = None
     seed: Seed = 42
     curve: list[PositiveInt] = field(default_factory=list)
-    cache: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,12 @@
 """The job `mine`: examples for contrastive losses from labelled texts, by their neighbours under a frozen encoder."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import Output
 from raoe_train.config import Cosine, PositiveInt, Seed, Share
@@ -42,7 +40,6 @@ class Mining:
         drop: share of the examples to leave out, at random
         count: largest number of examples, drawn at random
         seed: seed of what is left out
-        cache: directory that keeps embeddings and neighbours for other losses
     """
 
     k: PositiveInt = 16
@@ -50,7 +47,6 @@ class Mining:
     drop: Share = 0.0
     count: PositiveInt | None = None
     seed: Seed = 42
-    cache: str | None = None
 
 
 @dataclass
@@ -79,7 +75,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
 
     The margins paper's section 3.4: of every sentence the k nearest of its own class and the k nearest of all other
     classes, above a threshold, are combined to what `train` with such a loss reads, one example a row, and
-    thinned. Embeddings and neighbours are kept in OUTPUT.parts/ until OUTPUT is written, or in mining.cache.
+    thinned. Embeddings are kept in OUTPUT.parts/ until OUTPUT is written, or in model.cache.
 
     Returns:
         {"output", "examples", "available": before thinning, "labels": {"1": of one class, "0": not} of pairs that say
@@ -117,7 +113,7 @@ def mine(config: MineConfig) -> dict[str, Any]:
         "model": None if loss == "mse" else identity(model),
         "input": digest([sentences, labels]),
         "columns": columns,
-        "mining": {key: value for key, value in asdict(mining).items() if key != "cache"},
+        "mining": asdict(mining),
     }
     output = Output(path, settings, config.overwrite)
     if finished := output.finished():
@@ -129,8 +125,8 @@ def mine(config: MineConfig) -> dict[str, Any]:
     if loss == "mse":
         examples, available = random_pairs(classes, int(mining.count or 0), mining.seed)
     else:
-        cache = Path(mining.cache).expanduser() if mining.cache else output.parts
-        found = neighbours(model, sentences, classes, mining, cache)
+        unit = unit_rows(embeddings(model, sentences, "reference", model.cache or output.parts))
+        found = neighbours(unit, classes, mining)
         draw = thinned(mining.drop, mining.count, mining.seed)
         if loss == "triplet":
             examples, available = triplets(found, draw)
@@ -159,29 +155,16 @@ def mine(config: MineConfig) -> dict[str, Any]:
     return result
 
 
-def neighbours(
-    model: FrozenEncoder, texts: Sequence[str], classes: np.ndarray, mining: Mining, cache: Path
-) -> Neighbours:
-    """The neighbours of each text above mining.threshold; embeddings and neighbours are kept in `cache`."""
-    unit = unit_rows(embeddings(model, texts, "reference", cache))
-
-    def found(rows: Sequence[int]) -> np.ndarray:
-        table = np.empty((len(rows), 2, mining.k), dtype=[("index", np.int64), ("cosine", np.float32)])
-        for side, (indices, cosines) in enumerate(nearest_by_class(unit, classes, mining.k, rows[0], rows[-1] + 1)):
-            table["index"][:, side], table["cosine"][:, side] = indices, cosines
-        return table
-
-    made_from = {"model": identity(model), "texts": digest([list(texts), classes.tolist()]), "k": mining.k}
-    folder = cache / digest({**made_from, "shard": resume.SHARD})[:16]
-    table = np.concatenate(resume.in_shards(folder, range(len(texts)), resume.SHARD, found, "neighbours"))
-    counts = (table["cosine"] > mining.threshold).sum(axis=2)
-    if not counts.any():
-        own, others = table["cosine"].max(axis=(0, 2))
+def neighbours(unit: np.ndarray, classes: np.ndarray, mining: Mining) -> Neighbours:
+    """The neighbours of each text above mining.threshold, by [n, d] unit rows and [n] classes."""
+    (own, near), (others, near_others) = nearest_by_class(unit, classes, mining.k)
+    own_count, others_count = ((cosines > mining.threshold).sum(axis=1) for cosines in (near, near_others))
+    if not (own_count.any() or others_count.any()):
         raise ValueError(
-            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: the highest is {own:.3f} within "
-            f"a class and {others:.3f} between classes"
+            f"no two texts have a cosine above mining.threshold {mining.threshold:g}: the highest is {near.max():.3f} "
+            f"within a class and {near_others.max():.3f} between classes"
         )
-    return Neighbours(table["index"][:, 0], table["index"][:, 1], counts[:, 0], counts[:, 1])
+    return Neighbours(own, others, own_count, others_count)
 
 
 def _print(result: dict[str, Any], count: int | None) -> None:

@@ -32,7 +32,6 @@ WHERE_IT_RUNS = (
     ("teacher", "cache"),
     ("teacher", "second", "device"),
     ("teacher", "second", "cache"),
-    ("polarity", "cache"),
     ("polarity", "reference", "device"),
     ("polarity", "reference", "cache"),
     ("training", "report_to"),

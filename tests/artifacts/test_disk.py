@@ -70,8 +70,8 @@ def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
     assert (tmp_path / "occupied").read_text() == "a file"
 
 
-PLACES = [("evaluate", "submission", "file"), ("evaluate", "polarity.cache", "folder"),
-          ("train", "teacher.cache", "folder"), ("mine", "mining.cache", "folder")]  # fmt: skip
+PLACES = [("evaluate", "submission", "file"), ("evaluate", "polarity.reference.cache", "folder"),
+          ("train", "teacher.cache", "folder"), ("mine", "model.cache", "folder")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("job", "key", "kind"), PLACES)

@@ -153,7 +153,7 @@ def folder(tmp_path):
 
 
 def test_as_a_task(folder):
-    options = Polarity(FrozenEncoder(str(folder / "reference")), k=3, cache=str(folder / "cache"))
+    options = Polarity(FrozenEncoder(str(folder / "reference"), cache=str(folder / "cache")), k=3)
     model = tiny_encoder(double=False).eval()
     found = evaluate_encoder(model, ["polarity:set"], folder, polarity=options)["tasks"]["polarity:set"]
     task = read_polarity("set", Reading(folder, polarity=options))
@@ -188,7 +188,7 @@ def test_what_a_result_depends_on(folder):
     bare = content()
     assert bare[-1] == {
         "reference": str(folder / "reference"), "files": fingerprint(str(folder / "reference")), "k": 16,
-        "discount": "linear", "sources": 5, "max_sentences": None, "seed": 42, "curve": [], "cache": None,
+        "discount": "linear", "sources": 5, "max_sentences": None, "seed": 42, "curve": [],
     }  # fmt: skip
     assert content(device="cpu", batch_size=3, cache="x") == bare
     assert bare != content(prompt="query: {text}") != content(pooling="cls")

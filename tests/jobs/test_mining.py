@@ -24,7 +24,6 @@ from raoe_train.data.mining import (
     triplets,
 )
 from raoe_train.encoders import embed as frozen
-from raoe_train.jobs import mine as mining
 from tests.tiny import SENTENCES, tiny_encoder
 
 # Texts at angles on a circle: cosines are those of differences. Above 0.5 is nearer than 60 degrees.
@@ -139,40 +138,30 @@ def test_what_is_asked_for_and_not_there_is_said(tmp_path, circle, capsys):
 
 
 def test_losses_share_a_cache(tmp_path, circle, monkeypatch):
-    options = {"mining.cache": str(tmp_path / "cache")}
+    options = {"model.cache": str(tmp_path / "cache")}
     mined(circle, tmp_path, **options)
     monkeypatch.setattr(frozen, "embedder", lambda *_: None)
-    monkeypatch.setattr(mining, "nearest_by_class", lambda *_: None)
     assert len(mined(circle, tmp_path, "contrastive", **options)[0]) == len(PAIRS)
-    # neighbours are of classes, too: other labels of the same texts want new ones
-    other = tmp_path / "other.tsv"
-    other.write_text((tmp_path / "circle.tsv").read_text().replace("a80\ta", "a80\tb"), encoding="utf-8")
-    with pytest.raises(TypeError):
-        mined(str(other), tmp_path, overwrite=True, **options)
-    # and so does another number of them
-    with pytest.raises(TypeError):
-        mined(circle, tmp_path, overwrite=True, **options, **{"mining.k": 1})
-    again = mined(circle, tmp_path, **options)[1]  # the very output is not made again
-    assert again["examples"] == len(TRIPLETS)
 
 
 def test_a_killed_job_goes_on(tmp_path, circle, monkeypatch):
     whole = mined(circle, tmp_path)[0]
     (tmp_path / "triplet.jsonl").unlink()
     monkeypatch.setattr(resume, "SHARD", 2)
-    search, calls = mining.nearest_by_class, []
+    embed, calls = frozen.embedder(None, "reference"), []
 
-    def dies(unit, classes, k, start, stop):
-        calls.append(start)
+    def dies(texts):
+        calls.append(list(texts))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return search(unit, classes, k, start, stop)
+        return embed(texts)
 
-    monkeypatch.setattr(mining, "nearest_by_class", dies)
+    monkeypatch.setattr(frozen, "embedder", lambda *_: dies)
     with pytest.raises(KeyboardInterrupt):
         mined(circle, tmp_path)
     assert not (tmp_path / "triplet.jsonl").exists()
-    assert mined(circle, tmp_path)[0] == whole and calls == [0, 2, 2, 4]
+    texts = list(ANGLES)
+    assert mined(circle, tmp_path)[0] == whole and calls == [texts[:2], texts[2:4], texts[2:4], texts[4:]]
 
 
 def blobs(classes, n=70, width=5, seed=0):
@@ -191,15 +180,14 @@ def test_search_against_brute_force(classes, monkeypatch):
     monkeypatch.setattr(neighbours, "CHUNK", 70 * 9)
     unit, labels = blobs(classes)
     labels[:3] = classes  # a class of three sentences, fewer than k
-    for start, stop in ((0, 70), (11, 30)):
-        found = neighbours.nearest_by_class(unit, labels, 6, start, stop)
-        for same, (indices, cosines) in zip((True, False), found, strict=True):
-            assert indices.shape == cosines.shape == (stop - start, 6)
-            for i, row, values in zip(range(start, stop), indices, cosines, strict=True):
-                expected = brute(unit, labels, i, same, 6)
-                assert row.tolist() == expected + [neighbours.NONE] * (6 - len(expected))
-                assert np.allclose(values[: len(expected)], unit[expected] @ unit[i], atol=1e-6)
-                assert np.isneginf(values[len(expected) :]).all()
+    found = neighbours.nearest_by_class(unit, labels, 6)
+    for same, (indices, cosines) in zip((True, False), found, strict=True):
+        assert indices.shape == cosines.shape == (70, 6)
+        for i, (row, values) in enumerate(zip(indices, cosines, strict=True)):
+            expected = brute(unit, labels, i, same, 6)
+            assert row.tolist() == expected + [neighbours.NONE] * (6 - len(expected))
+            assert np.allclose(values[: len(expected)], unit[expected] @ unit[i], atol=1e-6)
+            assert np.isneginf(values[len(expected) :]).all()
 
 
 def test_nearest_against_brute_force(monkeypatch):
@@ -309,8 +297,8 @@ def test_a_class_of_one_sentence(tmp_path, circle):
     [
         ({"loss": "cosent"}, "loss must be one of triplet, contrastive"),
         ({"loss": "mse"}, "mining.count is missing"),
-        ({"mining.threshold": 1}, "mining.threshold must be a number at least -1 and below 1, got '1'"),
-        ({"mining.drop": 1.0}, "mining.drop must be a number at least 0 and below 1, got '1.0'"),
+        ({"mining.threshold": 1}, "mining.threshold must be a number at least -1 and below 1, got 1"),
+        ({"mining.drop": 1.0}, "mining.drop must be a number at least 0 and below 1, got 1.0"),
         ({"model.name": None}, "--model.name is missing"),
         ({"output": "x.bin"}, "the suffix names no format"),
         ({"data.input": None}, "--data.input is missing"),
