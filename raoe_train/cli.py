@@ -55,8 +55,9 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
         settings: keys on top of it, nested (``training={"seed": 1}``) or dotted (``**{"training.seed": 1}``).
 
     Raises:
-        ValueError: an unknown job, recipe or key, a value that cannot be, or several processes for a job of one.
-        OSError: a file that is not there or cannot be written, or a full disk; the message says what to do.
+        ValueError: an unknown job, recipe or key, a value or row that cannot be, the output of other settings in the
+            way, or several processes for a job of one.
+        OSError: a file, model or data set that is not there, a file that cannot be written, or a full disk.
     """
     return job_of(job)(recipe, **settings)
 

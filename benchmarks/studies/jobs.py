@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import raoe_train as rt
 from raoe_train.artifacts.markdown import cell, made_with, table
+from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.resume import beside
 from raoe_train.cli import job_of
 from raoe_train.config import parse
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table
 from raoe_train.encoders.scratch import scratch_transformer
 from raoe_train.encoders.settings import Scratch
-from raoe_train.evaluation.tasks import Outcomes, main_score, read_outcomes, read_tasks, split_word
+from raoe_train.evaluation.tasks import EXAMPLES, Outcomes, main_score, read_tasks, split_word
 from raoe_train.jobs.train import check_config
 
-__all__ = ["Outcomes", "cell", "made_with", "main_score", "read_outcomes", "split_word", "table"]
+__all__ = ["Outcomes", "cell", "made_with", "main_score", "split_word", "table"]
 
 
 def run(job: str, recipe: str | None, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,3 +76,22 @@ def small_llama(sentences: Sequence[str], max_length: int, **sizes: Any) -> tupl
     """Make a Llama with random weights and its tokenizer, trained on the sentences."""
     transformer = scratch_transformer(Scratch(architecture="llama", **sizes), sentences, max_length)
     return transformer.model, transformer.tokenizer
+
+
+def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
+    """What write_outcomes wrote; {} where there is none, or that of other settings."""
+    path = beside(result, EXAMPLES)
+    if not path.is_file():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            kept = dict(arrays)
+        of_tasks = [array for name, array in kept.items() if "\t" in name]
+        if any(array.ndim != 1 or array.dtype != float or not array.size for array in of_tasks):
+            raise ValueError("an array is no list of numbers")
+    except Exception as error:  # zipfile's, zlib's or NumPy's
+        raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None
+    if str(kept.get("made_from")) != digest(settings):
+        return {}
+    words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
+    return {word: Outcomes(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}

@@ -313,22 +313,3 @@ def write_outcomes(result: Path, outcomes: Mapping[str, Outcomes], settings: Map
     arrays |= {f"{word}\tgold": of.gold for word, of in outcomes.items() if of.gold is not None}
     with replacing(beside(result, EXAMPLES)) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, allow_pickle=False, made_from=np.array(digest(settings)), **arrays)
-
-
-def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
-    """What write_outcomes wrote; {} where there is none, or that of other settings."""
-    path = beside(result, EXAMPLES)
-    if not path.is_file():
-        return {}
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            kept = dict(arrays)
-        of_tasks = [array for name, array in kept.items() if "\t" in name]
-        if any(array.ndim != 1 or array.dtype != float or not array.size for array in of_tasks):
-            raise ValueError("an array is no list of numbers")
-    except Exception as error:  # zipfile's, zlib's or NumPy's
-        raise ValueError(f"{path} cannot be read as the examples of a result: {error}") from None
-    if str(kept.get("made_from")) != digest(settings):
-        return {}
-    words = [name.removesuffix("\tvalues") for name in kept if name.endswith("\tvalues")]
-    return {word: Outcomes(kept[f"{word}\tvalues"], kept.get(f"{word}\tgold")) for word in words}

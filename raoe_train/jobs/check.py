@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from raoe_train.artifacts.provenance import versions
-from raoe_train.artifacts.resume import Output
-from raoe_train.encoders.settings import Model, identity
+from raoe_train.encoders.settings import Model
 from raoe_train.jobs.shared import job
 
 SENTENCES = (
@@ -28,16 +27,9 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2
 
 @dataclass
 class CheckConfig:
-    """What to check.
-
-    Args:
-        output: JSON file to write
-        overwrite: replace an output of other settings
-    """
+    """What to check."""
 
     model: Model = field(default_factory=Model)
-    output: str | None = None
-    overwrite: bool = False
 
 
 @job
@@ -48,26 +40,19 @@ def check(config: CheckConfig) -> dict[str, Any]:
 
     Returns:
         {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
-        "pooling": [names], "model", "versions"}, also written to `output` if that is given. A difference is the largest
-        one between normalised embeddings of the same sentence, alone and in a batch. "seen" is whether a token's state
-        depends on later tokens; it fails where the model says otherwise. Errors are those of load_encoder.
+        "model", "versions"}. A difference is the largest one between normalised embeddings of the same sentence, alone
+        and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the model says
+        otherwise. Errors are those of load_encoder.
     """
     from raoe_train.encoders.load import load_encoder
 
-    output = None
-    if config.output:
-        output = Output(config.output, {"model": identity(config.model)}, config.overwrite, own_record=True)
-        output.finished()  # another file in the way is an error before any work
-    encoder = load_encoder(config.model).eval()
-    result = {**check_encoder(encoder), "model": config.model.name}
+    result = check_encoder(load_encoder(config.model).eval())
     print(_table(result))
-    return output.finish(result) if output else {**result, "versions": versions()}
+    return {**result, "model": config.model.name, "versions": versions()}
 
 
 def check_encoder(model: Any) -> dict[str, Any]:
     """What `check` returns of a SentenceTransformer, without model and versions."""
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
     from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 
     inner, tokenizer = model[0].model, model.tokenizer
@@ -97,7 +82,6 @@ def check_encoder(model: Any) -> dict[str, Any]:
         "tolerance": tolerance,
         "failed": failed,
         "bidirectional": {"layers": layers, "mode": mode, "seen": looks_ahead},
-        "pooling": [module.pooling_mode for module in model if isinstance(module, Pooling)],
     }
 
 
@@ -121,15 +105,10 @@ def _sees_later_tokens(model: Any) -> bool:
 
 
 def _table(result: dict[str, Any]) -> str:
-    def verdict(name: str) -> str:
-        return "FAILED" if name in result["failed"] else "ok"
-
     lines = [f"largest difference from the normalised embedding of a sentence alone, allowed {result['tolerance']:g}:"]
-    lines += [f"  {name:<28} {value:.1e}  {verdict(name)}" for name, value in result["differences"].items()]
+    lines += [f"  {name:<28} {value:.1e}" for name, value in result["differences"].items()]
     found = result["bidirectional"]
     looks = "depend" if found["seen"] else "do not depend"
     said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}, mode {found['mode']}"
-    lines.append(f"  states {looks} on later tokens{said}  {verdict('bidirectional')}")
-    if result["pooling"]:
-        lines.append(f"  pooling: {', '.join(map(str, result['pooling']))}")
+    lines += [f"  states {looks} on later tokens{said}", f"failed: {', '.join(result['failed']) or 'none'}"]
     return "\n".join(lines)

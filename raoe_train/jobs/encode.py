@@ -42,9 +42,6 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
 
     Returns:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
-
-    Raises:
-        ValueError: no input or output, a sentence that is no text, or an output of other settings in the way.
     """
     source = needed(config.data.input, "data.input", "the file to encode")
     path = needed(config.output, "output", "the .npy file to write")

@@ -73,11 +73,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         mteb-english, {kind: {category: {"mean", "tasks"}}}, "analyses": {name: …},
         "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
         "settings"}. A metric that is undefined, and averages over it, are None.
-
-    Raises:
-        ValueError: an unknown or ambiguous task, data that its kind cannot use, or the output of other settings (or of
-            a model in memory) in the way.
-        FileNotFoundError: a file or a model that is not there.
     """
     return _evaluate(config, None)
 

@@ -35,10 +35,6 @@ def export(config: ExportConfig) -> dict[str, Any]:
 
     Returns:
         {"output", "merged": whether there was an adapter, "bidirectional_layers", "model", "settings", "versions"}.
-
-    Raises:
-        ValueError: an adapter without `merge`, or an output in the way.
-        FileNotFoundError: no model.
     """
     from sentence_transformers import SentenceTransformer
 

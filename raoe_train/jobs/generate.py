@@ -56,10 +56,6 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
         "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second"} of this run and
         process}; also in OUTPUT.json. "waiting": True where other processes have chains to finish.
-
-    Raises:
-        ValueError: a setting that cannot be, a row that is no text, or the output of other settings in the way.
-        FileNotFoundError: no such input or model.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
     needed(data.input, "data.input", "the sentences to begin with")

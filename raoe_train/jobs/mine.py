@@ -82,11 +82,6 @@ def mine(config: MineConfig) -> dict[str, Any]:
         it, "anchors": different first sentences, "classes": {class: sentences}, "read": counts of the rows,
         "settings", "versions"}; where neighbours were looked for also "neighbours": {"own", "others"}, their mean
         number, and "without": sentences that have none. Also written to OUTPUT.json.
-
-    Raises:
-        ValueError: no input, output or encoder, a loss that nothing is mined for, fewer than two classes, a threshold
-            that leaves nothing, an encoder that gives NaN, a malformed row, or the output of other settings in the way.
-        FileNotFoundError: no such input or encoder.
     """
     data, model, mining = config.data, config.model, config.mining
     source = needed(data.input, "data.input", "the labelled texts")

@@ -43,11 +43,6 @@ def prepare(config: PrepareConfig) -> dict[str, Any]:
     Returns:
         {"sets": {name: {"output": its file, "rows": {split: rows}, "left_out": {reason: rows}, "licence", "page",
         "from", "settings", "versions"}}}.
-
-    Raises:
-        ValueError: an unknown name, a set that no hub has and that is not in `copies`, a malformed row, other numbers
-            of rows than were published, or another version's file in the way.
-        OSError: the hub cannot be reached, or does not give the set.
     """
     if not config.names:
         raise ValueError("names is empty: say which sets, such as snli, or which paper's, such as raoe")

@@ -70,11 +70,6 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     Returns:
         {"output", "rows", "left_out": {reason: rows}, "mean", "by_label": {label: {"rows", "mean", "std"}},
         "teachers", "settings", "versions"}.
-
-    Raises:
-        ValueError: not two teachers, options for an unknown one, columns score_1, score_2 or score already there, a
-            malformed row, nothing to score, or the output of other settings in the way.
-        FileNotFoundError: no such input or teacher.
     """
     data = config.data
     needed(data.input, "data.input", "the pairs to score")

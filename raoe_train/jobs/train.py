@@ -130,8 +130,6 @@ def train(config: TrainConfig) -> dict[str, Any]:
         "after": the same of the saved one, "steps", "seconds", what the loop cost (see Meter), "versions", …}.
 
     Raises:
-        ValueError: a setting that cannot be, or an output that holds another run's files.
-        FileNotFoundError: data or a model that is not there.
         FloatingPointError: a loss that is NaN or infinite; the message names the step and the batch's rows.
     """
     data, training, seed = config.data, config.training, config.training.seed

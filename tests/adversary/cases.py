@@ -33,7 +33,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "encode": ("--model.name", "./no", "--output", "out.npy"),
     "generate": ("--model.name", "./no", "--output", "out.jsonl"),
     "export": ("--model.name", "./no", "--output", "out"),
-    "check": ("--model.name", "./no", "--output", "out.json"),
+    "check": ("--model.name", "./no"),
 }
 READS = {
     "train": "--data.train", "score": "--data.input", "mine": "--data.input",

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from raoe_train.evaluation.tasks import Outcomes, read_outcomes, write_outcomes
+from benchmarks.studies.jobs import read_outcomes
+from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 
 
 def test_examples_belong_to_their_result(tmp_path):

@@ -11,13 +11,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from benchmarks.studies.jobs import read_outcomes
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.cli import load
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import pair_table
 from raoe_train.data.triplets import list_table
-from raoe_train.evaluation.tasks import Outcomes, read_outcomes, write_outcomes
+from raoe_train.evaluation.tasks import Outcomes, write_outcomes
 from raoe_train.training.run_directory import newest_checkpoint
 
 PAIR = {"sentence1": "a", "sentence2": "b", "score": 0.5}
