@@ -157,14 +157,12 @@ def _conditional_label(column: str, value: Any) -> float:
 
 
 def read_scored(
-    source: str | os.PathLike[str] | Source, prompt: str | None, *, labels: LabelMap | None = None, **how: Any
+    source: str | os.PathLike[str], prompt: str | None, *, labels: LabelMap | None = None, **how: Any
 ) -> "Dataset":
     """Scored pairs for development and test, whose scores differ. They are read as by read_pairs, labels beside scores
     left unread; or, where `prompt` has a {condition}, as by conditional_table."""
     if not is_conditional(prompt):
         pairs, _ = pair_table(source, require=("score",), labels=labels, any_labels=True, **how)
-    elif isinstance(source, Source):
-        raise ValueError("the prompt has a {condition}, and SentEval's sets have none")
     else:
         pairs, _ = conditional_table(source, str(prompt), **how)
     if len(pairs.unique("score")) < 2:

@@ -41,7 +41,7 @@ class Tasks(Rows):
     """Where sets to evaluate on are.
 
     Args:
-        dir: directory where tasks are looked up by name, as NAME.*, KIND/NAME.* or in SentEval's folders
+        dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
         input: C-STS rows without labels, for a submission
     """
 
@@ -63,7 +63,7 @@ class Data(Rows):
         pairing: triplets of an NLI premise, one, zip (i-th with i-th) or all combinations
         neutral: a neutral hypothesis as second hard negative
         shuffle_lists: shuffle the sentences of each list, an ablation
-        dir: directory where tasks are looked up by name, as NAME.*, KIND/NAME.* or in SentEval's folders
+        dir: directory where tasks are looked up by name, as NAME.* or KIND/NAME.*
     """
 
     train: list[str] = field(default_factory=list)

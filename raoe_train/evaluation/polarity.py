@@ -14,7 +14,7 @@ from raoe_train.artifacts.provenance import fingerprint
 from raoe_train.data.mining import distinct, labelled_table
 from raoe_train.encoders.embed import embeddings, encode_sentences, nearest, unit_rows
 from raoe_train.encoders.settings import settings_said
-from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
+from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
 
 
 def weights(k: int, discount: str = "linear") -> np.ndarray:
@@ -143,7 +143,7 @@ def read_polarity(name: str, reading: Reading) -> Task:
     options = reading.polarity
     if (encoder := options.reference) is None:
         raise ValueError(f"polarity.reference is missing: the frozen encoder whose cosines score {name}")
-    source = find_source(name, reading.data_dir, "polarity", whole=True)
+    source = find_task(name, reading.data_dir, "polarity", whole=True)
     data, _ = labelled_table(source, **reading.rows)
     splits = data["split"][:]
     test, train = (data.select([k for k, its in enumerate(splits) if its == split]) for split in (TEST, TRAIN))

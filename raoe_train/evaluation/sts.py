@@ -15,12 +15,12 @@ from raoe_train.artifacts.writing import write_json
 from raoe_train.data.pairs import conditional_table, is_conditional, read_scored
 from raoe_train.encoders.embed import cosines, encode_sentences, rounding
 from raoe_train.encoders.settings import CONDITIONAL, Model
-from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_source, mean_of_all
+from raoe_train.evaluation.tasks import Outcomes, Reading, Task, evaluate_tasks, find_task, mean_of_all
 
 
 def read_sts(name: str, reading: Reading) -> Task:
     """The scored pairs of a task, see read_scored."""
-    return of_pairs(read_scored(find_source(name, reading.data_dir), reading.prompt, **reading.rows))
+    return of_pairs(read_scored(find_task(name, reading.data_dir), reading.prompt, **reading.rows))
 
 
 def of_pairs(pairs: Any) -> Task:

@@ -13,11 +13,10 @@ from raoe_train.artifacts.provenance import digest
 from raoe_train.artifacts.resume import beside
 from raoe_train.artifacts.writing import replacing
 from raoe_train.config import PositiveInt, Seed, nearest
-from raoe_train.data.columns import Columns
 from raoe_train.data.files import data_kind, read_rows
 from raoe_train.data.pairs import is_conditional
-from raoe_train.data.public import STS, TRANSFER, senteval_splits
-from raoe_train.data.sources import BUILTIN, Source, is_file, pooled
+from raoe_train.data.public import STS, TRANSFER
+from raoe_train.data.sources import BUILTIN, is_file
 from raoe_train.encoders.embed import encode_sentences
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.evaluation.classifiers import Classifier
@@ -171,22 +170,6 @@ def batched(text: str, batcher: str) -> str:
     text = text if text[-1] in ".?\"'" else text + "."
     text = text.replace('"', "'") if batcher == "angle" else text
     return text[:-1] + "." if text.endswith("?") else text
-
-
-def find_source(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str | Source:
-    """What find_task finds, or else SentEval's folders in data_dir, opened."""
-    try:
-        return find_task(task, data_dir, kind, whole=whole)
-    except NoSuchTask:
-        name, _, split = task.partition("#")
-        splits = senteval_splits(Path(data_dir or "").expanduser(), name.removesuffix(ALL_PAIRS).lower())
-        if not data_dir or splits is None:
-            raise
-    if split and split not in splits:
-        raise ValueError(f"task {task!r}: SentEval's {name} has no split {split!r}; it has {', '.join(splits)}")
-    if not split and (whole or name.endswith(ALL_PAIRS) or TEST not in splits):
-        return pooled(f"task {task!r}", list(splits.values()), Columns())
-    return splits[split or TEST]
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:

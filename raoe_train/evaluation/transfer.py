@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from raoe_train.data.mining import labelled_table
 from raoe_train.evaluation.classifiers import SEED, Classifier, classifier
-from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_source
+from raoe_train.evaluation.tasks import TEST, TRAIN, Outcomes, Reading, Task, find_task
 
 DEV = ("dev", "validation", "valid")
 
 
 def read_transfer(name: str, reading: Reading) -> Task:
     """The labelled sentences or pairs of a task, with all their splits."""
-    source = find_source(name, reading.data_dir, "transfer", whole=True)
+    source = find_task(name, reading.data_dir, "transfer", whole=True)
     data = labelled_table(source, **reading.rows)[0].to_dict()
     columns = [data.get(name) for name in ("text", "second", "label", "split")]
     first, second, labels, split = columns
