@@ -24,7 +24,7 @@ COLUMNS = {
 Draw = Callable[[int], np.ndarray]  # how many examples there are -> the indices of those to keep, see thinned
 
 
-def labelled_table(source: str | os.PathLike[str] | Source, **how: Any) -> Table:
+def labelled_table(source: str | os.PathLike[str], **how: Any) -> Table:
     """Read labelled sentences or pairs: text (the sentence, or the first of a pair), of pairs also second, label (as
     the file writes it) and split ("" where a file has none). `how` is columns and on_error, see read_pairs."""
     return read_table(source, _parse, "example", **how)

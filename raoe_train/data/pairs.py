@@ -33,7 +33,7 @@ OPTIONAL = ("score", "label", "subset")
 
 
 def read_pairs(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str],
     *,
     columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
@@ -69,7 +69,7 @@ def read_pairs(
 
 
 def pair_table(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str],
     names: Sequence[str] | None = None,
     *,
     labels: LabelMap | None = None,

@@ -54,10 +54,8 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
     return parts if all(data_kind(base) or base.startswith("hub:") or base in BUILTIN for base in bases) else [text]
 
 
-def open_source(name: str | os.PathLike[str] | Source, mapping: Mapping[str, str | None] | None = None) -> Source:
+def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
     """The rows that a source's name stands for. An unknown split is an error only when the rows are read."""
-    if isinstance(name, Source):
-        return name
     if len(parts := pool(name)) > 1:
         return pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")

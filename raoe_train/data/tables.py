@@ -76,7 +76,7 @@ def by_column(readers: Mapping[str, Reader], require: Sequence[str] | None = Non
 
 
 def read_table(
-    source: str | os.PathLike[str] | Source,
+    source: str | os.PathLike[str],
     parse: Parse[dict[str, Any]],
     noun: str,
     *,

@@ -13,9 +13,9 @@ PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 675,
-    "data": 1461,
+    "data": 1459,
     "encoders": 1784,
-    "evaluation": 1233,
+    "evaluation": 1216,
     "generation": 1110,
     "jobs": 1368,
     "losses": 2261,
