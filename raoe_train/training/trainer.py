@@ -109,6 +109,15 @@ class Trainer(SentenceTransformerTrainer):
             logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(inner).__name__)
         return loss
 
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()
+        shard = getattr(loader, "batch_sampler", None)
+        # of several processes: accelerate's, which passes no epoch on to the sampler in it, so that where a run resumes
+        # within an epoch the rest of it would be drawn in epoch 0's order
+        if not hasattr(shard, "set_epoch") and hasattr(getattr(shard, "batch_sampler", None), "set_epoch"):
+            shard.set_epoch = shard.batch_sampler.set_epoch
+        return loader
+
     def _inner(self) -> Iterator[tuple[str, Any]]:
         """(name of a dataset, its loss inside of all others)."""
         names = self.train_dataset if isinstance(self.train_dataset, Mapping) else ("train",)

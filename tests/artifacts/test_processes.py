@@ -137,18 +137,29 @@ def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_ba
     assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
 
 
-def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path):
+@pytest.mark.parametrize(
+    ("processes", "saved", "killed", "sources"),
+    # in the first epoch of 7 steps, after its end, in the second; 3 processes: of 6 rows and 9 steps
+    [(2, 3, 5, 2), (2, 7, 8, 2), (2, 2, 11, 2), (3, 2, 13, 2), (2, 2, 8, 1)],
+)
+def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, processes, saved, killed, sources):
+    """To the weights of an undisturbed run, whichever epoch it resumes in."""
     results = []
     for name in ("whole", "stopped"):
-        path, output = recipe(tmp_path, name, 2, training={"save_strategy": "steps", "eval_strategy": "no",
-                                                          "save_steps": 3, "num_train_epochs": 1})  # fmt: skip
+        path, output = recipe(tmp_path, name, processes, training={
+            "save_strategy": "steps", "eval_strategy": "no", "save_steps": saved, "logging_steps": 1
+        })  # fmt: skip
+        made = yaml.safe_load(path.read_text())
+        made["data"]["train"] = made["data"]["train"][:sources]
+        path.write_text(yaml.safe_dump(made))
         if name == "stopped":
-            launch(2, "-c", KILLED, str(path), "5", expect=9)
-            assert (output / "checkpoints" / "checkpoint-3").is_dir()
-        said = launch(2, "-m", "raoe_train", "train", str(path)).stdout
+            launch(processes, "-c", KILLED, str(path), str(killed), expect=9)
+            assert (output / "checkpoints" / f"checkpoint-{saved * ((killed - 1) // saved)}").is_dir()
+        said = launch(processes, "-m", "raoe_train", "train", str(path)).stdout
         assert said.count("resuming from") == (name == "stopped")
-        results.append(load_file(output / "model.safetensors"))
-    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+        results.append((losses(output), load_file(output / "model.safetensors")))
+    (expected, weights), (found, others) = results
+    assert found == expected and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
 def test_an_error_is_said_once_and_ends_all(tmp_path):
