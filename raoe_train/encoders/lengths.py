@@ -47,17 +47,22 @@ def by_length(
         most_texts: the same, as so many texts as long as the longest.
         multiple: runs' lengths are multiples of it, so that few shapes are compiled.
         forward: what a run costs, in tokens; FORWARD of the device by default.
-        keep_leading: leave padding in front, where a model counts positions from it.
+        keep_leading: leave padding in front as it is, where a model counts positions from it; columns of different
+            widths are then read apart.
     """
     shared = [_shared(column) for column in columns]
+    if None in shared:
+        return None
+    widths = [keep_leading and _in_front(column) and column["input_ids"].shape[1] for column in columns]
+    kinds = [*zip(shared, widths, strict=True)]
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
     embedded = 0
-    for kind in dict.fromkeys(shared):  # columns with another prompt, or of another task, are read apart
-        if kind is None:
-            return None
-        numbers = [number for number, each in enumerate(shared) if each == kind]
-        merged = _merged([columns[number] for number in numbers], multiple)
+    for kind in dict.fromkeys(kinds):  # columns with another prompt, or of another task, are read apart
+        alike, fixed = kind
+        numbers = [number for number, each in enumerate(kinds) if each == kind]
+        multiple_here = 1 if fixed else multiple
+        merged = _merged([columns[number] for number in numbers], multiple_here)
         tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
         mask = tokens[:, [*merged].index("attention_mask")] != 0
         width = mask.shape[1]
@@ -65,7 +70,7 @@ def by_length(
         end = np.maximum(width - mask[:, ::-1].argmax(axis=1), first + 1)
         heights = [len(columns[number]["input_ids"]) for number in numbers]
         chosen, text_of = _distinct(tokens, first, end, heights)
-        lengths = -(-(end - first)[chosen] // multiple) * multiple
+        lengths = -(-(end - first)[chosen] // multiple_here) * multiple_here
         order = np.argsort(lengths, kind="stable")
         device = merged["input_ids"].device
         cost = FORWARD.get(device.type, FORWARD["cuda"]) if forward is None else forward
@@ -74,10 +79,10 @@ def by_length(
             texts = chosen[order[start:stop]]
             left, right = int(first[texts].min()), int(end[texts].max())
             # rounded up to the multiple, on the side that is padded
-            longer = -(right - left) % multiple
+            longer = -(right - left) % multiple_here
             left, right = (left - longer, right) if right == width else (left, right + longer)
             index = torch.from_numpy(texts).to(device)
-            features.append({**dict(kind), **{name: each[index, left:right] for name, each in merged.items()}})
+            features.append({**dict(alike or ()), **{name: each[index, left:right] for name, each in merged.items()}})
         places = np.empty(len(chosen), dtype=np.int64)
         places[order] = np.arange(embedded, embedded + len(chosen))
         for number, each in zip(numbers, torch.from_numpy(places[text_of]).to(device).split(heights), strict=True):
@@ -181,7 +186,7 @@ def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Te
     """The tensors of columns under each other, padded where they were to the longest, and to a multiple."""
     widest = max(column["input_ids"].shape[1] for column in columns)
     width = -(-widest // multiple) * multiple
-    in_front = any(bool((column["attention_mask"][:, 0] == 0).any()) for column in columns)
+    in_front = any(map(_in_front, columns))
     merged = {}
     for name in columns[0]:
         if isinstance(columns[0][name], Tensor) and columns[0][name].ndim == 2:
@@ -192,6 +197,12 @@ def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Te
             ]
             merged[name] = torch.cat(padded)
     return merged
+
+
+def _in_front(column: Mapping[str, Any]) -> bool:
+    """Whether texts are padded in front; one without any token says nothing."""
+    mask = column["attention_mask"]
+    return bool(((mask[:, 0] == 0) & mask.any(dim=1)).any())
 
 
 def _distinct(

@@ -111,7 +111,7 @@ class Trainer(SentenceTransformerTrainer):
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
-        shard = getattr(loader, "batch_sampler", None)
+        shard: Any = getattr(loader, "batch_sampler", None)
         # of several processes: accelerate's, which passes no epoch on to the sampler in it, so that where a run resumes
         # within an epoch the rest of it would be drawn in epoch 0's order
         if not hasattr(shard, "set_epoch") and hasattr(getattr(shard, "batch_sampler", None), "set_epoch"):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 
 from raoe_train.encoders.embed import encode_sentences
-from raoe_train.encoders.lengths import FORWARD, by_length, cut
+from raoe_train.encoders.lengths import FORWARD, by_length, counts_leading_padding, cut
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -84,3 +87,47 @@ def test_encoding_by_length_changes_nothing(monkeypatch, batch_size):
     assert sum(height for height, _ in shapes) == len(SENTENCES)
     assert len(shapes) >= 3 and all(height * width <= batch_size * longest for height, width in shapes)
     assert "forward" not in vars(model)
+
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 40}
+POSITIONS = {  # learned, relative and rotary ones; counted from the front, or from behind the padding's id
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "bos_token_id": 1, "eos_token_id": 2},
+    "bert": SMALL,
+    "electra": {**SMALL, "embedding_size": 16},
+    "roberta": {**SMALL, "pad_token_id": 1},
+    "mpnet": {**SMALL, "pad_token_id": 1},
+    "llama": {**SMALL, "pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("architecture", POSITIONS)
+def test_texts_are_read_as_in_their_padded_batches(architecture, side):
+    """Columns of different widths, with empty, single-token, equal and longest texts."""
+    config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).double().eval()
+    draw, pad = random.Random(0), config.pad_token_id or 0
+
+    def embedded(batch):
+        states, mask = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
+        return (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+    for _ in range(12):
+        texts = [[[draw.randrange(5, 50) for _ in range(draw.choice([0, 1, 2, 3, 7, 12]))] for _ in range(4)]
+                 for _ in range(2)]  # fmt: skip
+        texts[1][0] = texts[0][0]
+        columns = []
+        for column in texts:
+            width = max(1, *map(len, column)) + draw.choice([0, 3])
+            ids, mask = torch.full((4, width), pad), torch.zeros(4, width, dtype=torch.long)
+            for row, text in enumerate(column):
+                place = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
+                ids[row, place], mask[row, place] = torch.tensor(text, dtype=torch.long), 1
+            columns.append({"input_ids": ids, "attention_mask": mask})
+        leading = counts_leading_padding(SimpleNamespace(transformers_model=model))
+        runs = by_length(columns, forward=1, keep_leading=leading)
+        table = torch.cat([embedded(run) for run in runs.features])
+        for column, rows in zip(columns, runs.rows, strict=True):
+            real = column["attention_mask"].any(dim=1)  # rotary positions are float32's
+            torch.testing.assert_close(table[rows][real], embedded(column)[real], rtol=0, atol=2e-7)
