@@ -73,10 +73,10 @@ def launch(processes: int, *words: str, by: str = "hand", expect: int = 0) -> su
     return done
 
 
-def recipe(folder: Path, name: str, processes: int, **changes) -> tuple[Path, Path]:
+def recipe(folder: Path, name: str, processes: int, rows: tuple[int, int] = (40, 16), **changes) -> tuple[Path, Path]:
     """(recipe, output) of a training run whose global batch is 8, whatever the number of processes, from two sources
     whose scores cannot be compared."""
-    sources = [write_pairs(folder / "train.tsv"), write_pairs(folder / "other.tsv", rows=16, scale=500.0)]
+    sources = [write_pairs(folder / "train.tsv", rows[0]), write_pairs(folder / "other.tsv", rows[1], scale=500.0)]
     dev = write_pairs(folder / "dev.tsv", rows=24)
     made = {
         "model": {"name": "scratch", "device": "cpu", "max_seq_length": 16, "scratch": {**SCRATCH, "dropout": 0.0}},
@@ -102,7 +102,7 @@ def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[floa
     """(losses, weights, metrics.json) of a run."""
     path, output = recipe(folder, "run", processes, **changes)
     said = launch(processes, "-m", "raoe_train", "train", str(path), by=by).stdout
-    assert said.count("saved to ") == said.count("40 scored pairs") == 1  # only the first process prints
+    assert said.count("saved to ") == said.count("train.tsv: ") == 1  # only the first process prints
     metrics = json.loads((output / "metrics.json").read_text())
     assert (metrics["steps"], metrics["processes"]) == (14, processes)
     assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
@@ -135,6 +135,16 @@ def test_training_is_of_the_global_batch(tmp_path, alone, by, processes, mini_ba
         torch.testing.assert_close(weights[name], expected[name], rtol=0, atol=2e-5)
     assert metrics["before"] == before["before"]
     assert metrics["after"]["spearman"] == pytest.approx(before["after"]["spearman"], abs=0.5)
+
+
+def test_rows_that_make_no_whole_batches(tmp_path):
+    """Several processes drop them; one that is told to, too, has the same rows in each step."""
+    found = []
+    for processes in (1, 2, 4):
+        (tmp_path / str(processes)).mkdir()
+        changes = {"training": {"dataloader_drop_last": True}}
+        found.append(trained(tmp_path / str(processes), processes, "hand", rows=(43, 19), **changes)[0])
+    assert found[1] == pytest.approx(found[0], rel=1e-4) and found[2] == pytest.approx(found[0], rel=1e-4)
 
 
 @pytest.mark.parametrize(
