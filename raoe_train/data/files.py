@@ -157,14 +157,22 @@ def _parquet(path: Path) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             if len(set(names := table.schema_arrow.names)) != len(names):
                 raise ValueError(f"it names a column twice: {names!s:.200}")
+            classes = _class_names(table.schema_arrow.metadata or {})
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
-                    yield number, fields
+                    numbers = {column: fields[column] for column in classes if fields[column] not in (None, -1)}
+                    yield number, {**fields, **{column: classes[column][place] for column, place in numbers.items()}}
     except Exception as error:  # damaged bytes, and values that Python has no type for, raise errors of any class
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
+    """{column: the names of its numbers} of a file that datasets wrote with ClassLabel columns."""
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    return {name: kind["names"] for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
 
 
 READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}

@@ -1,5 +1,6 @@
 """Reading sentence pairs: formats, columns, labels, scores, splits, and what becomes of unusable rows."""
 
+import itertools
 import json
 import logging
 from datetime import date
@@ -7,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Value
 
 from raoe_train.artifacts.writing import replacing
 from raoe_train.data import read_pairs
@@ -334,3 +336,13 @@ def test_a_gzip_file_has_no_name_and_no_time(tmp_path):
 def test_what_python_takes_for_a_number_is_no_score(value):
     with pytest.raises(RowProblem, match="not a number"):
         parse_score("score", value)
+
+
+@pytest.mark.parametrize("names", itertools.permutations(["entailment", "neutral", "contradiction"]))
+def test_classes_of_parquet_go_by_their_names(tmp_path, names):
+    """As of a dataset on a hub: datasets number them in orders of their own."""
+    features = Features({"sentence1": Value("string"), "sentence2": Value("string"), "label": ClassLabel(names=names)})
+    rows = {"sentence1": ["a", "b", "c", "d"], "sentence2": ["e", "f", "g", "h"], "label": [0, 1, 2, -1]}
+    Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
+    found = read_pairs(tmp_path / "x.parquet")
+    assert found["label"][:] == [["entailment", "neutral", "contradiction"].index(name) for name in names]

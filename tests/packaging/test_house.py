@@ -13,13 +13,13 @@ PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 675,
-    "data": 1459,
-    "encoders": 1784,
+    "data": 1465,
+    "encoders": 1795,
     "evaluation": 1216,
     "generation": 1110,
     "jobs": 1368,
     "losses": 2261,
-    "training": 1452,
+    "training": 1461,
     "the root": 617,
 }
 LONGEST = 400  # lines of a file
