@@ -18,6 +18,16 @@ from raoe_train.losses.reads import PAIRS_WITH_TEXTS
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 
+def teacher_embeddings(embed: Embed, labels: Any, columns: list[Tensor]) -> list[Tensor]:
+    """A teacher's embeddings of the columns' texts, (B, D') each; ValueError for labels without texts."""
+    texts = labels.get("texts") if isinstance(labels, Mapping) else None
+    if texts is None:
+        raise ValueError("a teacher needs the batch's texts: use raoe_train.TextCollator")
+    # One call: the teacher encodes each distinct sentence once, sorted by length.
+    made = torch.from_numpy(embed([text for column in texts for text in column]))
+    return [*made.to(columns[0].device).split([len(column) for column in columns])]
+
+
 class DistillationLoss(CachedLoss):
     """A loss whose frozen teacher reads each batch's texts: two columns of B sentences, with labels {"texts": the two
     columns' texts, B strings each} from raoe_train.TextCollator, since it has a tokenizer and a prompt of its own.
@@ -43,21 +53,13 @@ class DistillationLoss(CachedLoss):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
         """The loss, (), of two columns of (B, D) embeddings."""
-        texts = labels.get("texts") if isinstance(labels, Mapping) else None
-        if texts is None:
-            raise ValueError(f"{type(self).__name__} needs the batch's texts: use raoe_train.TextCollator")
-        if len(embeddings) != 2 or [len(column) for column in texts] != [len(column) for column in embeddings]:
-            raise ValueError(
-                f"{type(self).__name__} compares 2 columns of sentences with their texts, got "
-                f"{[len(column) for column in embeddings]} embeddings and {[len(column) for column in texts]} texts"
-            )
-        own = embeddings[0]
-        # One call for both columns: the teacher encodes each distinct sentence once, sorted by length.
-        made = torch.from_numpy(self._embed([text for column in texts for text in column])).to(own.device)
+        if len(embeddings) != 2:
+            raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
+        teacher = teacher_embeddings(self._embed, labels, embeddings)
         # bfloat16's three digits are no order, and a coarse target.
-        with torch.autocast(own.device.type, enabled=False):
+        with torch.autocast(embeddings[0].device.type, enabled=False):
             a, b = (column if column.dtype == torch.float64 else column.float() for column in embeddings)
-            return self.of_pairs(a, b, made[: len(own)].to(a.dtype), made[len(own) :].to(a.dtype))
+            return self.of_pairs(a, b, *(column.to(a.dtype) for column in teacher))
 
     @abstractmethod
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
@@ -71,7 +73,6 @@ class SimilarityDistillationLoss(DistillationLoss):
     `scale` has no part in it.
     """
 
-
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         return nn.functional.mse_loss(pairwise_cosine(a, b), pairwise_cosine(teacher_a, teacher_b))
 
@@ -83,7 +84,6 @@ class RankDistillationLoss(DistillationLoss):
     distillation of RankCSE (Liu et al. 2023, section 3.3) alone, of two columns in place of its two dropout views.
     RankCSE leaves out the diagonal, a sentence with itself; here it is a pair like the others.
     """
-
 
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
@@ -106,7 +106,6 @@ class RankCSELoss(DistillationLoss):
         consistency_weight: weight of the consistency, from 0.
         distillation_weight: weight of the teacher's ranking, from 0.
     """
-
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """ListMLE over lists of sentences: what post-training on ranking sentences minimises."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from raoe_kernels import list_mle_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import process_rows
+from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import LISTS
 
 Ties = Literal["ordinal", "random"]
@@ -33,8 +33,7 @@ class ListMLELoss(CachedLoss):
     Args:
         model, scale, cached: see CachedLoss; a scale of 20 is the paper's temperature of 0.05. With
             gather_across_devices processes weigh by their sentences, so that the mean over processes, of the loss and,
-            in DistributedDataParallel, of the gradient, is the whole batch's. Nothing but that number is gathered, so
-            True and "uneven" are the same.
+            in DistributedDataParallel, of the gradient, is the whole batch's. Nothing else is gathered.
         ties: what the teacher's equals do, "ordinal" or "random". "ordinal" keeps the order of the list, "random"
             shuffles them anew at every call, as the paper's code does. Without a teacher x_j-1 and x_j+1 are equals.
     """
@@ -47,17 +46,10 @@ class ListMLELoss(CachedLoss):
         self, model: SentenceTransformer, scale: PositiveFloat = 20.0, *, ties: Ties = "ordinal", **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
-        if ties not in get_args(Ties):
-            raise ValueError(f"ties must be one of {', '.join(get_args(Ties))}, got {ties!r}")
         self.ties = ties
-        self._checked_labels = False
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Any = None) -> Tensor:
-        """The loss, (), of one column of (N, D) embeddings.
-
-        ValueError for labels that are missing, of another shape or NaN. (On a GPU, which would have to wait, only the
-        first batch's values are looked at.)
-        """
+        """The loss, (), of one column of (N, D) embeddings; ValueError for labels that are missing."""
         if len(embeddings) != 1 or not isinstance(labels, Mapping) or "lengths" not in labels:
             raise ValueError(
                 "ListMLELoss takes one column, the sentences of all lists, and labels with their 'lengths', got "
@@ -70,10 +62,6 @@ class ListMLELoss(CachedLoss):
             place = torch.arange(int(lengths.max()), device=own.device)
             teacher = -(place - place[:, None]).abs().expand(len(lengths), -1, -1)
         teacher = teacher.detach().to(own.device)
-        # A look at the values makes a GPU wait.
-        if own.device.type == "cpu" or not self._checked_labels:
-            _check(lengths, teacher, len(own))
-            self._checked_labels = True
         longest = teacher.shape[1]
         place = torch.arange(longest, device=own.device)
         real = place < lengths[:, None]
@@ -88,16 +76,6 @@ class ListMLELoss(CachedLoss):
         # A row without a sentence costs nothing but counts in the mean, which is to be over the N that have one.
         student, teacher, mask = (each.reshape(rows, longest) for each in (student, teacher, mask))
         loss = list_mle_loss(student, teacher, scale=self.scale, mask=mask, ties=self.ties)
-        sizes = process_rows(own, uneven=True)[0] if self.gather_across_devices else [len(own)]
+        size = torch.tensor([len(own)], device=own.device)
+        sizes = gather_rows(size).tolist() if self.gather_across_devices else [len(own)]
         return loss * (rows * len(sizes) / sum(sizes))
-
-
-def _check(lengths: Tensor, teacher: Tensor, sentences: int) -> None:
-    given = lengths.flatten().tolist()
-    if lengths.shape != (len(given),) or sum(given) != sentences or min(given) < 1:
-        raise ValueError(f"lengths must be (B,), at least 1 and add up to the {sentences} sentences, got {given}")
-    if teacher.shape != (len(given), teacher.shape[-1], teacher.shape[-1]) or max(given) > teacher.shape[-1]:
-        raise ValueError(f"teacher must have shape ({len(given)}, n, n), n >= {max(given)}, got {tuple(teacher.shape)}")
-    for number, length in enumerate(given):
-        if bool(teacher[number, :length, :length].isnan().any()):
-            raise ValueError(f"the teacher of list {number} of the batch has NaN: remove or complete such lists")

@@ -85,7 +85,7 @@ class PairLoss(CachedLoss):
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label, uneven=self.uneven)
+            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label)
             similarity = similarity.movedim(0, -1)
         loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:

@@ -211,7 +211,6 @@ def test_inside_matryoshka():
 
 def test_what_the_model_card_needs():
     made = InfoNCELoss(None, scale=10.0, symmetric=True)
-    assert made.temperature == pytest.approx(0.1)
     assert json.loads(json.dumps(made.get_config_dict())) == {
         "scale": 10.0,
         "symmetric": True,
@@ -231,18 +230,12 @@ def test_what_the_model_card_needs():
 
 def test_bad_input():
     for scale in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"scale must be a number above 0 .* got "):
+        with pytest.raises(ValueError, match=r"scale must be a number above 0, got "):
             InfoNCELoss(None, scale)
-    with pytest.raises(ValueError, match="mini_batch_size must be at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="mini_batch_size must be a number above 0, got 0"):
         InfoNCELoss(None, mini_batch_size=0)
     loss, columns = InfoNCELoss(None), embeddings(3)
     with pytest.raises(ValueError, match=r"needs columns anchor, positive .* got columns of \d+ rows"):
         loss.compute_loss_from_embeddings(columns[:1])
     with pytest.raises(ValueError, match="a text in each row, got columns of 8, 8, 7 rows"):
         loss.compute_loss_from_embeddings([*columns[:2], columns[2][1:]])
-    with pytest.raises(ValueError, match=r"texts must have shape \(8, 3\), .* got \(8, 2\)"):
-        loss.compute_loss_from_embeddings(columns, texts=torch.zeros(8, 2))
-    short = {name: value[1:] for name, value in padded(5).items() if name != "modality"}
-    for given, message in (([padded(5)], "columns of 8 rows"), ([padded(5), short], "columns of 8, 7 rows")):
-        with pytest.raises(ValueError, match=message):
-            loss(given)

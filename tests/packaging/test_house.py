@@ -14,11 +14,11 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 687,
     "data": 1479,
-    "encoders": 1810,
+    "encoders": 1786,
     "evaluation": 1270,
-    "generation": 1124,
+    "generation": 1110,
     "jobs": 1469,
-    "losses": 2295,
+    "losses": 2046,
     "training": 1471,
     "the root": 662,
 }
