@@ -125,7 +125,7 @@ def _check(chosen: Model, train: bool) -> None:
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
         added = "lora, load_in_4bit, training_head and bidirectional_mode add"
         raise ValueError(f"{added} are for a model that is there, not for scratch")
-    preflight.check_device(chosen.device, chosen.attention)
+    preflight.check_device(chosen.device)
 
 
 @contextmanager

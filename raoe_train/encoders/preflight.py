@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,12 @@ GB = 1e9
 HALF = ("bfloat16", "float16")
 
 
-def check_device(device: str | None, attention: str | None = None) -> None:
-    """ValueError for a device that is not here, or attention's kernels that are not installed."""
+def check_device(device: str | None) -> None:
+    """ValueError for a device that is not here."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError(
-            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
-        )
 
 
 @contextmanager

@@ -62,10 +62,7 @@ class Answer:
     finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
     # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids)
+    tokens: int = 0  # generated
 
 
 @dataclass(eq=False)
@@ -74,7 +71,6 @@ class Slot:
 
     key: Hashable
     request: Request
-    history: Any  # LogitsProcessorList of this answer
     uniforms: Tensor | None = None  # [max_new_tokens], where tokens are drawn
     ids: list[int] = field(default_factory=list)
     logits: Tensor | None = None  # [V] at the end of the nearer context, where it is to be kept
@@ -147,7 +143,7 @@ class GuidedDecoder:
         self.eos: list[int] = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._arguments = inspect.signature(model.forward).parameters
-        self._warpers = self.sampling.warpers(self.device)
+        self._processors, self._warpers = self.sampling.processors(), self.sampling.warpers()
         self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
         self._batch: Batch | None = None
 
@@ -173,7 +169,7 @@ class GuidedDecoder:
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
-            slot = Slot(key, request, self.sampling.history(len(request.near), self.eos, self.device))
+            slot = Slot(key, request)
             if self.sampling.do_sample:
                 slot.uniforms = uniforms(request.seed, request.max_new_tokens)
             rows.append(Row(slot, request.near))
@@ -258,10 +254,9 @@ class GuidedDecoder:
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Give the slots their next tokens; the answers that are finished by them, and the batch of the others."""
         scores, slots = mixed(logits, batch), batch.slots
-        for number, slot in enumerate(slots):
-            if slot.history:
-                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
-                scores[number : number + 1] = slot.history(earlier, scores[number : number + 1])
+        for number, slot in enumerate(slots if self._processors else ()):
+            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
             chosen = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
@@ -274,7 +269,8 @@ class GuidedDecoder:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
-                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, batch.context(slot))
+                text, context = self._text(slot.ids), batch.context(slot)
+                finished[slot.key] = Answer(slot.ids, text, why, context, len(slot.ids))
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _finish(self, slot: Slot) -> str | None:

@@ -4,17 +4,16 @@ A row's choices do not depend on the batch it is in: random numbers come from th
 read earlier tokens see this row's, without padding.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat, Share, ZeroToOne
+from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat
 
 # Fields of GenerationConfig that are applied to all rows alike
-WARPERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+WARPERS = ("temperature", "top_k", "top_p")
 
 
 @dataclass
@@ -25,16 +24,9 @@ class Sampling:
         do_sample: draw tokens at random; false takes the most probable
         repetition_penalty: as GenerationConfig's
         no_repeat_ngram_size: as GenerationConfig's
-        bad_words_ids: as GenerationConfig's
-        min_new_tokens: as GenerationConfig's
-        suppress_tokens: as GenerationConfig's
         temperature: as GenerationConfig's
         top_k: as GenerationConfig's
         top_p: as GenerationConfig's
-        min_p: as GenerationConfig's
-        typical_p: as GenerationConfig's
-        epsilon_cutoff: as GenerationConfig's
-        eta_cutoff: as GenerationConfig's
         eos_token_id: as GenerationConfig's
         stop_strings: as GenerationConfig's
     """
@@ -42,16 +34,9 @@ class Sampling:
     do_sample: bool = False
     repetition_penalty: PositiveFloat | None = None
     no_repeat_ngram_size: NonNegativeInt | None = None
-    bad_words_ids: list[list[NonNegativeInt]] | None = None
-    min_new_tokens: NonNegativeInt | None = None
-    suppress_tokens: list[NonNegativeInt] | None = None
     temperature: PositiveFloat | None = None
     top_k: NonNegativeInt | None = None
     top_p: AboveZeroToOne | None = None
-    min_p: ZeroToOne | None = None
-    typical_p: AboveZeroToOne | None = None
-    epsilon_cutoff: Share | None = None
-    eta_cutoff: Share | None = None
     eos_token_id: list[NonNegativeInt] | None = None
     stop_strings: list[str] | None = None
 
@@ -62,21 +47,18 @@ class Sampling:
         if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
             raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
 
-    def history(self, prompt_length: int, eos: Sequence[int], device: Any) -> Any:
-        """The LogitsProcessorList of one row: what depends on its earlier tokens."""
+    def processors(self) -> Any:
+        """The LogitsProcessorList that reads a row's earlier tokens."""
         import transformers as hf
 
-        ends, penalty, least = list(eos), self.repetition_penalty, self.min_new_tokens
+        penalty, size = self.repetition_penalty, self.no_repeat_ngram_size
         steps = (
             penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
-            self.no_repeat_ngram_size and hf.NoRepeatNGramLogitsProcessor(self.no_repeat_ngram_size),
-            self.bad_words_ids and hf.NoBadWordsLogitsProcessor(self.bad_words_ids, ends),
-            least and ends and hf.MinNewTokensLengthLogitsProcessor(prompt_length, least, ends, device=device),
-            self.suppress_tokens and hf.SuppressTokensLogitsProcessor(self.suppress_tokens, device=device),
+            size and hf.NoRepeatNGramLogitsProcessor(size),
         )
         return hf.LogitsProcessorList(filter(None, steps))
 
-    def warpers(self, device: Any) -> Any:
+    def warpers(self) -> Any:
         """The LogitsProcessorList for all rows alike, of logits or log-probabilities; empty without do_sample."""
         import transformers as hf
 
@@ -84,10 +66,6 @@ class Sampling:
             self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
             self.top_k and hf.TopKLogitsWarper(self.top_k),
             self.top_p is not None and self.top_p < 1 and hf.TopPLogitsWarper(self.top_p),
-            self.min_p is not None and hf.MinPLogitsWarper(self.min_p),
-            self.typical_p is not None and self.typical_p < 1 and hf.TypicalLogitsWarper(mass=self.typical_p),
-            self.epsilon_cutoff and hf.EpsilonLogitsWarper(epsilon=self.epsilon_cutoff),
-            self.eta_cutoff and hf.EtaLogitsWarper(epsilon=self.eta_cutoff, device=device),
         )
         return hf.LogitsProcessorList(filter(None, steps))
 

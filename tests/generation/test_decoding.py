@@ -238,9 +238,6 @@ def test_draws_follow_the_probabilities():
     [
         {"repetition_penalty": 1.8},
         {"no_repeat_ngram_size": 2},
-        {"min_new_tokens": 8},
-        {"suppress_tokens": [6, 20, 54]},
-        {"bad_words_ids": [[20], [31, 57], [6]]},
     ],
     ids=lambda options: next(iter(options)),
 )
