@@ -16,12 +16,11 @@ from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
 
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
-from raoe_train.encoders.adapters import add_lora, four_bit
 from raoe_train.encoders.bidirectional import register
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.prompts import apply_template
-from raoe_train.encoders.scratch import add_head, scratch_transformer
+from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
 from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, Scratch, as_model
 
 logger = logging.getLogger(__name__)
@@ -140,7 +139,7 @@ def _load(chosen: Model) -> Any:
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights["device_map"] = chosen.device_map
     if chosen.load_in_4bit:
-        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(chosen.dtype))
+        weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(chosen.dtype))
     model: Any = SentenceTransformer(
         name,
         device=chosen.device,
@@ -212,7 +211,7 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
         "base_revision": chosen.revision,
-        "base_quantization": four_bit(chosen.dtype) if chosen.load_in_4bit else None,
+        "base_quantization": preflight.four_bit(chosen.dtype) if chosen.load_in_4bit else None,
     }
     if isinstance(inner, BidirectionalModel):
         there = inner.config
@@ -232,13 +231,6 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, mode, **base)
-    config = model[0].model.config
-    last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
-    if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
-        logger.warning(
-            "one bidirectional layer and last-token pooling: embeddings are those of the causal model, since the last "
-            "token saw all others anyway; pool the mean, or make two or more layers bidirectional"
-        )
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:

@@ -294,10 +294,6 @@ class GuidedDecoder:
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
             raise ValueError("a context is empty: there must be a token to go on from")
-        if request.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-        if not 0 <= request.guidance < float("inf"):
-            raise ValueError(f"guidance must be finite and not negative, got {request.guidance}")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")

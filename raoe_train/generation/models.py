@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.adapters import four_bit
-from raoe_train.encoders.preflight import check_device, loading
+from raoe_train.encoders.preflight import check_device, four_bit, loading
 
 
 @dataclass

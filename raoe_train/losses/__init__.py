@@ -17,7 +17,12 @@ Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLab
 
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
+from raoe_train.losses.distillation import (
+    ListMLELoss,
+    RankCSELoss,
+    RankDistillationLoss,
+    SimilarityDistillationLoss,
+)
 from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
 from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
@@ -28,7 +33,6 @@ from raoe_train.losses.library import (
     SoftmaxLoss,
     TripletLoss,
 )
-from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
 

@@ -34,12 +34,8 @@ def fits(loss: Any) -> bool:
     them to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
-    classes = [vars(cls) for cls in type(loss).__mro__]
-    if not any(OF_EMBEDDINGS in names for names in classes):
-        return False
-    first = next(place for place, names in enumerate(classes) if OF_EMBEDDINGS in names)
-    own_forward = any("forward" in names for names in classes[:first])
-    return not own_forward and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
+    first = next(vars(cls) for cls in type(loss).__mro__ if {"forward", OF_EMBEDDINGS} & vars(cls).keys())
+    return OF_EMBEDDINGS in first and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:

@@ -35,15 +35,11 @@ class InBatchLoss(CachedLoss):
             processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
             the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
             gradient, is the whole batch's.
-        learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's. Its logarithm is the parameter
-            `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
-            gives it another.
+        learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's, by its logarithm, the parameter
+            `log_scale`. An encoder's learning rate is small for it: see training.learning_rate_mapping.
         mask_duplicates: leave false negatives out: texts are not negatives of each other that a chain of pairs links,
             an anchor with its positive; an anchor's own positive always counts. Texts are the same where the encoder
             gets the same tokens (prompts included, after truncation). Columns that are not texts are an error.
-
-    Raises:
-        ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100.
     """
 
     reads = TRIPLETS
@@ -152,19 +148,14 @@ class SigmoidLoss(InBatchLoss):
     """Is a text the anchor's positive? Asked of each anchor with the positives and negatives of the whole batch, over
     ``sigmoid_loss``.
 
-    Columns are anchor, positive and any number of hard negatives, as many rows each; labels are ignored. The value is
-    SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice.
+    The value is SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice.
 
     Args:
         model, scale, cached: see InBatchLoss.
         bias: what is added to scale x the cosine. At -10 nearly all pairs are answered right when training begins: all
             but one of a batch are negatives.
-        learn_scale: scale and bias are parameters: `log_scale`, within CLIP's 1 and 100, and `logit_bias`. The
-            optimizer's learning rate for an encoder is small for them: for another, give
+        learn_scale: scale and bias are parameters, `log_scale` and `logit_bias`; see
             training.learning_rate_mapping {log_scale|logit_bias: 1e-3}.
-
-    Raises:
-        ValueError: see InBatchLoss; a bias that is no finite number.
     """
 
     cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
@@ -197,24 +188,17 @@ class GISTLoss(InBatchLoss):
     ``info_nce_loss``.
 
     The value is that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature, where
-    no text occurs twice. Columns are anchor, positive and any number of hard negatives, with labels {"texts": the
-    columns' texts, B strings each} from raoe_train.TextCollator: the guide has a tokenizer and a prompt of its own. Its
-    cosines come and go with the chunks of logits.
+    no text occurs twice. The guide reads the columns' texts from labels, as a DistillationLoss's teacher does.
 
     Args:
-        model, scale, learn_scale, cached: see InBatchLoss. Under gather_across_devices anchors are
-            contrasted with those of all processes (sentence-transformers': of their own), so that the value is the
-            whole batch's.
-        embed: n sentences -> the guide's embeddings, [n, G] float32, of any dimension G. It is no part of this module,
-            so nothing trains, moves or saves it. raoe_train.encoders.embed makes one (`embedder`, and `remembered`
-            with what was made before); recipes by their section `teacher`.
+        model, scale, learn_scale, cached: see InBatchLoss. Under gather_across_devices anchors are contrasted with
+            those of all processes (sentence-transformers': of their own).
+        embed: the guide, see DistillationLoss.
         margin_strategy: what margin is, absolute or relative; a column is left out where the guide's cosine is above
             that of the row's own pair, less margin, or less margin times its absolute value.
         margin: how far below the positive's a column's similarity must be.
         contrast_anchors: anchors are each other's negatives, too.
         contrast_positives: positives are each other's negatives, too.
-        mask_duplicates: also leave out texts that are the same, or that a chain of pairs links, see InfoNCELoss's
-            directions.
     """
 
     reads = TRIPLETS_WITH_TEXTS

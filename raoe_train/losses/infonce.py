@@ -1,4 +1,4 @@
-"""InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has, and AnglE's addition to it."""
+"""InfoNCE in all forms that sentence-transformers has, and AnglE's addition to it."""
 
 from typing import Any, ClassVar, Literal, get_args
 
@@ -24,9 +24,8 @@ CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (
 class InfoNCELoss(OneSweep, InBatchLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
-    Columns are anchor, positive and any number of hard negatives, as many rows each. One hard negative is BeLLM's
-    Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim, for all of its
-    options, where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
+    One hard negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with
+    cos_sim, for all of its options, where no text occurs twice.
 
     Args:
         model, scale, learn_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where

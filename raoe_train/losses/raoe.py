@@ -107,6 +107,6 @@ class RAOELoss(RankMarginLoss):
         self.warn_small_batch(similarity.shape[-1], self.margin)
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
         names = ("margin", "scale", "rank_weight", "angle_weight", "ties", "gate")
-        keywords: Any = {name: getattr(self, name) for name in names}
+        keywords: dict[str, Any] = {name: getattr(self, name) for name in names}
         rank, angle = raoe_loss(similarity, score, label, return_parts=True, **keywords)
         return LossParts(rank=rank, angle=angle)

@@ -21,7 +21,8 @@ def whole(column: dict[str, Any], row: int) -> list[int]:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("most", [None, 40])
-def test_runs_hold_every_text(side, multiple, most):
+def test_runs_hold_every_text(side, multiple, most, monkeypatch):
+    monkeypatch.setitem(FORWARD, "cpu", 20)
     generator = np.random.default_rng(0)
     columns = []
     for width in (40, 23, 31):
@@ -30,7 +31,7 @@ def test_runs_hold_every_text(side, multiple, most):
         mask = place < lengths[:, None] if side == "right" else place >= width - lengths[:, None]
         ids = generator.integers(1, 4, (50, width)) * mask
         columns.append({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).long()})
-    runs = by_length(columns, most=most, multiple=multiple, forward=20)
+    runs = by_length(columns, most=most, multiple=multiple)
     assert runs is not None
     texts = [whole(run, row) for run in runs.features for row in range(len(run["input_ids"]))]
     for column, rows in zip(columns, runs.rows, strict=True):
@@ -59,11 +60,12 @@ def test_the_cut_is_the_cheapest():
         assert cost(edges) == min(cost(way) for way in ways)
 
 
-def test_two_views_of_a_text_stay_two():
+def test_two_views_of_a_text_stay_two(monkeypatch):
     """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
-    runs = by_length(features, forward=1)
+    monkeypatch.setitem(FORWARD, "cpu", 1)
+    runs = by_length(features)
     assert runs is not None and len(runs.features) == 2
     assert sum(len(run["input_ids"]) for run in runs.features) == 4
     first, second = (rows.tolist() for rows in runs.rows)

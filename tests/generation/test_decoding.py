@@ -300,9 +300,8 @@ def test_stop_strings(with_tokenizer):
     [
         (Request([]), "a context is empty"),
         (Request([3], [], 1.5), "a context is empty"),
-        (Request([3], max_new_tokens=0), "at least 1, got 0"),
-        (Request([3], [4], float("nan")), "finite and not negative, got nan"),
-        (Request([3], [4], -1), "finite and not negative, got -1"),
+        (Request([3], [4], float("nan"), 5), "guidance must be .*got nan"),
+        (Request([3], [4], -1, 5), "guidance must be .*got -1"),
         (Request([3] * 60, max_new_tokens=5), "65 together, the model has 64 positions"),
         (Request([3], [3] * 60, 1.5, max_new_tokens=5), "65 together"),
     ],

@@ -89,7 +89,7 @@ TRAINING = [
     ),
     *of("raoe_train/losses/in_batch.py", "losses/test_infonce_loss.py",
         (".masked_fill(~real, 0).sum(1)", ".sum(1)")),
-    *of("raoe_train/losses/listmle.py", f"{GATHERED} losses/test_listmle_loss.py",
+    *of("raoe_train/losses/distillation.py", f"{GATHERED} losses/test_listmle_loss.py",
         ("rows * len(sizes) / sum(sizes)", "rows / len(own)")),
     *of("raoe_train/losses/reads.py",
         "training/test_training.py::test_what_mse_compares_with_cosines losses/test_margin_losses.py",

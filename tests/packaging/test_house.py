@@ -14,11 +14,11 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 687,
     "data": 1479,
-    "encoders": 1786,
+    "encoders": 1751,
     "evaluation": 1270,
-    "generation": 1110,
+    "generation": 1058,
     "jobs": 1469,
-    "losses": 2046,
+    "losses": 2015,
     "training": 1471,
     "the root": 662,
 }

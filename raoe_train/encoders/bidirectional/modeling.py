@@ -82,9 +82,7 @@ class BidirectionalModel(PreTrainedModel):
         used = self.decoder.config._attn_implementation
         if used not in (*ATTENTION, PACKED):
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {used!r}")
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None:
-            raise ValueError("input_ids is missing")
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
         packed = used == PACKED and "cu_seq_lens_q" in kwargs
         shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
         if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
