@@ -12,8 +12,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import fields
 from typing import Any
 
-from raoe_train.generation.decoding import Answer, Request
-from raoe_train.generation.sampling import Sampling
+from raoe_train.generation.decoding import Answer, Request, Sampling
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?(/[\w.~%/-]*)?", re.ASCII)
 TRIES = 6  # of a request: a server may be starting, or may have too much to do

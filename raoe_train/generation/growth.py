@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
-from raoe_train.generation.decoding import Answer, Context, Request
+from raoe_train.generation.decoding import Answer, Context, Request, Sampling
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
-from raoe_train.generation.sampling import Sampling
 
 
 @dataclass

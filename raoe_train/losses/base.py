@@ -129,8 +129,8 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that is the sum of those of the first `matryoshka_dims` dimensions, each as by itself: what a
-    MatryoshkaLoss around it is, at little more than the time and memory of one.
+    """A loss of cosines, summed over the first `matryoshka_dims` dimensions as a MatryoshkaLoss around it does, at
+    little more than the time and memory of one.
 
     Args:
         model, scale, cached: see CachedLoss.
@@ -138,18 +138,10 @@ class OneSweep(CachedLoss):
 
     Attributes:
         dims: they, increasing, or None: what the ops take.
-
-    Raises:
-        ValueError: a width that is there twice, is below 1 or beyond the model's dimensions.
     """
 
     def __init__(
-        self,
-        model: Any,
-        scale: PositiveFloat = 20.0,
-        *,
-        matryoshka_dims: Sequence[PositiveInt] = (),
-        **cached: Any,
+        self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         widths = sorted(matryoshka_dims)

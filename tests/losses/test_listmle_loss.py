@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train import ListCollator
 from raoe_train.losses import ListMLELoss
@@ -210,54 +208,6 @@ def test_cached_is_uncached(mini_batch_size):
     torch.testing.assert_close(cached, gradient, **CACHED)
     with torch.no_grad():
         torch.testing.assert_close(loss(features, made), value)
-
-
-def test_cached_replays_dropout():
-    """As the same mini-batches embedded in one graph, with the same dropout masks."""
-    model = tiny_encoder(dropout=0.3)
-    features, made = collated(model, squares=teachers())
-    value, cached = step(ListMLELoss(model, mini_batch_size=5), model, features, made)
-
-    class InOneGraph(ListMLELoss):
-        def forward(self, sentence_features, labels):
-            (column,) = sentence_features
-            parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
-            return self.compute_loss_from_embeddings([torch.cat([part for part, _ in parts])], labels)
-
-    plain = InOneGraph(model, mini_batch_size=5)
-    expected_value, expected = step(plain, model, features, made)
-    torch.testing.assert_close(value, expected_value)
-    torch.testing.assert_close(cached, expected, **CACHED)
-    _, other_masks = step(plain, model, features, made, seed=12)
-    assert not torch.allclose(other_masks, expected)
-
-
-def test_inside_matryoshka():
-    model, squares = tiny_encoder(), [square.float().double() for square in teachers()]
-    features, made = collated(model, squares=squares)
-    dims, weights = [16, 4], [1.0, 0.5]
-    vectors = model(dict(features[0]))["sentence_embedding"]
-    expected = sum(w * by_definition(vectors[:, :dim], squares, 20.0) for dim, w in zip(dims, weights, strict=True))
-    model.zero_grad()
-    expected.backward()
-    by_hand = gradients(model).clone()
-    for mini_batch_size in (None, 4):
-        inner = ListMLELoss(model, mini_batch_size=mini_batch_size)
-        value, gradient = step(MatryoshkaLoss(model, inner, dims, weights), model, features, made)
-        torch.testing.assert_close(value, expected.detach())
-        torch.testing.assert_close(gradient, by_hand, **CACHED)
-
-
-def test_what_the_model_card_needs():
-    made = ListMLELoss(None, scale=10.0, ties="random", mini_batch_size=4)
-    assert json.loads(json.dumps(made.get_config_dict())) == {
-        "scale": 10.0,
-        "ties": "random",
-        "mini_batch_size": 4,
-        "mini_batch_num_tokens": None,
-        "gather_across_devices": False,
-    }
-    assert made.citation.strip().startswith("@") and "Listwise Approach" in made.citation
 
 
 def test_bad_input():

@@ -109,7 +109,7 @@ TRAINING = [
         ("if counts[key] == REPEATS:", "if counts[key] > REPEATS:")),
     *of("raoe_train/generation/growth.py", "generation/test_growth.py",
         ("digest([wish.seed, self.key, step])", "digest([wish.seed, step])")),
-    *of("raoe_train/generation/sampling.py", "generation/test_decoding.py", ("right=True)", "right=False)")),
+    *of("raoe_train/generation/decoding.py", "generation/test_decoding.py", ("right=True)", "right=False)")),
     *of("raoe_train/training/run_directory.py", "training/test_checkpoints.py training/test_run_directory.py",
         ("key=lambda path: int(steps[path])", "key=lambda path: steps[path]")),
     *of("raoe_train/training/arguments.py", "training/test_adapt.py training/test_training.py",

@@ -16,9 +16,9 @@ BUDGETS = {
     "data": 1479,
     "encoders": 1751,
     "evaluation": 1270,
-    "generation": 1058,
+    "generation": 1035,
     "jobs": 1469,
-    "losses": 2015,
+    "losses": 1981,
     "training": 1471,
     "the root": 662,
 }
