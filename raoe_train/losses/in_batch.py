@@ -21,7 +21,7 @@ LEARNED = (1.0, 100.0)  # bounds of a learned scale: CLIP's
 OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
 MarginStrategy = Literal["absolute", "relative"]
 Ids = tuple[Tensor, Tensor] | None
-"""Of all processes' anchors and columns, equal where texts are not negatives of each other; None where all are."""
+"""Ids of all processes' anchors and columns, equal where two texts are no negatives; None where all are distinct."""
 
 
 class InBatchLoss(CachedLoss):
@@ -32,9 +32,8 @@ class InBatchLoss(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
-            processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
-            the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
-            gradient, is the whole batch's.
+            processes' batches. Each process returns the mean over its own pairs: the mean over processes, of the loss
+            and, in DistributedDataParallel, of the gradient, is the whole batch's.
         learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's, by its logarithm, the parameter
             `log_scale`. An encoder's learning rate is small for it: see training.learning_rate_mapping.
         mask_duplicates: leave false negatives out: texts are not negatives of each other that a chain of pairs links,

@@ -18,7 +18,7 @@ BUDGETS = {
     "evaluation": 1270,
     "generation": 1035,
     "jobs": 1469,
-    "losses": 1981,
+    "losses": 1980,
     "training": 1471,
     "the root": 662,
 }
