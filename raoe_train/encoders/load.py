@@ -104,7 +104,7 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
     if missing:
-        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        listed = ", ".join(missing[:3])
         problem = f"{name} is not a whole encoder; of {len(missing)} weights it has none, and they are random: {listed}"
         if not foreign:
             raise ValueError(problem)
@@ -234,12 +234,12 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
-    if isinstance(inner, BidirectionalModel):
-        if lora or inner.has_adapter:
-            added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
-            add_lora(inner.decoder, lora, leave=added)
-    elif lora:
-        add_lora(inner, lora)
+    if not isinstance(inner, BidirectionalModel):
+        if lora:
+            add_lora(inner, lora)
+    elif lora or inner.has_adapter:
+        added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
+        add_lora(inner.decoder, lora, leave=added)
 
 
 def _set_length(model: Any, chosen: Model) -> None:

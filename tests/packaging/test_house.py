@@ -14,7 +14,7 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 687,
     "data": 1479,
-    "encoders": 1751,
+    "encoders": 1742,
     "evaluation": 1270,
     "generation": 1035,
     "jobs": 1469,
