@@ -48,18 +48,18 @@ def encode_sentences(model: Any, sentences: Sequence[str], batch_size: int = 64,
     return distinct[[places[text] for text in sentences]]
 
 
-def embedder(encoder: Encoder, role: str, batch_size: int | None = None) -> Embed:
+def embedder(encoder: Encoder, role: str) -> Embed:
     """A function from sentences to embeddings by a frozen encoder, loaded at the first call. Errors call it its `role`.
     An encoder with a `second` gives both, of norm 1 and side by side: cosines are means of the two."""
     if (second := second_of(encoder)) is not None:
         first: Any = replace(encoder, second=None)  # type: ignore[call-arg]
-        both = [embedder(each, role, batch_size) for each in (first, second)]
+        both = [embedder(each, role) for each in (first, second)]
         return lambda sentences: np.hstack([unit_rows(embed(sentences)) for embed in both])
     prompt, task = encoder.prompt, getattr(encoder, "task", None)
     options = {} if task is None else {"task": task}
     if prompt is not None and "{" not in prompt:  # no template: encode puts it before the text
         prompt, options["prompt"] = None, prompt
-    size: Any = batch_size or getattr(encoder, "batch_size", 64)
+    size: Any = getattr(encoder, "batch_size", 64)
 
     @functools.cache
     def load() -> Any:
@@ -90,12 +90,10 @@ def remembered(encoder: Encoder, texts: Iterable[str], role: str, cache: str | P
     return embed
 
 
-def embeddings(
-    encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None, batch_size: int | None = None
-) -> np.ndarray:
+def embeddings(encoder: Encoder, texts: Sequence[str], role: str, cache: str | Path | None = None) -> np.ndarray:
     """[n, d] float32 embeddings of texts by a frozen encoder. A directory `cache` (by default the encoder's own) keeps
     them shard by shard, in a folder of this encoder and these texts."""
-    embed = embedder(encoder, role, batch_size)
+    embed = embedder(encoder, role)
     cache = cache or getattr(encoder, "cache", None)
     if cache is None:
         return embed(texts)

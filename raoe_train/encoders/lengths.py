@@ -34,7 +34,6 @@ def by_length(
     most: int | None = None,
     most_texts: int | None = None,
     multiple: int = 1,
-    forward: int | None = None,
     keep_leading: bool = False,
 ) -> Runs | None:
     """Tokenised columns as runs of like length; None where they are not rows of tokens (images, packed batches).
@@ -46,7 +45,6 @@ def by_length(
         most: tokens of a run, padding included; a longer text is a run of its own.
         most_texts: the same, as so many texts as long as the longest.
         multiple: runs' lengths are multiples of it, so that few shapes are compiled.
-        forward: what a run costs, in tokens; FORWARD of the device by default.
         keep_leading: leave padding in front as it is, where a model counts positions from it; columns of different
             widths are then read apart.
     """
@@ -73,7 +71,7 @@ def by_length(
         lengths = -(-(end - first)[chosen] // multiple_here) * multiple_here
         order = np.argsort(lengths, kind="stable")
         device = merged["input_ids"].device
-        cost = FORWARD.get(device.type, FORWARD["cuda"]) if forward is None else forward
+        cost = FORWARD.get(device.type, FORWARD["cuda"])
         room = most if most_texts is None else most_texts * int(lengths.max())
         for start, stop in cut(lengths[order], cost, room):
             texts = chosen[order[start:stop]]

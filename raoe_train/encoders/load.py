@@ -16,12 +16,11 @@ from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
 
 from raoe_train.data.pairs import is_conditional, split_conditional
 from raoe_train.encoders import preflight
-from raoe_train.encoders.adapters import add_lora, four_bit
 from raoe_train.encoders.bidirectional import register
 from raoe_train.encoders.bidirectional.configuration import ARCHITECTURES
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.encoders.prompts import apply_template
-from raoe_train.encoders.scratch import add_head, scratch_transformer
+from raoe_train.encoders.scratch import add_head, add_lora, scratch_transformer
 from raoe_train.encoders.settings import CONDITIONAL, SCRATCH, Encoder, Model, Scratch, as_model
 
 logger = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
     missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
     if missing:
-        listed = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        listed = ", ".join(missing[:3])
         problem = f"{name} is not a whole encoder; of {len(missing)} weights it has none, and they are random: {listed}"
         if not foreign:
             raise ValueError(problem)
@@ -125,7 +124,7 @@ def _check(chosen: Model, train: bool) -> None:
     if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
         added = "lora, load_in_4bit, training_head and bidirectional_mode add"
         raise ValueError(f"{added} are for a model that is there, not for scratch")
-    preflight.check_device(chosen.device, chosen.attention)
+    preflight.check_device(chosen.device)
 
 
 @contextmanager
@@ -140,7 +139,7 @@ def _load(chosen: Model) -> Any:
     weights: dict[str, Any] = {"dtype": chosen.dtype, "attn_implementation": chosen.attention}
     weights["device_map"] = chosen.device_map
     if chosen.load_in_4bit:
-        weights["quantization_config"] = BitsAndBytesConfig(**four_bit(chosen.dtype))
+        weights["quantization_config"] = BitsAndBytesConfig(**preflight.four_bit(chosen.dtype))
     model: Any = SentenceTransformer(
         name,
         device=chosen.device,
@@ -212,7 +211,7 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     base = {
         "base_model": str(folder.resolve()) if folder.is_dir() else chosen.name,
         "base_revision": chosen.revision,
-        "base_quantization": four_bit(chosen.dtype) if chosen.load_in_4bit else None,
+        "base_quantization": preflight.four_bit(chosen.dtype) if chosen.load_in_4bit else None,
     }
     if isinstance(inner, BidirectionalModel):
         there = inner.config
@@ -232,22 +231,15 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
         model[0].model = BidirectionalModel.around(inner, count, mode, **base)
-    config = model[0].model.config
-    last = any(isinstance(module, Pooling) and module.pooling_mode in ("lasttoken", ("lasttoken",)) for module in model)
-    if last and config.bidirectional_layers == 1 and config.bidirectional_mode != "add":
-        logger.warning(
-            "one bidirectional layer and last-token pooling: embeddings are those of the causal model, since the last "
-            "token saw all others anyway; pool the mean, or make two or more layers bidirectional"
-        )
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
-    if isinstance(inner, BidirectionalModel):
-        if lora or inner.has_adapter:
-            added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
-            add_lora(inner.decoder, lora, leave=added)
-    elif lora:
-        add_lora(inner, lora)
+    if not isinstance(inner, BidirectionalModel):
+        if lora:
+            add_lora(inner, lora)
+    elif lora or inner.has_adapter:
+        added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
+        add_lora(inner.decoder, lora, leave=added)
 
 
 def _set_length(model: Any, chosen: Model) -> None:

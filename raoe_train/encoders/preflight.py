@@ -1,9 +1,8 @@
-"""What is known of a model before its weights are loaded: folder, config and device, and the memory it would take."""
+"""What is known of a model before its weights are loaded: folder, config, device, 4 bits, and the memory it takes."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,22 @@ from raoe_train.encoders.settings import SCRATCH, Encoder, Model
 
 GB = 1e9
 HALF = ("bfloat16", "float16")
+# QLoRA's weights (Dettmers et al., 2023): NF4, the constants of its blocks quantised once more.
+FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 
-def check_device(device: str | None, attention: str | None = None) -> None:
-    """ValueError for a device that is not here, or attention's kernels that are not installed."""
+def check_device(device: str | None) -> None:
+    """ValueError for a device that is not here."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"model.device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
-    if attention == "flash_attention_2" and find_spec("flash_attn") is None:
-        raise ValueError(
-            f"model.attention {attention} needs the package flash-attn, and a GPU; eager, sdpa, flex_attention do not"
-        )
+
+
+def four_bit(compute_dtype: str | None) -> dict[str, Any]:
+    """Keys of transformers.BitsAndBytesConfig; products in `compute_dtype`, by default bfloat16 on a GPU."""
+    fits = "bfloat16" if torch.cuda.is_available() else "float32"
+    return {**FOUR_BIT, "bnb_4bit_compute_dtype": compute_dtype or fits}
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def new_layers(base: Any, model: Model) -> dict[str, Any]:
 
     if not model.added_layers or isinstance(base, BidirectionalConfig):  # which was saved with them
         return {}
-    check(base, 0, "add")
+    check(base, 0)
     changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + model.added_layers}
     if kinds := getattr(base, "layer_types", None):
         changes["layer_types"] = [*kinds, *[kinds[-1]] * model.added_layers]
@@ -95,8 +98,8 @@ def sizes(model: Model) -> tuple[Any, int, int, int]:
     the meta device. OSError where there is no config."""
     from transformers import AutoModel
 
-    from raoe_train.encoders.adapters import add_lora
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
+    from raoe_train.encoders.scratch import add_lora
 
     config = config_of(model)
     changes = new_layers(config, model)

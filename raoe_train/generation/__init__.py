@@ -1,8 +1,7 @@
 """Ranking sentences with a language model: chains that move away from a sentence step by step."""
 
-from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
+from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request, Sampling
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
-from raoe_train.generation.sampling import Sampling
 
 __all__ = ["Answer", "Chain", "Context", "Generation", "GuidedDecoder", "Instructions", "Request", "Sampling", "grow"]

@@ -3,6 +3,8 @@
 A row of the batch is a context. An answer with guidance has two rows, the farther context's after the nearer one's,
 which go on with the same tokens; one without has a single row. A context that was read can be kept: a chain's farther
 context was the nearer one a step before, and all contexts begin with the same instruction.
+A row's choices do not depend on the batch it is in: random numbers come from its own seed, and transformers' processors
+that read earlier tokens see this row's, without padding.
 """
 
 import functools
@@ -12,13 +14,63 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers as hf
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from raoe_kernels import guided_log_probs
-from raoe_train.generation.sampling import Sampling, draw, uniforms
+from raoe_train.config import AboveZeroToOne, NonNegativeInt, PositiveFloat
+
+
+@dataclass
+class Sampling:
+    """How tokens are chosen: fields of transformers.GenerationConfig, with their meaning there.
+
+    Args:
+        do_sample: draw tokens at random; false takes the most probable
+        repetition_penalty: as GenerationConfig's
+        no_repeat_ngram_size: as GenerationConfig's
+        temperature: as GenerationConfig's
+        top_k: as GenerationConfig's
+        top_p: as GenerationConfig's
+        eos_token_id: as GenerationConfig's
+        stop_strings: as GenerationConfig's
+    """
+
+    do_sample: bool = False
+    repetition_penalty: PositiveFloat | None = None
+    no_repeat_ngram_size: NonNegativeInt | None = None
+    temperature: PositiveFloat | None = None
+    top_k: NonNegativeInt | None = None
+    top_p: AboveZeroToOne | None = None
+    eos_token_id: list[NonNegativeInt] | None = None
+    stop_strings: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("temperature", "top_k", "top_p") if getattr(self, name) is not None]
+        if given and not self.do_sample:
+            raise ValueError(f"generation.{given[0]} has no effect on greedy decoding: set generation.do_sample true")
+        if isinstance(self.stop_strings, str) or not all(self.stop_strings or ()):
+            raise ValueError(f"generation.stop_strings must be texts that are not empty, got {self.stop_strings!r}")
+
+    def processors(self) -> Any:
+        """The LogitsProcessorList that reads a row's earlier tokens."""
+        penalty, size = self.repetition_penalty, self.no_repeat_ngram_size
+        steps = (
+            penalty not in (None, 1.0) and hf.RepetitionPenaltyLogitsProcessor(float(penalty or 1)),
+            size and hf.NoRepeatNGramLogitsProcessor(size),
+        )
+        return hf.LogitsProcessorList(filter(None, steps))
+
+    def warpers(self) -> Any:
+        """The LogitsProcessorList for all rows alike, of logits or log-probabilities; empty without do_sample."""
+        steps = (
+            self.temperature not in (None, 1.0) and hf.TemperatureLogitsWarper(float(self.temperature or 0)),
+            self.top_k and hf.TopKLogitsWarper(self.top_k),
+            self.top_p is not None and self.top_p < 1 and hf.TopPLogitsWarper(self.top_p),
+        )
+        return hf.LogitsProcessorList(filter(None, steps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +114,7 @@ class Answer:
     finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
     # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.ids)
+    tokens: int = 0  # generated
 
 
 @dataclass(eq=False)
@@ -74,7 +123,6 @@ class Slot:
 
     key: Hashable
     request: Request
-    history: Any  # LogitsProcessorList of this answer
     uniforms: Tensor | None = None  # [max_new_tokens], where tokens are drawn
     ids: list[int] = field(default_factory=list)
     logits: Tensor | None = None  # [V] at the end of the nearer context, where it is to be kept
@@ -139,16 +187,14 @@ class GuidedDecoder:
 
     def __init__(self, model: Any, tokenizer: Any = None, sampling: Sampling | None = None) -> None:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling or Sampling()
-        if self.sampling.stop_strings and tokenizer is None:
-            raise ValueError("stop strings need a tokenizer")
         self.device = model.device
         eos: Any = self.sampling.eos_token_id
         eos = model.generation_config.eos_token_id if eos is None else eos
         self.eos: list[int] = [] if eos is None else [eos] if isinstance(eos, int) else eos
         self.limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._arguments = inspect.signature(model.forward).parameters
-        self._warpers = self.sampling.warpers(self.device)
-        self._windows = any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers)
+        self._processors, self._warpers = self.sampling.processors(), self.sampling.warpers()
+        self._windows = any(type(layer) is not DynamicLayer for layer in hf.DynamicCache(config=model.config).layers)
         self._batch: Batch | None = None
 
     @property
@@ -173,7 +219,7 @@ class GuidedDecoder:
         rows: list[Row] = []
         for key, request in pairs:
             self._check(request)
-            slot = Slot(key, request, self.sampling.history(len(request.near), self.eos, self.device))
+            slot = Slot(key, request)
             if self.sampling.do_sample:
                 slot.uniforms = uniforms(request.seed, request.max_new_tokens)
             rows.append(Row(slot, request.near))
@@ -224,7 +270,7 @@ class GuidedDecoder:
             # all tails are as wide as the longest, so some rows have a few tokens of what is known read again
             tail = max(len(rows[place]) - covered[place] for place in group)
             before = [(known[place], max(len(rows[place]) - tail, 0)) for place in group]
-            caches.append(stacked(before) if group is begun else DynamicCache(config=self.model.config))
+            caches.append(stacked(before) if group is begun else hf.DynamicCache(config=self.model.config))
             ids = [[0] * (tail - len(rows[place])) + list(rows[place].ids[-tail:]) for place in group]
             logits.append(self._logits(ids, [rows[place] for place in group], caches[-1]))
         if whole:
@@ -258,10 +304,9 @@ class GuidedDecoder:
     def _take(self, batch: Batch, logits: Tensor) -> tuple[list[tuple[Hashable, Answer]], Batch | None]:
         """Give the slots their next tokens; the answers that are finished by them, and the batch of the others."""
         scores, slots = mixed(logits, batch), batch.slots
-        for number, slot in enumerate(slots):
-            if slot.history:
-                earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
-                scores[number : number + 1] = slot.history(earlier, scores[number : number + 1])
+        for number, slot in enumerate(slots if self._processors else ()):
+            earlier = torch.tensor([[*slot.request.near, *slot.ids]], device=scores.device)
+            scores[number : number + 1] = self._processors(earlier, scores[number : number + 1])
         if self.sampling.do_sample:
             uniform = torch.stack([slot.uniforms[len(slot.ids)] for slot in slots if slot.uniforms is not None])
             chosen = draw(self._warpers(None, scores), uniform.to(scores.device))  # no warper reads the ids
@@ -274,7 +319,8 @@ class GuidedDecoder:
                 raise ValueError("the model's scores of a next token are NaN, or every token is forbidden")
             slot.ids.append(token)
             if why := self._finish(slot):
-                finished[slot.key] = Answer(slot.ids, self._text(slot.ids), why, batch.context(slot))
+                text, context = self._text(slot.ids), batch.context(slot)
+                finished[slot.key] = Answer(slot.ids, text, why, context, len(slot.ids))
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _finish(self, slot: Slot) -> str | None:
@@ -298,10 +344,6 @@ class GuidedDecoder:
     def _check(self, request: Request) -> None:
         if not request.near or (request.far is not None and not request.far):
             raise ValueError("a context is empty: there must be a token to go on from")
-        if request.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
-        if not 0 <= request.guidance < float("inf"):
-            raise ValueError(f"guidance must be finite and not negative, got {request.guidance}")
         longest = max(len(request.near), len(request.far or ())) + request.max_new_tokens
         if self.limit is not None and longest > self.limit:
             raise ValueError(f"context and new tokens are {longest} together, the model has {self.limit} positions")
@@ -320,7 +362,7 @@ def mixed(logits: Tensor, batch: Batch) -> Tensor:
     return scores
 
 
-def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
+def stacked(beginnings: Sequence[tuple[Context, int]]) -> hf.DynamicCache:
     """A left-padded cache of the first `count` tokens of each (context, count)."""
     width = max(count for _, count in beginnings)
 
@@ -328,10 +370,10 @@ def stacked(beginnings: Sequence[tuple[Context, int]]) -> DynamicCache:
         states = ((context.layers[layer][which], count) for context, count in beginnings)
         return torch.stack([pad(state[:, :count], (0, 0, width - count, 0)) for state, count in states])
 
-    return DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
+    return hf.DynamicCache([(rows(layer, 0), rows(layer, 1)) for layer in range(len(beginnings[0][0].layers))])
 
 
-def merged(first: Any, second: Any, width: int) -> DynamicCache:
+def merged(first: Any, second: Any, width: int) -> hf.DynamicCache:
     """Two caches below each other, as wide as `width`: padding goes, or comes, on the left."""
 
     def fit(states: Tensor) -> Tensor:
@@ -339,4 +381,19 @@ def merged(first: Any, second: Any, width: int) -> DynamicCache:
         return pad(states, (0, 0, width - states.shape[2], 0))
 
     pairs = zip(first, second, strict=True)
-    return DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])
+    return hf.DynamicCache([(torch.cat([fit(a[0]), fit(b[0])]), torch.cat([fit(a[1]), fit(b[1])])) for a, b in pairs])
+
+
+def uniforms(seed: int, count: int) -> Tensor:
+    """[count] float32 in [0, 1) of one row, the same on every device: they are drawn on the CPU."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed % (1 << 63)))
+
+
+def draw(scores: Tensor, uniform: Tensor) -> Tensor:
+    """[N] int64: where the cumulative probabilities of [N, V] scores pass [N] uniform numbers; -1 for a row with a NaN
+    or with nothing but -inf."""
+    # float64, so that 10^5 small steps add up to more than 1 - 2^-24, the largest float32 below 1; a token of
+    # probability 0 takes no step and is never the first beyond
+    cumulative = scores.softmax(-1, dtype=torch.float64).cumsum(-1)
+    beyond = torch.searchsorted(cumulative, uniform.double()[:, None], right=True)
+    return torch.where(cumulative[:, -1].isfinite(), beyond[:, 0], -1)

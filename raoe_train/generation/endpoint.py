@@ -9,27 +9,16 @@ import queue
 import re
 import threading
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
-from raoe_train.generation.decoding import Request
-from raoe_train.generation.sampling import Sampling
+from raoe_train.generation.decoding import Answer, Request, Sampling
 
 URL = re.compile(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d+)?(/[\w.~%/-]*)?", re.ASCII)
 TRIES = 6  # of a request: a server may be starting, or may have too much to do
 TIMEOUT = 600.0  # seconds of a request
 REFUSED = (400, 413, 422)  # of one prompt, where others are answered
 PASSED = ("do_sample", "temperature", "top_p", "stop_strings")  # of Sampling; others are no part of the protocol
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What was answered, as grow's chains read it of an Answer."""
-
-    text: str
-    finish: str  # "stop", "length", or the server's word for why it ended otherwise
-    tokens: int = 0  # as the server counts them
-    context: None = None
 
 
 class Endpoint:
@@ -50,9 +39,10 @@ class Endpoint:
         import openai
 
         if not URL.fullmatch(url):
-            hint = " (generation.key names the variable of a key)" if "@" in url or "?" in url else ""
-            shown = "" if hint else f", got {url!r}"  # it may have a key in it
-            raise ValueError(f"generation.endpoint must be a URL such as http://localhost:8000/v1{hint}{shown}")
+            # it is not shown: there may be a key in it
+            raise ValueError(
+                "generation.endpoint must be a URL such as http://localhost:8000/v1; a key's variable is generation.key"
+            )
         for each in fields(Sampling):
             if each.name not in PASSED and getattr(sampling, each.name) is not None:
                 raise ValueError(f"generation.{each.name} cannot be asked of an endpoint, but {', '.join(PASSED)} can")
@@ -61,25 +51,25 @@ class Endpoint:
         self._key = os.environ.get(key, "").strip()
         if not (self._key.isascii() and self._key.isprintable()):  # whose error would show it
             raise ValueError(f"the variable {key} (generation.key) holds no key: more than printable ASCII")
-        self._done: queue.SimpleQueue[tuple[Hashable, Reply | Exception]] = queue.SimpleQueue()
-        self._refused: list[tuple[Hashable, Reply]] = []  # until one is answered: it may be that all will be
+        self._done: queue.SimpleQueue[tuple[Hashable, Answer | Exception]] = queue.SimpleQueue()
+        self._refused: list[tuple[Hashable, Answer]] = []  # until one is answered: it may be that all will be
         self._answered = False
         self._client = openai.OpenAI(
             base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT, max_retries=TRIES - 1,
             http_client=openai.DefaultHttpxClient(trust_env=False, follow_redirects=False),
         )  # fmt: skip
 
-    def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Reply]]:
+    def add(self, requests: Iterable[tuple[Hashable, Request]]) -> list[tuple[Hashable, Answer]]:
         """Begin (key, request) pairs."""
         for key, request in requests:
             self.active += 1
             threading.Thread(target=self._work, args=(key, request), daemon=True).start()
         return []
 
-    def step(self) -> list[tuple[Hashable, Reply]]:
+    def step(self) -> list[tuple[Hashable, Answer]]:
         """Wait for an answer; the pairs (key, reply) of all that are there. OSError for a server that is not there, or
         does not accept the key; ValueError where it refuses every prompt."""
-        found: list[tuple[Hashable, Reply]] = []
+        found: list[tuple[Hashable, Answer]] = []
         while self.active and (not found or not self._done.empty()):
             key, reply = self._done.get()
             self.active -= 1
@@ -114,38 +104,31 @@ class Endpoint:
         except Exception as error:
             self._done.put((key, error))
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: Request) -> Answer:
         import openai
 
         client = self._client.chat.completions if self.chat else self._client.completions
+        answer: Any = None
         try:
-            answer: Any = client.create(**self._wish(request))
+            answer = client.create(**self._wish(request))
+            choice = answer.choices[0]
+            text, finish = ((choice.message.content if self.chat else choice.text) or "") + "", choice.finish_reason
         except openai.APIStatusError as error:
-            body: Any = error.body
-            while isinstance(body, dict) and ("error" in body or "message" in body):
-                body = body.get("error", body.get("message"))
-            problem = f"HTTP {error.status_code} {self._shown(body if isinstance(body, str) else error.message)}"
+            problem = f"HTTP {error.status_code} {self._shown(error.response.text)}"
             if error.status_code in REFUSED:
-                return Reply("", f"refused: {problem}")
-            hint = "; the URL must end before /chat/completions" if error.status_code == 404 else ""
-            raise OSError(f"{self.url} answers {problem}{hint}") from None
+                return Answer([], "", f"refused: {problem}")
+            raise OSError(f"{self.url} answers {problem}") from None
         except openai.APIConnectionError as error:
             cause = self._shown(str(error.__cause__ or error))
             raise OSError(f"{self.url} did not answer in {TRIES} tries; the last time: {cause}") from None
-        except (openai.APIError, ValueError) as error:
-            raise ValueError(f"{self.url} answers what is not of the protocol: {self._shown(str(error))}") from None
-        try:
-            choice = answer.choices[0]
-            text = choice.message.content if self.chat else choice.text
-            text, finish = "" if text is None else text + "", str(choice.finish_reason)
-        except (LookupError, TypeError, AttributeError):
+        except (openai.APIError, ValueError, LookupError, TypeError, AttributeError) as error:
             kind = "chat completion" if self.chat else "completion"
-            raise ValueError(f"{self.url} answers what is no {kind}: {self._shown(str(answer))!r}") from None
+            raise ValueError(f"{self.url} answers what is no {kind}: {self._shown(f'{answer or error}')!r}") from None
         tokens = getattr(getattr(answer, "usage", None), "completion_tokens", 0)
         # a lone surrogate, which JSON can hold and a file cannot
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         text = text.replace(self._key, "…") if self._key else text
-        return Reply(text, self._shown(finish), tokens if type(tokens) is int else 0)
+        return Answer([], text, self._shown(str(finish)), tokens=tokens if type(tokens) is int else 0)
 
     def _shown(self, said: str) -> str:
         """A line of what the server says, without the key."""

@@ -7,16 +7,12 @@ away from the one before that (Eq. 3 and 4); `iterative` is without guidance; `s
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
-from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request
+from raoe_train.generation.decoding import Answer, Context, Request, Sampling
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
-from raoe_train.generation.sampling import Sampling
-
-if TYPE_CHECKING:
-    from raoe_train.generation.endpoint import Endpoint, Reply
 
 
 @dataclass
@@ -91,7 +87,7 @@ class Chain:
         seed = int(digest([wish.seed, self.key, step])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
-    def take(self, answer: "Answer | Reply") -> None:
+    def take(self, answer: Answer) -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
         self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
@@ -117,9 +113,10 @@ class Chain:
             self.reason, self.finished = reason, True
 
 
-def grow(chains: Iterator[Chain], decoder: "GuidedDecoder | Endpoint", slots: int) -> Iterator[Chain]:
-    """Finished chains of `chains`, as they finish, `slots` of them in flight. Where the decoder lets requests join
-    others, steps and new chains do as soon as a quarter of them wait to; else all wait for the last."""
+def grow(chains: Iterator[Chain], decoder: Any, slots: int) -> Iterator[Chain]:
+    """Finished chains of `chains`, as they finish, `slots` of them in flight, by a GuidedDecoder or an Endpoint. Where
+    it lets requests join others, steps and new chains do as soon as a quarter of them wait to; else all wait for the
+    last."""
     flying: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

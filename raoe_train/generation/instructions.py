@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-METHODS = ("guided", "iterative", "single-step")
 REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
 LONGER, SLACK, SHORTER = 4, 100, 20
 """A sentence may have LONGER times the source's characters and SLACK more (the paper's own chains double in length),
@@ -35,7 +34,7 @@ class Instructions:
 
     Args:
         tokenizer: transformers'; None for a server's, which has a chat template.
-        method: one of METHODS.
+        method: guided, iterative or single-step.
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
         template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}.
         chat: True insists on a chat template, False leaves it out; None takes one where there is one.
@@ -44,8 +43,6 @@ class Instructions:
     def __init__(
         self, tokenizer: Any, method: str, steps: int, template: str | None = None, chat: bool | None = None
     ) -> None:
-        if method not in METHODS:
-            raise ValueError(f"generation.method must be one of {', '.join(METHODS)}, got {method!r}")
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
             raise ValueError(f"generation.prompt must say where the sentence goes, {{sentence}}, got {template!r}")

@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from raoe_train.artifacts.processes import local_rank
-from raoe_train.encoders.adapters import four_bit
-from raoe_train.encoders.preflight import check_device, loading
+from raoe_train.encoders.preflight import check_device, four_bit, loading
 
 
 @dataclass
@@ -49,7 +48,7 @@ def load_language_model(model: LanguageModel) -> Any:
     """The causal language model, in eval mode, on its device; ValueError where its weights have no head, which would be
     random."""
     device = model.device or default_device()
-    check_device(device, model.attention)
+    check_device(device)
     weights: dict[str, Any] = {"dtype": model.dtype or "auto", "device_map": model.device_map or {"": device}}
     if model.attention is not None:
         weights["attn_implementation"] = model.attention

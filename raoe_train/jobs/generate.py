@@ -17,11 +17,10 @@ from raoe_train.artifacts.writing import write_json
 from raoe_train.data.settings import Input
 from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import Model, identity
-from raoe_train.generation.decoding import GuidedDecoder
+from raoe_train.generation.decoding import GuidedDecoder, Sampling
 from raoe_train.generation.growth import Chain, Generation, grow
 from raoe_train.generation.instructions import Instructions
 from raoe_train.generation.models import LanguageModel, load_language_model, load_tokenizer
-from raoe_train.generation.sampling import Sampling
 from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
 from raoe_train.jobs.shared import job, needed
 

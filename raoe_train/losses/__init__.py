@@ -7,21 +7,24 @@ of ``Loss``.
 
 ``ByLength`` around any loss, sentence-transformers' too, encodes its batches by length, without most of their padding.
 
-``gather_across_devices=True`` is for batches of the same size in all processes, as the trainer's are; it does not look,
-and others are an error of the collective or worse (gloo ends the process that has fewer rows). With ``"uneven"`` the
-processes first exchange their sizes, each with a row at least, and a GPU waits for them. Under FSDP, which gathers
-layers in every forward, processes must also have as many mini-batches as each other; by length they have.
+``gather_across_devices`` is for batches of one size in all processes, as the trainer's are; others are an error of the
+collective or worse (gloo ends the process that has fewer rows). Under FSDP, which gathers layers in every forward,
+processes must also have as many mini-batches as each other; by length they have.
 
 Losses of pairs take ``{"score": (B,), "label": (B,)}`` of ``raoe_train.ScoreLabelCollator``, a (B, 2) tensor of rows
 ``[label, score]`` or, where no NLI label is needed, (B,) scores. ``reads`` names what the others take.
 """
 
-from raoe_train.losses.angle_contrastive import AnglEContrastiveLoss
 from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.distillation import RankCSELoss, RankDistillationLoss, SimilarityDistillationLoss
-from raoe_train.losses.gist import GISTLoss
-from raoe_train.losses.infonce import InfoNCELoss
+from raoe_train.losses.distillation import (
+    ListMLELoss,
+    RankCSELoss,
+    RankDistillationLoss,
+    SimilarityDistillationLoss,
+)
+from raoe_train.losses.in_batch import GISTLoss, SigmoidLoss
+from raoe_train.losses.infonce import AnglEContrastiveLoss, InfoNCELoss
 from raoe_train.losses.library import (
     ContrastiveLoss,
     CosineSimilarityLoss,
@@ -30,10 +33,8 @@ from raoe_train.losses.library import (
     SoftmaxLoss,
     TripletLoss,
 )
-from raoe_train.losses.listmle import ListMLELoss
 from raoe_train.losses.pairs import AnglELoss, CoSENTLoss, PairLoss, PearsonLoss
 from raoe_train.losses.raoe import GatedAngularLoss, RankMarginLoss, RAOELoss
-from raoe_train.losses.sigmoid import SigmoidLoss
 
 __all__ = [
     "AnglEContrastiveLoss",

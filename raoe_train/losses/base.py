@@ -15,7 +15,6 @@ from sentence_transformers.base.losses.merged_forward import embed_columns
 from torch import Tensor, nn
 
 from raoe_train.config import PositiveFloat, PositiveInt
-from raoe_train.losses.gathering import Gather
 from raoe_train.losses.reads import Reads
 
 ENCODERS = ("model", "sentence_embedder", "guide")  # what losses call the encoders that they read
@@ -49,11 +48,10 @@ class CachedLoss(CachedLossMixin, Loss):
         scale: inverse temperature that cosines (or angles) are multiplied by; 20 is a temperature of 0.05
         mini_batch_size: encode so many rows at a time; the gradient is that of the whole batch
         mini_batch_num_tokens: encode rows of at most so many tokens at a time, in place of mini_batch_size
-        gather_across_devices: compare over the batches of all processes; uneven where their sizes differ
+        gather_across_devices: compare over the batches of all processes, which have one size
 
     Raises:
-        ValueError: a scale not above 0, a mini_batch_size or mini_batch_num_tokens below 1, or a gather_across_devices
-            that is not True, False or "uneven".
+        ValueError: a scale, mini_batch_size or mini_batch_num_tokens that is not above 0.
     """
 
     compares_batch = True
@@ -66,34 +64,16 @@ class CachedLoss(CachedLossMixin, Loss):
         *,
         mini_batch_size: PositiveInt | None = None,
         mini_batch_num_tokens: PositiveInt | None = None,
-        gather_across_devices: Gather = False,
+        gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
-        if isinstance(scale, str) or not 0 < scale < math.inf:
-            raise ValueError(f"scale must be a number above 0 (20 is a temperature of 0.05), got {scale!r}")
-        for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", mini_batch_num_tokens)):
-            if size is not None and size < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {size!r}")
-        if gather_across_devices not in (True, False, "uneven"):
-            raise ValueError(
-                f'gather_across_devices must be True, False or "uneven" (sizes differ), got {gather_across_devices!r}'
-            )
+        above_zero(scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
         self.scale: Any = scale
         self.mini_batch_size = mini_batch_size  # type: ignore[assignment]
         self.mini_batch_num_tokens = mini_batch_num_tokens
         self.gather_across_devices = gather_across_devices
         self.uses_gradient_cache = mini_batch_size is not None or mini_batch_num_tokens is not None
-
-    @property
-    def uneven(self) -> bool:
-        """Whether processes tell each other how many rows they have."""
-        return self.gather_across_devices == "uneven"
-
-    @property
-    def temperature(self) -> float:
-        """1 / scale, as the literature on InfoNCE has it."""
-        return 1.0 / self.current_scale
 
     @property
     def current_scale(self) -> Any:
@@ -149,8 +129,8 @@ class CachedLoss(CachedLossMixin, Loss):
 
 
 class OneSweep(CachedLoss):
-    """A loss of cosines that is the sum of those of the first `matryoshka_dims` dimensions, each as by itself: what a
-    MatryoshkaLoss around it is, at little more than the time and memory of one.
+    """A loss of cosines, summed over the first `matryoshka_dims` dimensions as a MatryoshkaLoss around it does, at
+    little more than the time and memory of one.
 
     Args:
         model, scale, cached: see CachedLoss.
@@ -158,18 +138,10 @@ class OneSweep(CachedLoss):
 
     Attributes:
         dims: they, increasing, or None: what the ops take.
-
-    Raises:
-        ValueError: a width that is there twice, is below 1 or beyond the model's dimensions.
     """
 
     def __init__(
-        self,
-        model: Any,
-        scale: PositiveFloat = 20.0,
-        *,
-        matryoshka_dims: Sequence[PositiveInt] = (),
-        **cached: Any,
+        self, model: Any, scale: PositiveFloat = 20.0, *, matryoshka_dims: Sequence[PositiveInt] = (), **cached: Any
     ) -> None:
         super().__init__(model, scale, **cached)
         widths = sorted(matryoshka_dims)
@@ -222,8 +194,8 @@ def from_zero(**numbers: float) -> None:
             raise ValueError(f"{name} must be a number from 0, got {value!r}")
 
 
-def above_zero(**numbers: float) -> None:
-    """ValueError for a number that is not above 0, infinite or NaN."""
+def above_zero(**numbers: float | None) -> None:
+    """ValueError for a number, where there is one, that is not above 0, infinite or NaN."""
     for name, value in numbers.items():
-        if not 0 < value < math.inf:
+        if value is not None and (isinstance(value, str) or not 0 < value < math.inf):
             raise ValueError(f"{name} must be a number above 0, got {value!r}")

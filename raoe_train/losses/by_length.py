@@ -34,12 +34,8 @@ def fits(loss: Any) -> bool:
     them to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
-    classes = [vars(cls) for cls in type(loss).__mro__]
-    if not any(OF_EMBEDDINGS in names for names in classes):
-        return False
-    first = next(place for place, names in enumerate(classes) if OF_EMBEDDINGS in names)
-    own_forward = any("forward" in names for names in classes[:first])
-    return not own_forward and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
+    first = next(vars(cls) for cls in type(loss).__mro__ if {"forward", OF_EMBEDDINGS} & vars(cls).keys())
+    return OF_EMBEDDINGS in first and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:
@@ -78,9 +74,6 @@ class ByLength(CachedLossMixin, nn.Module):
         packed: on CUDA a run's texts stand side by side without any padding, where raoe_train.encoders.packed can.
         keep: a term that holds embeddings of the batch's texts where they were; the loss is LossParts then, of which
             it is "keep", and the loss of the batch, where that has no parts, "target".
-
-    Raises:
-        ValueError: a loss that reads tokens or layers, too, see `fits`; batches that are no tokens, with a `keep`.
     """
 
     mini_batch_size = 1  # of what forward_cached takes for rows: runs
@@ -88,9 +81,7 @@ class ByLength(CachedLossMixin, nn.Module):
     def __init__(self, loss: nn.Module, *, packed: bool = False, keep: Keep | None = None) -> None:
         super().__init__()
         if not fits(loss):
-            raise ValueError(
-                f"{type(loss).__name__} reads more of its model than embeddings: train it without ByLength"
-            )
+            raise ValueError(f"{type(loss).__name__} reads more of its model than embeddings: use no ByLength")
         self.loss = loss
         self.packed = packed
         self.keep = keep
@@ -111,11 +102,8 @@ class ByLength(CachedLossMixin, nn.Module):
             raise ValueError("keep is for batches of texts, as a tokenizer makes them")
         if runs is None:
             return self.loss(features, labels)
-        batch = _Batch(
-            runs.rows,
-            inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels,
-            self._start(runs),
-        )
+        beside = inner.beside(features, labels) if isinstance(inner, CachedLoss) else labels
+        batch = _Batch(runs.rows, beside, self._start(runs))
         if self.uses_gradient_cache:
             rows: Any = {"input_ids": torch.arange(len(runs.features)), "runs": runs.features}
             self._parts: Any = None
@@ -129,7 +117,8 @@ class ByLength(CachedLossMixin, nn.Module):
         """Embeddings of the runs' texts before training, where they are to be held."""
         if self.keep is None or not (self.model.training and torch.is_grad_enabled()):
             return None
-        return self.keep.before(lambda start: torch.cat([self._embedded(run, start) for run in runs.features]))
+        with torch.no_grad():
+            return torch.cat([self._embedded(run, self.keep.start) for run in runs.features])
 
     def _value(self, table: Tensor, batch: "_Batch") -> Any:
         """The loss of (texts, D) embeddings, with the regularizer of `keep`."""

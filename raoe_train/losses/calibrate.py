@@ -1,9 +1,8 @@
 """The scale that fits an encoder to scores.
 
-The ranking losses see scale x cosine only. Where the scale is above the value that minimises the loss of the
-*starting* encoder on its training batches, the cheapest way down for the gradient is to bring all cosines together: it
-unlearns the spread that made the encoder useful. docs/study.md has the measurements. The paper's 20 fits scores that
-another encoder gave; scores that people gave are noisier and want a smaller scale.
+Where the scale is above the value that minimises the loss of the *starting* encoder, the cheapest way down for the
+gradient is to bring all cosines together (docs/study.md). The paper's 20 fits scores that another encoder gave; scores
+that people gave are noisier and want a smaller scale.
 """
 
 import copy
@@ -22,7 +21,7 @@ def calibrate(model: Any, loss: PairLoss, pairs: Any, *, batch_size: int = 64, s
     """The scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
     Args:
-        model: a SentenceTransformer. It reads, without dropout, up to 1,024 pairs (or one batch, if that is larger).
+        model: a SentenceTransformer, which reads up to 1,024 pairs (or one batch, if that is larger).
         loss: a loss of scored pairs, of any scale: ``rt.losses.RAOELoss(model)``.
         pairs: a datasets.Dataset of two columns of texts, `score` and, where the loss needs it, `label`.
         batch_size: pairs of a batch, as in training.

@@ -1,21 +1,27 @@
-"""What losses of in-batch contrast share: columns of all processes, their texts, and a scale that may change."""
+"""Losses of in-batch contrast: what they share, SigLIP's sigmoid loss and GISTEmbed."""
 
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from raoe_kernels import info_nce_loss
+from raoe_kernels import info_nce_loss, sigmoid_loss
 from raoe_train.config import PositiveFloat
 from raoe_train.losses.base import CachedLoss
-from raoe_train.losses.gathering import averaged, gather_rows, process_rows
-from raoe_train.losses.reads import TRIPLETS
+from raoe_train.losses.distillation import teacher_embeddings
+from raoe_train.losses.gathering import averaged, gather_rows, own_rows
+from raoe_train.losses.reads import TRIPLETS, TRIPLETS_WITH_TEXTS
 
 LEARNED = (1.0, 100.0)  # bounds of a learned scale: CLIP's
 OF_ANCHORS = {"query_to_query", "doc_to_query"}  # directions that look for anchors
+MarginStrategy = Literal["absolute", "relative"]
+Ids = tuple[Tensor, Tensor] | None
+"""Ids of all processes' anchors and columns, equal where two texts are no negatives; None where all are distinct."""
 
 
 class InBatchLoss(CachedLoss):
@@ -26,18 +32,13 @@ class InBatchLoss(CachedLoss):
 
     Args:
         model, scale, cached: see CachedLoss. With gather_across_devices negatives, and duplicates, are those of all
-            processes' batches. Each process computes the rows of its own pairs and returns their part of the loss times
-            the number of processes: the mean over processes, of the loss and, in DistributedDataParallel, of the
-            gradient, is the whole batch's.
-        learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's. Its logarithm is the parameter
-            `log_scale`. An encoder's learning rate is small for it: training.learning_rate_mapping {log_scale: 1e-3}
-            gives it another.
+            processes' batches. Each process returns the mean over its own pairs: the mean over processes, of the loss
+            and, in DistributedDataParallel, of the gradient, is the whole batch's.
+        learn_scale: learn the scale, from `scale` on, within 1 and 100 as CLIP's, by its logarithm, the parameter
+            `log_scale`. An encoder's learning rate is small for it: see training.learning_rate_mapping.
         mask_duplicates: leave false negatives out: texts are not negatives of each other that a chain of pairs links,
             an anchor with its positive; an anchor's own positive always counts. Texts are the same where the encoder
             gets the same tokens (prompts included, after truncation). Columns that are not texts are an error.
-
-    Raises:
-        ValueError: see CachedLoss; learn_scale with a scale beyond 1 and 100.
     """
 
     reads = TRIPLETS
@@ -77,9 +78,7 @@ class InBatchLoss(CachedLoss):
         if not self.mask_duplicates:
             return {"labels": labels}
         # Mini-batches are slices of the columns, and the encoder's modules may change them.
-        columns = [text_ids(column) for column in features]
-        self._check_columns([len(column) for column in columns])
-        return {"labels": labels, "texts": torch.stack(columns, dim=1)}
+        return {"labels": labels, "texts": torch.stack([text_ids(column) for column in features], dim=1)}
 
     def compute_loss_from_embeddings(
         self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
@@ -89,75 +88,152 @@ class InBatchLoss(CachedLoss):
         `texts` are (B, columns) integers, equal where texts are, across columns (and processes); without them no
         duplicate is known, and none is masked.
         """
-        self._check_columns([len(column) for column in embeddings])
-        own = embeddings[0]
-        if texts is not None and tuple(texts.shape) != (len(own), len(embeddings)):
-            raise ValueError(
-                f"texts must have shape {(len(own), len(embeddings))}, an id for each row and column of embeddings, "
-                f"got {tuple(texts.shape)}"
-            )
-        texts = None if texts is None else texts.to(own.device)
-        sizes, start = process_rows(own, uneven=self.uneven) if self.gather_across_devices else ([len(own)], 0)
-        loss = self.of_columns(embeddings, labels, texts, sizes, start)
-        return loss * (len(own) * len(sizes) / sum(sizes))
-
-    @abstractmethod
-    def of_columns(
-        self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
-    ) -> Tensor:
-        """Mean over the rows of this process, numbers start … of all processes', which have `sizes` rows."""
-
-    def contrast(
-        self,
-        embeddings: list[Tensor],
-        sizes: list[int],
-        start: int,
-        *,
-        texts: Tensor | None = None,
-        guide: list[Tensor] | None = None,
-        directions: tuple[str, ...],
-        **form: Any,
-    ) -> Tensor:
-        """info_nce_loss of this process's rows and all processes' columns, in any form.
-
-        Args:
-            embeddings, texts, sizes, start: see of_columns.
-            guide: another encoder's embeddings of the columns, (B, G).
-            directions, form: the op's.
-        """
-        scale = self.differentiable_scale()
-        own = embeddings[0]
-        targets = torch.arange(start, start + len(own), device=own.device)
-        whole = bool(OF_ANCHORS & {*directions}) or len(sizes) == 1
-        anchors = gather_rows(own, sizes) if whole and len(sizes) > 1 else None
-        # Column by column: blocks of rows of several columns would not stay in order.
-        positives, *others = (gather_rows(column, sizes) for column in embeddings[1:])
-        negatives = torch.cat(others) if others else None
-        known: dict[str, Any] = {}
-        of_rows = slice(None) if whole else targets  # of the anchors that the op is given, its rows or all
-        if (ids := self.duplicate_ids(texts, sizes)) is not None:
-            known["ignore"] = (ids[0][of_rows], ids[1])
-        if guide is not None:
-            first, *rest = (gather_rows(column, sizes) for column in guide)
-            known["guide"] = (first[of_rows], rest[0], *([torch.cat(rest[1:])] if others else []))
-        given: dict[str, Any] = {"scale": scale, "targets": targets, "all_anchors": anchors, "directions": directions}
-        return info_nce_loss(own, positives, negatives, **given, **known, **form)
-
-    def duplicate_ids(self, texts: Tensor | None, sizes: list[int]) -> tuple[Tensor, Tensor] | None:
-        """Ids of all processes' anchors and columns, equal where texts are not negatives of each other; None where no
-        text occurs twice, as in most batches: comparing ids is one more pass over the logits. A GPU waits for it."""
-        if texts is None or not self.mask_duplicates:
-            return None
-        of_anchors, of_columns = related_as_ids(gather_rows(texts, sizes))
-        twice = max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1
-        return (of_anchors, of_columns) if twice else None
-
-    def _check_columns(self, rows: list[int]) -> None:
+        rows = [len(column) for column in embeddings]
         if len(rows) < 2 or len(set(rows)) > 1:
             raise ValueError(
                 f"{type(self).__name__} needs columns anchor, positive (the anchors again, as SimCSE does) and any "
                 f"number of negatives, with a text in each row, got columns of {', '.join(map(str, rows))} rows"
             )
+        return self.of_columns(embeddings, labels, self._duplicate_ids(texts))
+
+    @abstractmethod
+    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
+        """Mean over the rows of this process."""
+
+    def gathered(self, column: Tensor) -> Tensor:
+        """The rows of all processes' columns, where they are compared; of one column, since blocks of rows of several
+        would not stay in order."""
+        return gather_rows(column) if self.gather_across_devices else column
+
+    def targets(self, own: Tensor) -> Tensor:
+        """(B,): where this process's rows are among them."""
+        return own_rows(own) if self.gather_across_devices else torch.arange(len(own), device=own.device)
+
+    def contrast(
+        self,
+        embeddings: list[Tensor],
+        ids: Ids,
+        guide: list[Tensor] | None = None,
+        directions: tuple[str, ...] = ("query_to_doc",),
+        **form: Any,
+    ) -> Tensor:
+        """info_nce_loss of this process's rows and all processes' columns, in any form of the op; `guide` are another
+        encoder's embeddings of the columns, (B, G)."""
+        own, targets = embeddings[0], self.targets(embeddings[0])
+        positives, *others = map(self.gathered, embeddings[1:])
+        anchors, rows = None, targets  # rows of the anchors that the op is given
+        if len(positives) > len(own) and OF_ANCHORS & {*directions}:
+            anchors, rows = self.gathered(own), torch.arange(len(positives), device=own.device)
+        if ids is not None:
+            form["ignore"] = (ids[0][rows], ids[1])
+        if guide is not None:
+            first, second, *rest = map(self.gathered, guide)
+            form["guide"] = (first[rows], second, *([torch.cat(rest)] if others else []))
+        negatives = torch.cat(others) if others else None
+        form.update(targets=targets, all_anchors=anchors, directions=directions)
+        return info_nce_loss(own, positives, negatives, **form)
+
+    def _duplicate_ids(self, texts: Tensor | None) -> Ids:
+        """None where no text occurs twice, as in most batches: comparing ids is one more pass over the logits. A GPU
+        waits for it."""
+        if texts is None or not self.mask_duplicates:
+            return None
+        of_anchors, of_columns = related_as_ids(self.gathered(texts))
+        twice = max(torch.bincount(of_anchors).max(), torch.bincount(of_columns)[of_anchors].max()) > 1
+        return (of_anchors, of_columns) if twice else None
+
+
+class SigmoidLoss(InBatchLoss):
+    """Is a text the anchor's positive? Asked of each anchor with the positives and negatives of the whole batch, over
+    ``sigmoid_loss``.
+
+    The value is SigLIP's (Zhai et al. 2023), open_clip's SigLipLoss, where no text occurs twice.
+
+    Args:
+        model, scale, cached: see InBatchLoss.
+        bias: what is added to scale x the cosine. At -10 nearly all pairs are answered right when training begins: all
+            but one of a batch are negatives.
+        learn_scale: scale and bias are parameters, `log_scale` and `logit_bias`; see
+            training.learning_rate_mapping {log_scale|logit_bias: 1e-3}.
+    """
+
+    cites: ClassVar[tuple[str, ...]] = ("zhai2023sigmoid",)
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: PositiveFloat = 10.0,
+        *,
+        bias: float = -10.0,
+        learn_scale: bool = True,
+        **contrastive: Any,
+    ) -> None:
+        super().__init__(model, scale, learn_scale=learn_scale, **contrastive)
+        if not math.isfinite(bias):
+            raise ValueError(f"bias must be a number, got {bias!r}")
+        self.bias = bias
+        if learn_scale:
+            self.logit_bias = nn.Parameter(torch.tensor(float(bias)))
+
+    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
+        columns, targets = torch.cat([*map(self.gathered, embeddings[1:])]), self.targets(embeddings[0])
+        form: dict[str, Any] = {"targets": targets, "ignore": ids and (ids[0][targets], ids[1])}
+        form["bias"] = averaged(self.logit_bias) if self.learn_scale else self.bias
+        return sigmoid_loss(embeddings[0], columns, scale=self.differentiable_scale(), **form)
+
+
+class GISTLoss(InBatchLoss):
+    """In-batch contrast without the columns that a guide finds too similar to be negatives (Solatorio 2024), over
+    ``info_nce_loss``.
+
+    The value is that of sentence-transformers' GISTEmbedLoss and CachedGISTEmbedLoss, with scale 1 / temperature, where
+    no text occurs twice. The guide reads the columns' texts from labels, as a DistillationLoss's teacher does.
+
+    Args:
+        model, scale, learn_scale, cached: see InBatchLoss. Under gather_across_devices anchors are contrasted with
+            those of all processes (sentence-transformers': of their own).
+        embed: the guide, see DistillationLoss.
+        margin_strategy: what margin is, absolute or relative; a column is left out where the guide's cosine is above
+            that of the row's own pair, less margin, or less margin times its absolute value.
+        margin: how far below the positive's a column's similarity must be.
+        contrast_anchors: anchors are each other's negatives, too.
+        contrast_positives: positives are each other's negatives, too.
+    """
+
+    reads = TRIPLETS_WITH_TEXTS
+    asks_teacher = True
+    cites: ClassVar[tuple[str, ...]] = ("solatorio2024gistembed",)
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        embed: Callable[[Sequence[str]], np.ndarray],
+        scale: PositiveFloat = 100.0,
+        *,
+        margin_strategy: MarginStrategy = "absolute",
+        margin: float = 0.0,
+        contrast_anchors: bool = True,
+        contrast_positives: bool = True,
+        **contrastive: Any,
+    ) -> None:
+        super().__init__(model, scale, **contrastive)
+        if not math.isfinite(margin):
+            raise ValueError(f"margin must be a number, got {margin!r}")
+        self.margin_strategy = margin_strategy
+        self.margin = margin
+        self.contrast_anchors = contrast_anchors
+        self.contrast_positives = contrast_positives
+        self._embed = embed
+        self._guided: tuple[Any, list[Tensor]] = (None, [])
+
+    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
+        if labels is None or labels is not self._guided[0]:  # a MatryoshkaLoss asks more than once
+            self._guided = (labels, teacher_embeddings(self._embed, labels, embeddings))
+        directions = ["query_to_doc"]
+        directions += ["query_to_query"] * self.contrast_anchors + ["positive_to_positive"] * self.contrast_positives
+        form: dict[str, Any] = {"guide_margin": self.margin, "margin_strategy": self.margin_strategy}
+        form["scale"] = self.differentiable_scale()
+        return self.contrast(embeddings, ids, self._guided[1], tuple(directions), **form)
 
 
 def related_as_ids(texts: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,10 +280,3 @@ def _mixed(tokens: Tensor, positions: Tensor) -> Tensor:
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & ((1 << 33) - 1))
-
-
-def one_of(**words: tuple[Any, tuple[Any, ...]]) -> None:
-    """ValueError for a keyword's value that is none of those there are."""
-    for name, (value, known) in words.items():
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, known))}, got {value!r}")

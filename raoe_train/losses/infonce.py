@@ -1,30 +1,31 @@
-"""InfoNCE over in-batch and hard negatives, in all forms that sentence-transformers has."""
+"""InfoNCE in all forms that sentence-transformers has, and AnglE's addition to it."""
 
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 
-from raoe_kernels import info_nce_loss
+from raoe_kernels import cosent_loss
 from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import OneSweep, from_zero
-from raoe_train.losses.gathering import gather_rows
-from raoe_train.losses.in_batch import InBatchLoss, one_of
+from raoe_train.losses.base import OneSweep, above_zero, from_zero
+from raoe_train.losses.gathering import gather_pairs
+from raoe_train.losses.in_batch import Ids, InBatchLoss
+from raoe_train.losses.pairs import AnglELoss
 
 Direction = Literal["query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "positive_to_positive"]
 Partition = Literal["joint", "per_direction"]
 Hardness = Literal["in_batch_negatives", "hard_negatives", "all_negatives"]
 ONE_WAY: list[Direction] = ["query_to_doc"]
 BOTH_WAYS: tuple[Direction, ...] = ("query_to_doc", "doc_to_query")
+CLASSES = (2, 0, 1)  # how alike a column is to the anchor: positive, negative (contradiction), neutral
 
 
 class InfoNCELoss(OneSweep, InBatchLoss):
     """Each anchor's positive against the positives and negatives of the whole batch, over ``info_nce_loss``.
 
-    Columns are anchor, positive and any number of hard negatives, as many rows each. One hard negative is BeLLM's
-    Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with cos_sim, for all of its
-    options, where no text occurs twice. Logits come and go by chunks: memory is that of the embeddings.
+    One hard negative is BeLLM's Eq. 6; the value is that of sentence-transformers' MultipleNegativesRankingLoss with
+    cos_sim, for all of its options, where no text occurs twice.
 
     Args:
         model, scale, learn_scale, cached: see InBatchLoss and OneSweep; matryoshka_dims are one sweep where
@@ -57,13 +58,8 @@ class InfoNCELoss(OneSweep, InBatchLoss):
     ) -> None:
         super().__init__(model, scale, **contrastive)
         found = tuple(dict.fromkeys(directions))
-        if "query_to_doc" not in found or not set(found) <= set(get_args(Direction)):
-            words = ", ".join(get_args(Direction))
-            raise ValueError(f"directions must be query_to_doc and perhaps others of {words}, got {list(directions)!r}")
-        one_of(
-            partition_mode=(partition_mode, get_args(Partition)),
-            hardness_mode=(hardness_mode, (None, *get_args(Hardness))),
-        )
+        if partition_mode not in get_args(Partition):
+            raise ValueError(f"partition_mode must be one of {', '.join(get_args(Partition))}, got {partition_mode!r}")
         if partition_mode == "per_direction" and not set(found) <= set(BOTH_WAYS):
             raise ValueError(
                 "partition_mode per_direction takes directions whose softmax has the own pair, query_to_doc and "
@@ -73,49 +69,87 @@ class InfoNCELoss(OneSweep, InBatchLoss):
             raise ValueError("symmetric is short for directions and a partition_mode: leave these out")
         from_zero(hardness_strength=hardness_strength)
         self.symmetric = symmetric
+        self.both_ways = symmetric or (partition_mode == "per_direction" and len(found) == 2)
         self.directions = found
         self.partition_mode = partition_mode
         self.hardness_mode = hardness_mode
         self.hardness_strength = hardness_strength
 
-    @property
-    def both_ways(self) -> bool:
-        """Whether the loss is the mean of query_to_doc's and doc_to_query's."""
-        return self.symmetric or (self.partition_mode == "per_direction" and len(self.directions) == 2)
-
-    def of_columns(
-        self, embeddings: list[Tensor], labels: Any, texts: Tensor | None, sizes: list[int], start: int
-    ) -> Tensor:
+    def of_columns(self, embeddings: list[Tensor], labels: Any, ids: Ids) -> Tensor:
         plain = (self.both_ways or len(self.directions) == 1) and not (self.hardness_mode or self.learn_scale)
         if self.dims is None or plain:
-            return self._of_widths(embeddings, texts, sizes, start, self.dims)
+            return self._of_widths(embeddings, ids, self.dims)
         cut = ([column[:, :width] for column in embeddings] for width in self.dims)
-        return torch.stack([self._of_widths(columns, texts, sizes, start, None) for columns in cut]).sum()
+        return torch.stack([self._of_widths(columns, ids, None) for columns in cut]).sum()
 
-    def _of_widths(
-        self,
-        embeddings: list[Tensor],
-        texts: Tensor | None,
-        sizes: list[int],
-        start: int,
-        dims: tuple[int, ...] | None,
-    ) -> Tensor:
+    def _of_widths(self, embeddings: list[Tensor], ids: Ids, dims: tuple[int, ...] | None) -> Tensor:
         """of_columns, the sum over `dims` where there are some."""
+        form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims}
         hardness: dict[str, Any] = {"hardness_mode": self.hardness_mode, "hardness_strength": self.hardness_strength}
-        both = self.both_ways
-        if not (both or len(self.directions) == 1):
-            return self.contrast(embeddings, sizes, start, texts=texts, directions=self.directions, **hardness)
-        own, rows = embeddings[0], len(embeddings[0])
-        # Column by column: blocks of rows of several columns would not stay in order.
-        positives, *negatives = (gather_rows(column, sizes) for column in embeddings[1:])
-        targets = torch.arange(start, start + rows, device=own.device)
-        form: dict[str, Any] = {"scale": self.differentiable_scale(), "dims": dims, "targets": targets}
-        ids = self.duplicate_ids(texts, sizes)
-        ignore = None if ids is None else (ids[0][targets], ids[1])
-        others = torch.cat(negatives) if negatives else None
-        loss = info_nce_loss(own, positives, others, ignore=ignore, **form, **hardness)
-        if both:
-            # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
-            back = None if ids is None else (ids[1][targets], ids[0])
-            loss = (loss + info_nce_loss(embeddings[1], gather_rows(own, sizes), ignore=back, **form)) / 2
-        return loss.sum()
+        if not self.both_ways:
+            return self.contrast(embeddings, ids, directions=self.directions, **form, **hardness).sum()
+        # Not the op's `symmetric`: its rows are the columns of all processes, which each would compute.
+        back = None if ids is None else (ids[1][: len(ids[0])], ids[0])
+        there = self.contrast(embeddings, ids, **form, **hardness)
+        return ((there + self.contrast(embeddings[1::-1], back, **form)) / 2).sum()
+
+
+class AnglEContrastiveLoss(InfoNCELoss):
+    """InfoNCE plus ``angle_weight`` x AnglE's order of angles: the RAOE paper's adaptation of AnglE (its appendix,
+    "Baseline Implementation for Ablations").
+
+    Columns are anchor, positive, negative and, perhaps, neutral; to InfoNCE neutrals are hard negatives, too. The
+    angular part is CoSENT over ``pairwise_angle_sim`` of the batch's pairs (anchor, other column), Angle(positive) <
+    Angle(neutral) < Angle(negative) of whichever anchors. The appendix speaks of these two parts. AnglE itself has a
+    third, CoSENT over cosines of the same pairs, and a scale of 1 for angles (recipe angle).
+
+    Args:
+        model, scale, contrastive: see InfoNCELoss; scale is that of all parts, and learned by the contrastive one.
+        angle_weight: weight of the angular part, from 0.
+        angle_scale: the angular part's scale, above 0, where it differs.
+        cosine_weight: weight of CoSENT over cosines, from 0.
+    """
+
+    cites = AnglELoss.cites + InfoNCELoss.cites
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        scale: PositiveFloat = 20.0,
+        *,
+        angle_weight: NonNegativeFloat = 1.0,
+        angle_scale: PositiveFloat | None = None,
+        cosine_weight: NonNegativeFloat = 0.0,
+        **contrastive: Any,
+    ) -> None:
+        super().__init__(model, scale, **contrastive)
+        from_zero(angle_weight=angle_weight, cosine_weight=cosine_weight)
+        above_zero(angle_scale=angle_scale)
+        self.angle_weight = angle_weight
+        self.angle_scale = angle_scale
+        self.cosine_weight = cosine_weight
+
+    def compute_loss_from_embeddings(
+        self, embeddings: list[Tensor], labels: Any = None, *, texts: Tensor | None = None
+    ) -> Tensor:
+        """The loss, (), of (B, D) embeddings of the 3 or 4 columns; see InfoNCELoss."""
+        if len(embeddings) not in (3, 4):
+            raise ValueError(
+                f"AnglEContrastiveLoss takes anchor, positive, negative, perhaps neutral; got {len(embeddings)} columns"
+            )
+        loss = super().compute_loss_from_embeddings(embeddings, labels, texts=texts)
+        loss = loss + self.angle_weight * self._order(util.pairwise_angle_sim, embeddings, self.angle_scale)
+        if not self.cosine_weight:
+            return loss
+        return loss + self.cosine_weight * self._order(util.pairwise_cos_sim, embeddings, None)
+
+    def _order(self, similarity_of: Any, embeddings: list[Tensor], scale: float | None) -> Tensor:
+        """CoSENT of the classes over a similarity of two (n, D), summed over widths."""
+        anchor, *others = embeddings
+        first, second = anchor.repeat(len(others), 1), torch.cat(others)
+        widths = self.dims or (anchor.shape[1],)
+        similarity = torch.stack([similarity_of(first[:, :d], second[:, :d]) for d in widths], dim=1)
+        score = torch.cat([similarity.new_full((len(anchor),), CLASSES[n]) for n in range(len(others))])
+        if self.gather_across_devices:
+            similarity, score, _ = gather_pairs(similarity, score, None)
+        return cosent_loss(similarity.T, score, scale=scale or self.current_scale).sum()

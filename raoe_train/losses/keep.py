@@ -1,7 +1,7 @@
 """What holds an encoder to what it knew: the embeddings that it gave before training."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -28,27 +28,19 @@ def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
 class Keep:
     """A term beside any loss: the mean over a batch's texts of 1 - cos(embedding, the same text's before training).
 
-    The less-forget constraint of Hou et al. (2019, equation 6), with the encoder's own start for the old model. It
-    needs no data but the batch, and works whatever the loss; docs/adapt.md has what it brings.
+    The less-forget constraint of Hou et al. (2019, equation 6), with the encoder's own start for the old model;
+    docs/adapt.md has what it brings.
 
     Args:
         model: the encoder as it is now, of which a frozen copy is made. It reads every batch without dropout: a third
             of a step more, and the weights twice in memory.
         weight: of the term, from 0.
-
-    Raises:
-        ValueError: a weight below 0.
     """
 
     def __init__(self, model: Any, weight: float) -> None:
         from_zero(keep=weight)
         self.weight = weight
         self.start = copy.deepcopy(model).requires_grad_(False).eval()
-
-    @torch.no_grad()
-    def before(self, embed: Callable[[Any], Tensor]) -> Tensor:
-        """(texts, D) embeddings of the start, by what embeds a batch's texts with an encoder."""
-        return embed(self.start)
 
     def __call__(self, now: Tensor, before: Tensor) -> Tensor:
         """The term, (), of the (texts, D) embeddings of the same texts now and before."""

@@ -39,8 +39,8 @@ class TripletLoss(Loss, losses.TripletLoss):
         super().__init__(model, distance_metric=metric, triplet_margin=margin)
 
 
-class ContrastiveLoss(Loss, losses.ContrastiveLoss):
-    """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others.
+class _Siamese(Loss):
+    """What both losses of labelled pairs are told.
 
     Args:
         margin: distance from which dissimilar pairs cost nothing
@@ -50,22 +50,19 @@ class ContrastiveLoss(Loss, losses.ContrastiveLoss):
     reads = LABELLED_PAIRS
 
     def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
-        super().__init__(model, distance_metric=_siamese(distance), margin=margin)
+        metric = losses.SiameseDistanceMetric
+        chosen = metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN
+        super().__init__(model, distance_metric=chosen, margin=margin)  # type: ignore[call-arg]
 
 
-class OnlineContrastiveLoss(Loss, losses.OnlineContrastiveLoss):
-    """ContrastiveLoss of the hard pairs of a batch alone, summed.
+class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
+    """Half of the mean of distance² of similar pairs and max(0, margin - distance)² of others."""
 
-    Args:
-        margin: distance from which dissimilar pairs cost nothing
-        distance: distance of two embeddings
-    """
 
-    reads = LABELLED_PAIRS
+class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
+    """ContrastiveLoss of the hard pairs of a batch alone, summed."""
+
     compares_batch = True
-
-    def __init__(self, model: Any, margin: NonNegativeFloat = 0.5, distance: Distance = "cosine") -> None:
-        super().__init__(model, distance_metric=_siamese(distance), margin=margin)
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
@@ -99,8 +96,3 @@ class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
 
     def __init__(self, model: Any, scale: PositiveFloat = 20.0) -> None:
         super().__init__(model, scale=scale)
-
-
-def _siamese(distance: Distance) -> Any:
-    metric = losses.SiameseDistanceMetric
-    return metric.COSINE_DISTANCE if distance == "cosine" else metric.EUCLIDEAN

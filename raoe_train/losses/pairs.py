@@ -32,10 +32,8 @@ class LossParts(dict):
     def __truediv__(self, number: float) -> "LossParts":
         return self * (1 / number)
 
-    def __radd__(self, other: float) -> "LossParts":
-        if other != 0:
-            raise TypeError(f"a number other than 0 belongs to none of the parts {', '.join(self)}; got {other!r}")
-        return self
+    def __radd__(self, zero: float) -> "LossParts":
+        return self  # of sum()
 
     def __add__(self, other: Mapping[str, Tensor] | Tensor) -> "LossParts":
         more = other if isinstance(other, Mapping) else {"others": other}  # what a wrapper adds of its own
@@ -46,9 +44,6 @@ class PairLoss(CachedLoss):
     """A loss of scored pairs: a subclass implements ``of_pairs(similarity, score, label)``, all (B,), label None unless
     `needs_label`; it is the loss, (), or LossParts. Labels see raoe_train.losses. Of one that is a OneSweep, too,
     similarity may be (K, B), and the losses (K,).
-
-    Args:
-        model, scale, cached: see CachedLoss.
     """
 
     reads = SCORED_PAIRS
@@ -85,7 +80,7 @@ class PairLoss(CachedLoss):
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
-            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label, uneven=self.uneven)
+            similarity, score, label = gather_pairs(similarity.movedim(-1, 0), score, label)
             similarity = similarity.movedim(0, -1)
         loss = self.of_pairs(similarity, score if self.by_order else score.to(similarity.dtype), label)
         if similarity.ndim == 1:
@@ -125,12 +120,9 @@ class PairLoss(CachedLoss):
         score = score.int() if score.dtype == torch.bool else score
         label = label.reshape(-1).detach() if self.needs_label and label is not None else None
         # A look at the values makes a GPU wait, so there only the first batch is looked at.
-        if score.device.type == "cpu" or not self._checked_labels:
-            self._check(score, label)
-            self._checked_labels = True
-        return score, label.long() if label is not None else None
-
-    def _check(self, score: Tensor, label: Tensor | None) -> None:
+        if score.device.type != "cpu" and self._checked_labels:
+            return score, None if label is None else label.long()
+        self._checked_labels = True
         if score.is_floating_point() and bool(score.isnan().any()):
             raise ValueError(f"{type(self).__name__} got a score that is NaN: remove or complete such pairs")
         if label is not None and bool(((label < 0) | (label != label.floor())).any() | label.isnan().any()):
@@ -138,6 +130,7 @@ class PairLoss(CachedLoss):
                 f"{type(self).__name__} takes labels that are whole numbers from 0, larger = less related "
                 f"(-1 marks a pair without one: remove it), got {label.unique().tolist()[:8]}"
             )
+        return score, None if label is None else label.long()
 
     def warn_small_batch(self, rows: int, margin: float) -> None:
         """Once, where no two ranks of a batch can be further apart than the margin."""
@@ -210,9 +203,6 @@ class PearsonLoss(OneSweep, PairLoss):
 
     It is the same for scores times any positive number and plus any other, so that it needs neither their scale nor a
     temperature, and `scale` has no part in it. A batch whose scores are all equal teaches nothing.
-
-    Args:
-        model, scale, cached: see OneSweep and PairLoss.
     """
 
     cites = ("zhang2024pcctuning",)

@@ -40,7 +40,7 @@ class RankMarginLoss(OneSweep, PairLoss):
         self.margin = margin
         self.ties = ties
 
-    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Tensor:
+    def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> Any:
         self.warn_small_batch(similarity.shape[-1], self.margin)
         return rank_margin_loss(similarity, score, margin=self.margin, scale=self.scale, ties=self.ties)
 
@@ -70,7 +70,7 @@ class GatedAngularLoss(OneSweep, PairLoss):
         return gated_angular_loss(similarity, score, label, scale=self.scale, gate=self.gate)
 
 
-class RAOELoss(OneSweep, PairLoss):
+class RAOELoss(RankMarginLoss):
     """RAOE (Eq. 1): ``rank_weight`` x rank margin + ``angle_weight`` x gated angular.
 
     ``forward`` returns both parts, weighted, as ``{"rank", "angle"}``: the trainer adds them and logs each. In your own
@@ -86,9 +86,6 @@ class RAOELoss(OneSweep, PairLoss):
         gate: which of label and score must differ in the angular part
     """
 
-    by_order = True
-    cites = ("zhou-raoe",)
-
     def __init__(
         self,
         model: SentenceTransformer,
@@ -100,27 +97,16 @@ class RAOELoss(OneSweep, PairLoss):
         gate: Gate = "label+score",
         **cached: Any,
     ) -> None:
-        super().__init__(model, scale, **cached)
-        from_zero(margin=margin, rank_weight=rank_weight, angle_weight=angle_weight)
-        self.margin = margin
+        super().__init__(model, scale, margin, ties, **cached)
+        from_zero(rank_weight=rank_weight, angle_weight=angle_weight)
         self.rank_weight = rank_weight
         self.angle_weight = angle_weight
-        self.ties = ties
         self.gate = gate
 
     def of_pairs(self, similarity: Tensor, score: Tensor, label: Tensor | None) -> LossParts:
         self.warn_small_batch(similarity.shape[-1], self.margin)
         label = torch.zeros_like(score, dtype=torch.long) if label is None else label
-        rank, angle = raoe_loss(
-            similarity,
-            score,
-            label,
-            margin=self.margin,
-            scale=self.scale,
-            rank_weight=self.rank_weight,
-            angle_weight=self.angle_weight,
-            ties=self.ties,
-            gate=self.gate,
-            return_parts=True,
-        )
+        names = ("margin", "scale", "rank_weight", "angle_weight", "ties", "gate")
+        keywords: dict[str, Any] = {name: getattr(self, name) for name in names}
+        rank, angle = raoe_loss(similarity, score, label, return_parts=True, **keywords)
         return LossParts(rank=rank, angle=angle)

@@ -98,18 +98,17 @@ def _one_negative(source: str, data: Data, prompt: str | None, settings: Setting
 
 
 def _labelled_pairs(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    asked = {"names": [*SENTENCES, "label"], "labels": data.labels or {"0": 0, "1": 1}}
-    dataset, counts = _table(source, data, pair_table, "score", **asked)
-    if beyond := sorted(set(dataset.unique("label")) - {0, 1}):
-        raise ValueError(f"{source}: labels are 1 for similar and 0 for not, got {', '.join(map(str, beyond))}")
-    return dataset, counts
+    return _labelled(source, data, data.labels or {"0": 0, "1": 1}, 2, "labels are 1 for similar and 0 for not")
 
 
 def _classes(source: str, data: Data, prompt: str | None, settings: Settings) -> Table:
-    asked = {"names": [*SENTENCES, "label"], "labels": data.labels}
-    dataset, counts = _table(source, data, pair_table, "score", **asked)
-    if beyond := sorted(set(dataset.unique("label")) - {0, 1, 2}):
-        raise ValueError(f"{source}: classes are 0, 1 and 2, got {', '.join(map(str, beyond))}")
+    return _labelled(source, data, data.labels, 3, "classes are 0, 1 and 2")
+
+
+def _labelled(source: str, data: Data, labels: Any, count: int, rule: str) -> Table:
+    dataset, counts = _table(source, data, pair_table, "score", names=[*SENTENCES, "label"], labels=labels)
+    if beyond := sorted(set(dataset.unique("label")) - {*range(count)}):
+        raise ValueError(f"{source}: {rule}, got {', '.join(map(str, beyond))}")
     return dataset, counts
 
 

@@ -353,16 +353,6 @@ def test_settings_that_cannot_be(tmp_path, changes, message):
         load_encoder(Model(**settings), sentences=SENTENCES, train=True)
 
 
-def test_no_bitsandbytes(tmp_path, monkeypatch):
-    import importlib.util
-
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find(name))
-    settings = {"name": saved_decoder(tmp_path), "device": "cpu", "load_in_4bit": True, "lora": LORA}
-    with pytest.raises(ValueError, match="needs bitsandbytes: pip install bitsandbytes, or"):
-        load_encoder(Model(**settings), train=True)
-
-
 def test_encoders(tmp_path):
     """No layers to turn, no 4 bits; but LoRA, saved as sentence-transformers saves it."""
     from tests.tiny import tiny_encoder
@@ -381,17 +371,6 @@ def test_encoders(tmp_path):
     run("export", **{"model.name": str(tmp_path / "out"), "merge": True, "output": str(tmp_path / "merged")})
     merged = load_encoder(Model(name=str(tmp_path / "merged"), device="cpu")).encode(SENTENCES)
     np.testing.assert_allclose(merged, after, atol=1e-5)
-
-
-@pytest.mark.parametrize("layers", [1, 2])
-def test_one_layer_with_last_token_pooling_is_warned_of(tmp_path, caplog, layers):
-    settings = {"name": saved_decoder(tmp_path), "device": "cpu", "pooling": "last", "bidirectional_layers": layers}
-    with caplog.at_level(logging.WARNING, logger="raoe_train"):
-        model = load_encoder(Model(**settings))
-    assert ("last token saw all others" in caplog.text) == (layers == 1)
-    causal = load_encoder(Model(**{**settings, "bidirectional_layers": 0})).encode(SENTENCES)
-    same = np.allclose(model.encode(SENTENCES), causal, atol=1e-5)
-    assert same == (layers == 1)
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_what_an_encoder_says_is_kept(encoder, tmp_path, monkeypatch):
     np.testing.assert_allclose(made, SentenceTransformer(encoder, device="cpu").encode(SENTENCES), atol=1e-6)
     assert len(list(tmp_path.glob("*/*.npy"))) == 3
     monkeypatch.setattr(frozen, "encode_sentences", None)  # nobody is asked again, whatever asks and how fast
-    again = frozen.embeddings(Model(encoder), SENTENCES, "reference", tmp_path, batch_size=2)
+    again = frozen.embeddings(Model(encoder), SENTENCES, "reference", tmp_path)
     np.testing.assert_array_equal(again, made)
     with pytest.raises(TypeError):
         frozen.embeddings(teacher, SENTENCES[:4], "reference")

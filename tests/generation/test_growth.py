@@ -26,7 +26,9 @@ class Script:
         for key, request in requests:
             text = self.write(key, request)
             text, finish = text if isinstance(text, tuple) else (text, "eos")
-            answer = Answer([0] * (len(text) + 1), text, finish, (key, request.near) if request.keep else None)
+            answer = Answer(
+                [0] * (len(text) + 1), text, finish, (key, request.near) if request.keep else None, len(text) + 1
+            )
             if text:
                 self.flying[key] = [len(text), answer]
             else:
@@ -167,7 +169,7 @@ def test_a_list_at_once():
         2: "the list has another length: 2 sentences instead of 3",
         3: "not complete: cut off at max_new_tokens",
         4: "empty",
-        5: 'a line of the list is no item: "I\'m sorry, but I can\'t help."',
+        5: "a line of the list is no item: \"I'm sorry, but I can't help.\"",
         6: "repeated: sentence 3 is there for the 3rd time",
     }
     assert found[1].sentences == ["source", "one", "two", "three"]

@@ -70,8 +70,6 @@ def test_a_chat_template_is_used_where_there_is_one():
     assert read(Instructions(Letters(), "guided", 2, "{sentence}\x03")("hi")) == "\x01hi"  # no end before the answer
     with pytest.raises(ValueError, match="no chat template"):
         Instructions(Letters(), "guided", 2, chat=True)
-    with pytest.raises(ValueError, match="must be one of guided, iterative, single-step, got 'guide'"):
-        Instructions(Letters(), "guide", 2)
     with pytest.raises(ValueError, match="where the sentence goes"):
         Instructions(Letters(), "guided", 2, "Say it again")
 

@@ -13,7 +13,7 @@ import torch
 
 from raoe_train.losses import CoSENTLoss, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss, gathering
 
-EVEN, UNEVEN = [2, 2, 2], [3, 1, 2]
+PROCESSES = 3
 
 
 def threads_as_processes(world: int) -> Any:
@@ -34,21 +34,13 @@ def threads_as_processes(world: int) -> Any:
     def all_reduce(tensor: torch.Tensor) -> None:
         tensor.copy_(torch.stack(exchanged(tensor)).sum(0))
 
-    def reduce(tensor: torch.Tensor, to: int) -> None:
-        found = torch.stack(exchanged(tensor)).sum(0)
-        tensor.copy_(found if here.rank == to else torch.full_like(tensor, torch.nan))  # elsewhere it is anything
-
     def reduce_scatter(out: torch.Tensor, shares: list[torch.Tensor]) -> None:
         everyone = exchanged(torch.stack([*shares]))
         out.copy_(torch.stack(everyone).sum(0)[here.rank])
 
-    def broadcast(tensor: torch.Tensor, source: int) -> None:
-        # a process that waits gives a tensor of the sender's shape
-        tensor.copy_(exchanged(tensor)[source])
-
     return SimpleNamespace(
-        here=here, all_gather=all_gather, all_reduce=all_reduce, reduce=reduce, reduce_scatter=reduce_scatter,
-        broadcast=broadcast, get_rank=lambda: here.rank, get_world_size=lambda: world,
+        here=here, all_gather=all_gather, all_reduce=all_reduce, reduce_scatter=reduce_scatter,
+        get_rank=lambda: here.rank, get_world_size=lambda: world,
         is_available=lambda: True, is_initialized=lambda: True,
     )  # fmt: skip
 
@@ -81,31 +73,30 @@ def value(loss: Any, columns: list[torch.Tensor], given: Any) -> torch.Tensor:
     return sum(found.values()) if isinstance(found, dict) else found
 
 
-@pytest.mark.parametrize("sizes", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize(("made", "settings", "columns", "labels"), CASES)
-def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, labels, sizes, monkeypatch):
+def test_the_mean_over_processes_is_the_whole_batchs(made, settings, columns, labels, monkeypatch):
     """Of the loss, and of the gradient of every row and of the loss's own numbers."""
-    dist = threads_as_processes(len(sizes))
-    whole = [x.requires_grad_() for x in rows(sum(sizes), columns)]
+    dist = threads_as_processes(PROCESSES)
+    whole = [x.requires_grad_() for x in rows(2 * PROCESSES, columns)]
     one = made(None, **settings).double()
     expected = value(one, whole, labels)
     expected.backward()
     monkeypatch.setattr(gathering, "dist", dist)
-    own = [[x.detach().split(sizes)[rank].clone().requires_grad_() for x in whole] for rank in range(len(sizes))]
-    losses = [made(None, **settings, gather_across_devices=True if sizes == EVEN else "uneven").double() for _ in sizes]
+    own = [[x.detach().split(2)[rank].clone().requires_grad_() for x in whole] for rank in range(PROCESSES)]
+    losses = [made(None, **settings, gather_across_devices=True).double() for _ in range(PROCESSES)]
 
     def process(rank: int) -> torch.Tensor:
         dist.here.rank = rank
-        its = labels and {name: x.split(sizes)[rank] for name, x in labels.items()}
+        its = labels and {name: x.split(2)[rank] for name, x in labels.items()}
         found = value(losses[rank], own[rank], its)
         found.backward()
         return found.detach()
 
-    with ThreadPoolExecutor(len(sizes)) as pool:
-        found = torch.stack([*pool.map(process, range(len(sizes)))])
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        found = torch.stack([*pool.map(process, range(PROCESSES))])
     torch.testing.assert_close(found.mean(), expected.detach())
     for column, each in enumerate(whole):
-        mean = torch.cat([its[column].grad for its in own]) / len(sizes)  # as DistributedDataParallel averages
+        mean = torch.cat([its[column].grad for its in own]) / PROCESSES  # as DistributedDataParallel averages
         torch.testing.assert_close(mean, each.grad)
     for loss in losses:
         for ours, theirs in zip(loss.parameters(), one.parameters(), strict=True):
@@ -125,7 +116,7 @@ def test_lists_count_by_their_sentences(monkeypatch):
 
     def process(rank: int) -> torch.Tensor:
         dist.here.rank = rank
-        loss = ListMLELoss(None, gather_across_devices="uneven")
+        loss = ListMLELoss(None, gather_across_devices=True)
         found = loss.compute_loss_from_embeddings([own[rank]], {"lengths": torch.tensor(parts[rank])})
         found.backward()
         return found.detach()

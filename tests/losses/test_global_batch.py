@@ -38,8 +38,7 @@ RATE = 0.01
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 # How many of the 8 rows each process has, and of the 4 lists.
-EVEN = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2]}
-UNEVEN = {1: [8], 2: [5, 3], 4: [3, 1, 2, 2]}
+SIZES = {1: [8], 2: [4, 4], 4: [2, 2, 2, 2]}
 LISTS_OF = {1: [[4]], 2: [[2, 2], [1, 3]], 4: [[1, 1, 1, 1]]}
 
 PAIRS = [
@@ -75,21 +74,20 @@ COLUMNS = [
 ]
 
 
-def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any], Any]]:
-    """(loss, its settings, the whole batch, each process's part, what gather_across_devices may be)."""
+def cases(model: Any, world: int) -> list[tuple[Any, dict[str, Any], Any, list[Any]]]:
+    """(loss, its settings, the whole batch, each process's part)."""
     made: list[Any] = []
-    for sizes, gathers in ((EVEN[world], (True, "uneven")), (UNEVEN[world], ("uneven",))):
-        inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
-        for loss, given, columns in COLUMNS:
-            texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
-            inputs.append((loss, given, (tokenised(model, columns, ROWS), texts if "embed" in given else None)))
-        for loss, given, (features, labels) in inputs:
-            made.append((loss, given, (features, labels), _parts(features, labels, sizes), gathers))
+    inputs = [(loss, given, batch(model, 8)) for loss, given in PAIRS]
+    for loss, given, columns in COLUMNS:
+        texts = {"texts": [[SENTENCES[row[n]] for row in ROWS] for n in range(columns)]}
+        inputs.append((loss, given, (tokenised(model, columns, ROWS), texts if "embed" in given else None)))
+    for loss, given, (features, labels) in inputs:
+        made.append((loss, given, (features, labels), _parts(features, labels, SIZES[world])))
     for shares in LISTS_OF[world]:
         for squares in (teachers(), None):
             bounds = [(sum(shares[:rank]), sum(shares[: rank + 1])) for rank in range(world)]
             parts = [collated(model, LISTS[a:b], squares and squares[a:b]) for a, b in bounds]
-            made.append((ListMLELoss, {}, collated(model, LISTS, squares), parts, (True, "uneven")))
+            made.append((ListMLELoss, {}, collated(model, LISTS, squares), parts))
     return made
 
 
@@ -124,20 +122,19 @@ def steps(model: Any, world: int, rank: int) -> tuple[dict[str, float], dict[str
     before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
     parallel = DistributedDataParallel(model, find_unused_parameters=True)  # BERT's pooler is, as in the trainer
     found: tuple[dict[str, float], dict[str, float]] = ({}, {})
-    for made, settings, whole, parts, gathers in cases(model, world):
+    for made, settings, whole, parts in cases(model, world):
         value, expected = step(made(model, **settings), model, initial, *whole)
         assert (expected[-len(before) :] - before).abs().max() > 1e-3, "a step that moves nothing shows nothing"
-        for gather in gathers:
-            for mini_batch_size, differences in zip((None, 2), found, strict=True):
-                for around in (None, ByLength) if world < 4 else (None,):
-                    each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=gather)
-                    each = each if around is None else around(each)
-                    mean, after = step(each, model, initial, *parts[rank])
-                    dist.all_reduce(mean)
-                    rows = [len(part[0][0]["input_ids"]) for part in parts]
-                    name = f"{made.__name__} {settings} {gather} {rows} teacher={'teacher' in (whole[1] or {})}"
-                    away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
-                    differences[f"{name} {type(each).__name__}"] = float(away)
+        for mini_batch_size, differences in zip((None, 2), found, strict=True):
+            for around in (None, ByLength) if world < 4 else (None,):
+                each = made(parallel, **settings, mini_batch_size=mini_batch_size, gather_across_devices=True)
+                each = each if around is None else around(each)
+                mean, after = step(each, model, initial, *parts[rank])
+                dist.all_reduce(mean)
+                rows = [len(part[0][0]["input_ids"]) for part in parts]
+                name = f"{made.__name__} {settings} {rows} teacher={'teacher' in (whole[1] or {})}"
+                away = max((after - expected).abs().max(), (mean / world - value).abs() * RATE)
+                differences[f"{name} {type(each).__name__}"] = float(away)
         if world > 1:
             alone = step(made(parallel, **settings), model, initial, *parts[rank])[1]
             assert (alone - expected).abs().max() > 1e-4, f"{made.__name__} {settings} need not gather here"
@@ -181,9 +178,3 @@ def test_one_process_in_a_group(tmp_path):
 )
 def test_parts_are_the_whole(tmp_path, world, dtype):
     together(compare, world, str(tmp_path), dtype)
-
-
-@pytest.mark.parametrize("given", ["even", None, 2])
-def test_other_words_for_gathering(given):
-    with pytest.raises(ValueError, match='gather_across_devices must be True, False or "uneven"'):
-        RAOELoss(None, gather_across_devices=given)

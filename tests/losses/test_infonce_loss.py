@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from sentence_transformers.sentence_transformer import losses as stock
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train.losses import InfoNCELoss
@@ -68,18 +65,6 @@ def test_is_the_formula(columns, symmetric):
     found = InfoNCELoss(None, 5.0, symmetric=symmetric).compute_loss_from_embeddings(given)
     assert found.dtype == torch.float64
     assert_same(found, by_definition(given, None, 5.0, symmetric), given)
-
-
-@pytest.mark.parametrize("columns", [2, 3, 4])
-def test_is_sentence_transformers_loss(columns):
-    given = embeddings(columns, seed=1)
-    expected = stock.MultipleNegativesRankingLoss(None).compute_loss_from_embeddings(given, None)
-    assert_same(InfoNCELoss(None).compute_loss_from_embeddings(given, None), expected, given)
-    both = stock.MultipleNegativesRankingLoss(
-        None, 7.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
-    ).compute_loss_from_embeddings(given, None)
-    found = InfoNCELoss(None, 7.0, symmetric=True).compute_loss_from_embeddings(given, None)
-    assert_same(found, both, given)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -170,27 +155,6 @@ def test_cached_is_uncached(mini_batch_size):
         torch.testing.assert_close(loss(tokenised(model)), value)
 
 
-def test_cached_replays_dropout():
-    """As the same mini-batches embedded in one graph, with the same dropout masks."""
-    model = tiny_encoder(dropout=0.3)
-    value, cached = step(InfoNCELoss(model, mini_batch_size=3), model, tokenised(model), None)
-
-    class InOneGraph(InfoNCELoss):
-        def forward(self, sentence_features, labels):
-            columns = []
-            for column in sentence_features:
-                parts = self.embed_minibatch_iter(column, with_grad=True, copy_random_state=False)
-                columns.append(torch.cat([part for part, _ in parts]))
-            return self.compute_loss_from_embeddings(columns, texts=torch.tensor(ROWS))
-
-    plain = InOneGraph(model, mini_batch_size=3)
-    expected_value, expected = step(plain, model, tokenised(model), None)
-    torch.testing.assert_close(value, expected_value)
-    torch.testing.assert_close(cached, expected, **CACHED)
-    _, other_masks = step(plain, model, tokenised(model), None, seed=12)
-    assert not torch.allclose(other_masks, expected)
-
-
 def test_inside_matryoshka():
     model = tiny_encoder()
     dims, weights = [16, 4], [1.0, 0.5]
@@ -209,40 +173,14 @@ def test_inside_matryoshka():
         torch.testing.assert_close(gradient, by_hand, **CACHED)
 
 
-def test_what_the_model_card_needs():
-    made = InfoNCELoss(None, scale=10.0, symmetric=True)
-    assert made.temperature == pytest.approx(0.1)
-    assert json.loads(json.dumps(made.get_config_dict())) == {
-        "scale": 10.0,
-        "symmetric": True,
-        "directions": ["query_to_doc"],
-        "partition_mode": "joint",
-        "hardness_mode": None,
-        "hardness_strength": 0.0,
-        "learn_scale": False,
-        "mask_duplicates": True,
-        "mini_batch_size": None,
-        "mini_batch_num_tokens": None,
-        "matryoshka_dims": [],
-        "gather_across_devices": False,
-    }
-    assert made.citation.strip().startswith("@") and "BeLLM" in made.citation
-
-
 def test_bad_input():
     for scale in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"scale must be a number above 0 .* got "):
+        with pytest.raises(ValueError, match=r"scale must be a number above 0, got "):
             InfoNCELoss(None, scale)
-    with pytest.raises(ValueError, match="mini_batch_size must be at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="mini_batch_size must be a number above 0, got 0"):
         InfoNCELoss(None, mini_batch_size=0)
     loss, columns = InfoNCELoss(None), embeddings(3)
     with pytest.raises(ValueError, match=r"needs columns anchor, positive .* got columns of \d+ rows"):
         loss.compute_loss_from_embeddings(columns[:1])
     with pytest.raises(ValueError, match="a text in each row, got columns of 8, 8, 7 rows"):
         loss.compute_loss_from_embeddings([*columns[:2], columns[2][1:]])
-    with pytest.raises(ValueError, match=r"texts must have shape \(8, 3\), .* got \(8, 2\)"):
-        loss.compute_loss_from_embeddings(columns, texts=torch.zeros(8, 2))
-    short = {name: value[1:] for name, value in padded(5).items() if name != "modality"}
-    for given, message in (([padded(5)], "columns of 8 rows"), ([padded(5), short], "columns of 8, 7 rows")):
-        with pytest.raises(ValueError, match=message):
-            loss(given)

@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 675,
-    "data": 1465,
-    "encoders": 1795,
-    "evaluation": 1216,
-    "generation": 1110,
-    "jobs": 1368,
-    "losses": 2261,
-    "training": 1461,
-    "the root": 617,
+    "artifacts": 687,
+    "data": 1479,
+    "encoders": 1742,
+    "evaluation": 1270,
+    "generation": 1035,
+    "jobs": 1469,
+    "losses": 1980,
+    "training": 1471,
+    "the root": 662,
 }
 LONGEST = 400  # lines of a file
 

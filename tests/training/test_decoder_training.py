@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from raoe_train.cli import load
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model, Scratch
 from raoe_train.jobs.check import check_encoder
-from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, training_data
 
 SCRATCH = {
@@ -122,10 +120,3 @@ def test_the_tiny_recipe_learns(tmp_path):
     assert metrics["after"]["tasks"]["builtin#test"]["spearman"] > 75
     model = load_encoder(Model(name=str(tmp_path / "out"), device="cpu"))
     assert check_encoder(model)["failed"] == []
-
-
-def test_the_last_token_is_warned_of_in_training(tmp_path, caplog):
-    settings = {"name": saved_decoder(tmp_path), "device": "cpu", "pooling": "last", "bidirectional_layers": 1}
-    with caplog.at_level(logging.WARNING, logger="raoe_train"):
-        load_encoder(Model(**settings), train=True)
-    assert "pool the mean" in caplog.text

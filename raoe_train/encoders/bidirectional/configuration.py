@@ -10,7 +10,6 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 # model_type of the decoders that this was tested with
 ARCHITECTURES = ("gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi", "phi3", "qwen2", "qwen3")
-MODES = ("modify", "add")
 
 
 class BidirectionalConfig(PreTrainedConfig):
@@ -44,7 +43,7 @@ class BidirectionalConfig(PreTrainedConfig):
             text_config = CONFIG_MAPPING[text_config.get("model_type", "llama")](**text_config)
         # transformers makes one without arguments to see what the defaults are
         self.text_config = CONFIG_MAPPING["llama"]() if text_config is None else text_config
-        check(self.text_config, bidirectional_layers, bidirectional_mode)
+        check(self.text_config, bidirectional_layers)
         self.bidirectional_layers = bidirectional_layers
         self.bidirectional_mode = bidirectional_mode
         self.base_model = base_model
@@ -66,7 +65,7 @@ class BidirectionalConfig(PreTrainedConfig):
         return values
 
 
-def check(decoder: PreTrainedConfig, layers: int, mode: str) -> None:
+def check(decoder: PreTrainedConfig, layers: int) -> None:
     """ValueError where the last `layers` layers of such a decoder cannot be made bidirectional."""
     if decoder.model_type not in ARCHITECTURES:
         encoder = "" if getattr(decoder, "is_decoder", False) else " It may be an encoder: those look both ways anyway."
@@ -74,10 +73,8 @@ def check(decoder: PreTrainedConfig, layers: int, mode: str) -> None:
             f"bidirectional layers are for decoders of type {', '.join(ARCHITECTURES)}; this model is a "
             f"{decoder.model_type!r}.{encoder}"
         )
-    if mode not in MODES:
-        raise ValueError(f"bidirectional_mode must be one of {', '.join(MODES)}, got {mode!r}")
     depth = decoder.num_hidden_layers
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 0 <= layers <= depth:
+    if not 0 <= layers <= depth:
         raise ValueError(f"bidirectional_layers must be a whole number from 0 to {depth}, got {layers!r}")
     if getattr(decoder, "use_bidirectional_attention", None) or not getattr(decoder, "is_causal", True):
         raise ValueError(f"this {decoder.model_type!r} looks both ways in all layers already")

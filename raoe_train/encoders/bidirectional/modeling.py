@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import cached_file
 
 from .configuration import BidirectionalConfig, windows
 
@@ -82,9 +84,7 @@ class BidirectionalModel(PreTrainedModel):
         used = self.decoder.config._attn_implementation
         if used not in (*ATTENTION, PACKED):
             raise ValueError(f"attn_implementation must be one of {', '.join(ATTENTION)}, got {used!r}")
-        given = input_ids if inputs_embeds is None else inputs_embeds
-        if given is None:
-            raise ValueError("input_ids is missing")
+        given: Any = input_ids if inputs_embeds is None else inputs_embeds
         packed = used == PACKED and "cu_seq_lens_q" in kwargs
         shaped = attention_mask is None or attention_mask.shape == given.shape[:2]
         if not packed and (not shaped or "cu_seq_lens_q" in kwargs):
@@ -157,20 +157,18 @@ class BidirectionalModel(PreTrainedModel):
                     setattr(whole.decoder, key, getattr(whole, key))
             return whole
         options = {key: kwargs[key] for key in kwargs if key not in ("adapter_kwargs", "_from_auto", "_commit_hash")}
-        model = cls._on_base(config, hub | options)
-        decoder = model.decoder
+        name, model = str(pretrained_model_name_or_path), cls._on_base(config, hub | options)
         folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
         at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
         if len(model.added_layers):
-            model.added_layers.load_state_dict(_read_added(str(pretrained_model_name_or_path), at))
+            model.added_layers.load_state_dict(load_file(str(cached_file(name, ADDED, **at))))
         if merge:
             from peft import PeftModel
 
-            merged = PeftModel.from_pretrained(decoder, str(pretrained_model_name_or_path), **at)
-            model.decoder = merged.merge_and_unload()
+            model.decoder = PeftModel.from_pretrained(model.decoder, name, **at).merge_and_unload()
             model.config.forget_base()
         else:
-            _load_adapter(decoder, str(pretrained_model_name_or_path), at)
+            _load_adapter(model.decoder, name, at)
         return model.eval()
 
     @classmethod
@@ -205,8 +203,6 @@ class BidirectionalModel(PreTrainedModel):
         self.config.save_pretrained(folder)
         self.decoder.save_pretrained(folder / ADAPTER)
         if len(self.added_layers):
-            from safetensors.torch import save_file
-
             state = {key: value.contiguous() for key, value in self.added_layers.state_dict().items()}
             save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
 
@@ -263,10 +259,3 @@ def _load_adapter(decoder: Any, name: str, at: dict[str, Any]) -> None:
     weights = load_peft_weights(name, device="cpu", **at)
     set_peft_model_state_dict(decoder, {key.removeprefix("base_model.model."): value for key, value in weights.items()})
     decoder.requires_grad_(False)
-
-
-def _read_added(name: str, at: dict[str, Any]) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-    from transformers.utils import cached_file
-
-    return load_file(str(cached_file(name, ADDED, **at)))
