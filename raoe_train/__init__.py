@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from raoe_train.jobs.prepare import prepare as prepare
     from raoe_train.jobs.score import score as score
     from raoe_train.jobs.train import train as train
-    from raoe_train.losses.calibrate import calibrate as calibrate
     from raoe_train.losses.collators import ListCollator as ListCollator
     from raoe_train.losses.collators import ScoreLabelCollator as ScoreLabelCollator
     from raoe_train.losses.collators import TextCollator as TextCollator
+    from raoe_train.losses.pairs import calibrate as calibrate
     from raoe_train.training.trainer import Trainer as Trainer
 
 JOBS = ("check", "encode", "evaluate", "export", "generate", "mine", "prepare", "score", "train")
@@ -42,7 +42,7 @@ HOMES = {
     "TextCollator": "raoe_train.losses.collators",
     "Trainer": "raoe_train.training.trainer",
     "__version__": "raoe_kernels",
-    "calibrate": "raoe_train.losses.calibrate",
+    "calibrate": "raoe_train.losses.pairs",
     "evaluate_model": "raoe_train.jobs.evaluate",
     "load_encoder": "raoe_train.encoders.load",
     "losses": "",

@@ -1,20 +1,22 @@
-"""Any loss, its batches encoded by length: no padding to the longest text of all, and no text twice."""
+"""Any loss, its batches encoded by length: no padding to the longest text of all, and no text twice. And what holds an
+encoder to what it knew: the embeddings that it gave before training."""
 
+import copy
 import inspect
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from sentence_transformers.base.losses.gradcache import CachedLossMixin, RandContext
 from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 from torch import Tensor, nn
+from torch.nn import functional
 
 from raoe_train.encoders.lengths import Runs, by_length, counts_leading_padding, words_looked_up_once
-from raoe_train.losses.base import CachedLoss, carrying, with_own_gradients
-from raoe_train.losses.keep import Keep
+from raoe_train.losses.base import CachedLoss, carrying, from_zero, with_own_gradients
 from raoe_train.losses.pairs import LossParts
 
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
@@ -55,6 +57,45 @@ def _cut(labels: Any, columns: list[Tensor], width: int) -> Any:
     """Labels that are embeddings are cut as the columns are."""
     embeddings = isinstance(labels, Tensor) and labels.ndim in (2, 3) and labels.shape[-1] == columns[0].shape[-1]
     return labels[..., :width] if embeddings else labels
+
+
+def weight_for(datasets: Any, keep: float | Literal["auto"]) -> float:
+    """`keep`; in place of "auto", with a line printed, 1, and 0.3 where the scores of the dataset, or of all datasets
+    by name, have two values: to tell classes apart texts have to move further (docs/adapt.md)."""
+    if keep != "auto":
+        return keep
+    every = [*datasets.values()] if isinstance(datasets, Mapping) else [datasets]
+    if any(not hasattr(dataset, "__len__") for dataset in every):
+        raise ValueError('keep "auto" reads the scores of datasets of a known length: give a number, such as 1')
+    scores = [{*dataset["score"][:]} for dataset in every if "score" in dataset.column_names]
+    weight = 0.3 if scores and max(map(len, scores)) == 2 else 1.0
+    print(f"keep {weight:g}")
+    return weight
+
+
+class Keep:
+    """A term beside any loss: the mean over a batch's texts of 1 - cos(embedding, the same text's before training).
+
+    The less-forget constraint of Hou et al. (2019, equation 6), with the encoder's own start for the old model;
+    docs/adapt.md has what it brings.
+
+    Args:
+        model: the encoder as it is now, of which a frozen copy is made. It reads every batch without dropout: a third
+            of a step more, and the weights twice in memory.
+        weight: of the term, from 0.
+    """
+
+    def __init__(self, model: Any, weight: float) -> None:
+        from_zero(keep=weight)
+        self.weight = weight
+        self.start = copy.deepcopy(model).requires_grad_(False).eval()
+
+    def __call__(self, now: Tensor, before: Tensor) -> Tensor:
+        """The term, (), of the (texts, D) embeddings of the same texts now and before."""
+        # bfloat16 rounds a cosine near 1 by as much as training moves it
+        with torch.autocast(now.device.type, enabled=False):
+            wide = torch.promote_types(now.dtype, torch.float32)
+            return self.weight * (1 - functional.cosine_similarity(now.to(wide), before.to(wide))).mean()
 
 
 class ByLength(CachedLossMixin, nn.Module):

@@ -13,8 +13,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.losses.base import CachedLoss, losses_in
-from raoe_train.losses.by_length import ByLength, fits, innermost
-from raoe_train.losses.keep import Keep, weight_for
+from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
 from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class Trainer(SentenceTransformerTrainer):
         evaluator, data_collator, others: as SentenceTransformerTrainer's. A data_collator of your own takes the
             place of the loss's, and adds prompts as it does.
         by_length: False pads every batch to its longest text, as sentence-transformers does; "packed" see ByLength.
-        keep: weight of the regularizer that holds embeddings where they were before training (raoe_train.losses.keep);
+        keep: weight of the regularizer that holds embeddings where they were before training (`losses.by_length.Keep`);
             "auto" chooses it by the scores.
 
     Attributes:

@@ -7,7 +7,7 @@ import torch
 
 import raoe_train as rt
 from raoe_train.losses import RankMarginLoss
-from raoe_train.losses.calibrate import SCALES
+from raoe_train.losses.pairs import SCALES
 
 
 class Known(torch.nn.Module):

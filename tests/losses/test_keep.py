@@ -14,8 +14,7 @@ from sentence_transformers.sentence_transformer import losses as theirs
 from raoe_train import Trainer
 from raoe_train import losses as ours
 from raoe_train.encoders.lengths import FORWARD
-from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.keep import Keep, weight_for
+from raoe_train.losses.by_length import ByLength, Keep, weight_for
 from tests.losses.test_global_batch import REPLAYS_IN_DOUBLE
 from tests.tiny import SENTENCES, batch, gradients, tiny_encoder, total
 

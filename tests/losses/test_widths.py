@@ -8,7 +8,7 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
 from raoe_train import losses
 from raoe_train.losses.by_length import ByLength
-from raoe_train.losses.calibrate import calibrate
+from raoe_train.losses.pairs import calibrate
 from tests.losses.test_losses import CACHED, step
 from tests.tiny import SENTENCES, batch, tiny_encoder, total
 

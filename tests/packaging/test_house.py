@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 687,
-    "data": 1479,
-    "encoders": 1742,
-    "evaluation": 1270,
+    "artifacts": 675,
+    "data": 1465,
+    "encoders": 1751,
+    "evaluation": 1216,
     "generation": 1035,
-    "jobs": 1469,
-    "losses": 1980,
-    "training": 1471,
-    "the root": 662,
+    "jobs": 1367,
+    "losses": 1963,
+    "training": 1460,
+    "the root": 617,
 }
 LONGEST = 400  # lines of a file
 
