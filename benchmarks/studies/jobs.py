@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import raoe_train as rt
-from raoe_train.artifacts.markdown import cell, made_with, table
+from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.cli import job_of
 from raoe_train.config import parse
 from raoe_train.data.tables import read_sentences

@@ -13,9 +13,9 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
-from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.artifacts.provenance import PICTURES, commit, versions
+from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, to_dict

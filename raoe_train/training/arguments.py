@@ -135,7 +135,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         given["batch_sampler"] = PremiseBatchSampler
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
-    check_backend(device or ("cpu" if use_cpu else torch.accelerator.current_accelerator()))
     if given["bf16"] == "auto":
         given["bf16"] = multiplies_bfloat16(use_cpu)
     # a number of steps says when
@@ -168,19 +167,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return made
-
-
-def check_backend(device: Any) -> None:
-    """ValueError where RAOE_KERNELS_BACKEND names no backend, or one that cannot run on this device."""
-    import torch
-
-    from raoe_kernels import pairwise_cosine
-
-    row = torch.ones(1, 1, device=device)
-    try:
-        pairwise_cosine(row, row)
-    except RuntimeError as error:
-        raise ValueError(f"RAOE_KERNELS_BACKEND: {error}") from None
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:

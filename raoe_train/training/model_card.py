@@ -1,4 +1,4 @@
-"""The card of a run's model: sentence-transformers' own, with recipe, data, scores before and after, and picture."""
+"""The card of a run's model: sentence-transformers' own, with recipe, scores before and after, and pictures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,9 +6,8 @@ from typing import Any
 
 import yaml
 
-from raoe_train.artifacts.markdown import cell, made_with, table
+from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import Output, replacing_model
-from raoe_train.artifacts.writing import write_text
 from raoe_train.config import to_dict
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.training.measures import in_words, score_rows
@@ -20,8 +19,8 @@ BEFORE = "\n## Training Details\n"  # of their card; where it has none our secti
 def save_with_card(
     encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]
 ) -> None:
-    """Save an encoder into its run's folder; its card has the recipe, the data, the scores in `metrics`
-    (metrics.json's) and `plots`, lines of Markdown."""
+    """Save an encoder into its run's folder; its card has the recipe, the scores in `metrics` (metrics.json's) and
+    `plots`, lines of Markdown."""
     drop_head(encoder)
     card = encoder.model_card_data
     for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
@@ -29,12 +28,12 @@ def save_with_card(
             dataset["name"] = cell(dataset["name"])
         shown = dataset.get("examples") or {}
         dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
-    with replacing_model(output) as made:
-        encoder.save_pretrained(str(made))
-        path = made / "README.md"
+    with replacing_model(output) as folder:
+        encoder.save_pretrained(str(folder))
+        path = folder / "README.md"
         theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
-        first, place, rest = theirs.partition(BEFORE)
-        write_text(path, "\n".join([first, *_section(output, config, metrics, plots), ""]) + place + rest)
+        first, heading, rest = theirs.partition(BEFORE)
+        path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
 
 
 def _text(value: Any) -> Any:
@@ -44,23 +43,15 @@ def _text(value: Any) -> Any:
     return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
 
 
-def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    made = output.settings["contents"]
-    sources = zip(config.data.train, metrics["pairs"].values(), made["data.train"], strict=True)
-    data = [[cell(source), f"{count:,}", _sum(its)] for source, count, its in sources]
-    if config.data.dev:
-        sums = [_sum(its) for its in made["data.dev"]]
-        data.append([f"{cell(' and '.join(config.data.dev))} (dev)", "", " ".join(sums)])
-    said = _said(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
-    recipe = yaml.safe_dump(said, sort_keys=False, allow_unicode=True)
-    made_by = {"commit": metrics["commit"] or "unknown", **metrics["versions"]}
+def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
+    settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
+    recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     return [
         "## What it was trained on, and what came of it",
         "",
         f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
         "",
         *(f"    {line}" for line in recipe.splitlines()),
-        *table(["data", "rows", "SHA-256"], data),
         "",
         f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
         *table(["", "before", "after"], [[cell(name), *both] for name, *both in score_rows(metrics)]),
@@ -68,22 +59,17 @@ def _section(output: Output, config: Any, metrics: Mapping[str, Any], plots: Seq
         *(cell(sentence) for sentence in in_words(metrics)),
         *plots,
         "",
-        f"Made with {made_with(made_by)}.",
+        f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
     ]
 
 
-def _said(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+def _set(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe sets: the settings that are not the defaults, and classes."""
     found = {}
     for key, value in settings.items():
         default = defaults.get(key)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
-            value = _said(value, default)
+            value = _set(value, default)
         if value not in (default, {}) or key == "class_path":
             found[key] = value
     return found
-
-
-def _sum(of: Any) -> str:
-    """The sums of a source's files; of what comes with us, or is on a hub, its name has to do."""
-    return " + ".join(f"`{each['sha256'][:12]}`" if isinstance(each, Mapping) else "" for each in of or [])

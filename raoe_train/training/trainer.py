@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, fits, innermost
 from raoe_train.losses.keep import Keep, weight_for
-from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,8 @@ class Trainer(SentenceTransformerTrainer):
         if own:
             self.remove_callback(own[-1])
             self.add_callback(LogLines())
+            if isinstance(own[-1], ProgressCallback) and sys.stderr.isatty():
+                self.add_callback(Bar())
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """A loss, or what a function makes of the model, by length."""

@@ -412,7 +412,6 @@ def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
     mean = sum(each["spearman"] for each in alone) / 2
     assert metrics["after"]["spearman"] == pytest.approx(mean, abs=0.2)  # rounding orders equal cosines
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["data"]["dev"] == dev
-    assert "one.tsv and" in (tmp_path / "out" / "README.md").read_text()
     Path(dev[1]).write_text(Path(dev[1]).read_text() + "a man\ta dog\tx\t0.5\n")
     with pytest.raises(ValueError, match=r"contents\.data\.dev"):
         run("train", "ranking-post", **made)
