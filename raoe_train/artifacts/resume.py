@@ -34,7 +34,6 @@ SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
 SUM = ".sha256"  # suffix of the file with a shard's digest
 POLL = 0.2  # seconds
-SHOWN = 200  # characters of the keys that differ
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -87,8 +86,8 @@ class Output:
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
         if changed and SETTINGS in found and self._there() and not self.overwrite:
             raise ValueError(
-                f"output {self.path} exists and is of other settings or inputs (different: "
-                f"{', '.join(changed):.{SHOWN}}): choose another output, or --overwrite it"
+                f"output {self.path} exists and is of other settings or inputs (different: {', '.join(changed)}): "
+                "choose another output, or --overwrite it"
             )
         return None
 
@@ -100,23 +99,17 @@ class Output:
 
     def begin(self, *files: str) -> None:
         """Make the output ours, with these settings, right before it is written. In a folder, what we wrote of other
-        settings goes; `files` are the names that the work may write there."""
+        settings goes; `files` are the names that are ours there, which `overwrite` may remove."""
         found = read_json(self.record)
-        if SETTINGS in found and not different(found[SETTINGS], self.settings) and not found.get(FINISHED):
-            return
-        if self.folder:
-            if FINISHED in found:  # a kill while its files go leaves none that is finished
-                write_json(self.record, {**found, FINISHED: False})
-            for name in found.get(FILES, []):
-                if Path(name).name == name:  # a path could lead elsewhere
-                    remove(self.path / name)
-        write_json(self.record, {SETTINGS: self.settings, FILES: list(files)})
-
-    def own(self, *names: str) -> None:
-        """Note files of the folder as ours before they are written, so that `overwrite` may remove them."""
-        found = read_json(self.record)
-        if missing := [name for name in names if name not in found.get(FILES, [])]:
-            write_json(self.record, {**found, FILES: [*found.get(FILES, []), *missing]})
+        if found.get(FINISHED) or different(found.get(SETTINGS), self.settings):
+            if self.folder:
+                if FINISHED in found:  # a kill while its files go leaves none that is finished
+                    write_json(self.record, {**found, FINISHED: False})
+                for name in found.get(FILES, []):
+                    if Path(name).name == name:  # a path could lead elsewhere
+                        remove(self.path / name)
+            found = {SETTINGS: self.settings}
+        write_json(self.record, {**found, FILES: [*dict.fromkeys([*found.get(FILES, []), *files])]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
@@ -171,9 +164,8 @@ def replacing_model(output: Output) -> Iterator[Path]:
     remove(saved)  # a killed process's: safetensors' temporary files have another name each time
     saved.mkdir()
     yield saved
-    output.begin()
     found = sorted(saved.iterdir())
-    output.own(*(path.name for path in found))
+    output.begin(*(path.name for path in found))
     for path in found:
         remove(output.path / path.name)
         path.replace(output.path / path.name)

@@ -13,9 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raoe_train.artifacts import resume
-from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.writing import write_json
 from raoe_train.config import NonNegativeFloat
 from raoe_train.encoders.embed import embedder, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, identity
@@ -56,24 +54,23 @@ def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int |
         rng = random.Random(shuffled)
         for order in orders:
             rng.shuffle(order)
-    moved = [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
-    if teacher.information == "ranking":
-        return Dataset.from_dict({"sentences": moved})
-    omega = teacher.omega if teacher.information == "both" else 0.0
-    values = []
-    # Of the lists as they were: the cosines of a shuffled list are the same, elsewhere.
-    for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True):
-        values.append(refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel())
-    return Dataset.from_dict({"sentences": moved, "label": values})
+    columns: dict[str, Any] = {
+        "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
+    }
+    if teacher.information != "ranking":
+        omega = teacher.omega if teacher.information == "both" else 0.0
+        # of the lists as they were: the cosines of a shuffled list are the same, elsewhere
+        columns["label"] = [
+            refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel()
+            for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True)
+        ]
+    return Dataset.from_dict(columns)
 
 
 def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
     """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero."""
     size = max(1, resume.SHARD // 16)  # lists, of some 16 sentences each
     made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
-    folder = cache / digest(made_from)[:16]
-    if not (folder / "made_from.json").exists() and rank_and_world()[0] == 0:
-        write_json(folder / "made_from.json", made_from)
     embed = embedder(teacher, "teacher")
 
     def cosines(some: Sequence[Sequence[str]]) -> np.ndarray:
@@ -82,6 +79,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
         return np.concatenate(squares).astype(np.float32)
 
+    folder = cache / digest(made_from)[:16]
     flat = np.concatenate(resume.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]

@@ -18,6 +18,7 @@ from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
 
+SPEARMAN = "_spearman_cosine"
 LOST = -0.2  # points: a lower average elsewhere wants advice
 # keys of a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
@@ -42,22 +43,21 @@ class Evaluation:
     batcher: Batcher = None
 
 
-def polarity_of(polarity: Polarity, model: Model) -> Polarity:
-    """polarity, its reference the encoder that training starts from where the recipe names none."""
-    if polarity.reference is not None or model.random_weights or model.name == SCRATCH:
-        return polarity
-    return replace(polarity, reference=FrozenEncoder(name=model.name))
-
-
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """The recipe's tasks, read; {} where it names none."""
-    asked: Any = {
-        "prompt": model.prompt,
-        "polarity": polarity_of(polarity, model),
-        "classifier": evaluation.classifier,
-        "batcher": evaluation.batcher,
-    }
-    return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
+    """The recipe's tasks, read; {} where it names none. Polarity's reference is the encoder that training starts from
+    where the recipe names none."""
+    if not evaluation.tasks:
+        return {}
+    if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
+        polarity = replace(polarity, reference=FrozenEncoder(name=model.name))
+    return read_tasks(
+        evaluation.tasks,
+        data.dir,
+        prompt=model.prompt,
+        polarity=polarity,
+        classifier=evaluation.classifier,
+        batcher=evaluation.batcher,
+    )
 
 
 def dev_pairs(data: Data, prompt: str | None) -> dict[str, Any]:
@@ -100,19 +100,16 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """(name, before, after) of `scores`, as they are shown."""
-    return [(name, *map(_shown, both)) for name, both in scores(metrics).items()]
+    found = scores(metrics).items()
+    return [(name, *("-" if value is None else f"{value:.2f}" for value in both)) for name, both in found]
 
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores before and after, a line each."""
-    scores = score_rows(metrics)
-    rows = [("main metric x 100", "before", "after"), *scores] if scores else []
+    rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    head = [("main metric x 100", "before", "after")] if rows else []
+    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in [*head, *rows])
 
 
 def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -143,15 +140,15 @@ def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
     found = changes(metrics)
     if len(found) < 2:
         return []
-    made, axes = report.figure(size=(7.0, 1.0 + 0.3 * len(found)))
-    gain, loss = report.COLOURS[1], report.COLOURS[2]
-    bars = axes.barh([*found], [*found.values()], color=[gain if change >= 0 else loss for change in found.values()])
+    plot, axes = report.figure(size=(7.0, 1.0 + 0.3 * len(found)))
+    colours = [report.COLOURS[1] if change >= 0 else report.COLOURS[2] for change in found.values()]
+    bars = axes.barh([*found], [*found.values()], color=colours)
     axes.bar_label(bars, [f"{change:+.2f}" for change in found.values()], padding=3)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.set(xlabel="main metric x 100, after training less before")
-    report.save(made, path)
+    report.save(plot, path)
     return [path]
 
 
@@ -165,27 +162,26 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]
     Returns:
         [path].
     """
-    made, axes = report.figure()
+    plot, left = report.figure()
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
-    losses = ["loss", *sorted(parts)]
-    correlations = sorted({key for entry in log_history for key in entry if key.endswith("spearman_cosine")})
+    correlations = sorted({key for entry in log_history for key in entry if key.endswith(SPEARMAN)})
     colours = itertools.cycle(report.COLOURS)
-    for key in losses:
-        axes.plot(*_series(log_history, key), color=next(colours), label=key)
-    axes.set(xlabel="step", ylabel="training loss")
+    left.set(xlabel="step", ylabel="training loss")
+    for key in ("loss", *sorted(parts)):
+        left.plot(*_series(log_history, key), color=next(colours), label=key)
     if correlations:
-        right = axes.twinx()
+        right = left.twinx()
         right.set_ylabel("Spearman x100")
         for key in correlations:
-            name = key.removeprefix("eval_").removesuffix("_spearman_cosine")
             steps, values = _series(log_history, key)
-            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
-    made.legend(loc="outside upper center", ncols=5, frameon=False)
-    report.save(made, path)
+            label = f"{key.removeprefix('eval_').removesuffix(SPEARMAN)} (right)"
+            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
+    plot.legend(loc="outside upper center", ncols=5, frameon=False)
+    report.save(plot, path)
     return [path]
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     """The steps that have a key, and its values there, [2, n]."""
-    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry and "step" in entry]
+    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry]
     return np.array(points, dtype=float).reshape(-1, 2).T

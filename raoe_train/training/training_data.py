@@ -21,7 +21,7 @@ from raoe_train.losses.reads import LISTS
 from raoe_train.training.list_targets import with_targets
 from raoe_train.training.measures import dev_pairs
 
-FEWEST = 16  # pairs that teach something, or tell; below it nothing is held out
+FEWEST = 16  # pairs; of fewer none are held out
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
@@ -54,24 +54,20 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         while name in datasets:
             name = f"{name} ({number + 1})"
         datasets[name] = dataset
-        print(f"{source}: {len(dataset)} {reads.name}{_dropped(counts)}")
+        dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
+        print(f"{source}: {len(dataset)} {reads.name}{dropped}")
     return DatasetDict(datasets), Texts(datasets)
 
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
     """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
-    is printed where pairs for development are trained on, too, and where there are fewer than FEWEST of any."""
+    is printed where pairs for development are trained on, too."""
     dev = dev_pairs(data, prompt)
     if data.dev_share and not dev:
         datasets, pairs = held_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
     for name, pairs in dev.items():
         say_shared(datasets, pairs, name)
-        if len(pairs) < FEWEST:
-            print(f"{name}: {len(pairs)} development pairs are few: what they say is mostly chance")
-    for name, pairs in datasets.items():
-        if "score" in pairs.column_names and len(pairs) < FEWEST:
-            print(f"{name}: {len(pairs)} pairs to train on are few: they are learnt by heart")
     return datasets, dev
 
 
@@ -91,10 +87,8 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     places: dict[str, list[int]] = {}
     for place, text in enumerate(whole["sentence1"][:]):
         places.setdefault(text, []).append(place)
-    if len(places) == 1:
-        raise ValueError(f"{name} has one first sentence, and a premise is held out whole: name development pairs")
     drawn, different, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
-    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:
+    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:  # one is left to train on
         if len(drawn) >= max(2, share * len(whole)) and len(different) > 1:
             break
         drawn.update(by_first[number])
@@ -102,7 +96,8 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     rest = [place for place in range(len(whole)) if place not in drawn]
     if min(len(different), len({scores[place] for place in rest})) < 2:
         raise ValueError(
-            f"{name} has too few pairs of different scores to hold some out (data.dev_share): name development pairs"
+            f"{name} has too few first sentences, held out whole, or different scores to hold some out "
+            "(data.dev_share): name development pairs"
         )
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)
@@ -133,6 +128,10 @@ def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
     """A line printed where development pairs are trained on, too, their sentences in this order or the other."""
+
+    def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
+        return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
+
     pairs, seen = unordered(dev[:]), set[frozenset[str]]()
     wanted = {*pairs}
     for dataset in datasets.values():
@@ -143,19 +142,13 @@ def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
         print(f"{name}: {shared} of {len(pairs)} pairs are trained on, too: of these it tells what was learnt by heart")
 
 
-def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
-    """Each pair's two texts, whichever comes first."""
-    return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
-
-
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
     """ValueError for a source without one whole batch, of which nothing would be trained on."""
     for name, dataset in datasets.items():
         if len(dataset) < batch_size:
-            of = f"{world} processes x {batch_size // world}" if world > 1 else f"{batch_size}"
             raise ValueError(
-                f"{name} has {len(dataset)} rows, less than a batch of {of}, and incomplete batches are dropped: "
-                "make training.per_device_train_batch_size smaller"
+                f"{name} has {len(dataset)} rows, less than a batch of {batch_size} ({world} processes), and "
+                "incomplete batches are dropped: make training.per_device_train_batch_size smaller"
             )
 
 
@@ -163,10 +156,6 @@ def _name_of(source: str) -> str:
     """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
     parts = (Path(part).name.partition("#") for part in pool(source))
     return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
-
-
-def _dropped(counts: dict[str, Any]) -> str:
-    return "".join(f", {number} rows dropped ({reason})" for reason, number in counts.get("dropped", {}).items())
 
 
 class PremiseBatchSampler(DefaultBatchSampler):

@@ -63,7 +63,7 @@ def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
     with replacing_model(old) as saved:
         (saved / "weights").touch()
         (saved / "1_Pooling").mkdir()
-    old.own("../escape", "note")
+    old.begin("../escape", "note")
     for name in ("../escape", "note", "mine.txt"):
         (old.path / name).write_text("x")
     new = Output(tmp_path / "out", OTHER, overwrite=True, folder=True)
@@ -71,8 +71,7 @@ def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
     new.begin("b")
     assert sorted(os.listdir(old.path)) == ["made_from.json", "mine.txt"] and (tmp_path / "escape").exists()
     assert not new.replaces and new.finished() is None  # begun, and not finished
-    new.own("c")
-    new.begin("b")  # on resuming nothing is forgotten
+    new.begin("c")  # on resuming nothing is forgotten
     assert json.loads(new.record.read_text())["files"] == ["b", "c"]
 
 

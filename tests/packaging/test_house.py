@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 564,
+    "artifacts": 556,
     "data": 1479,
     "encoders": 1810,
     "evaluation": 1270,
     "generation": 1124,
     "jobs": 1469,
     "losses": 2295,
-    "training": 1330,
+    "training": 1285,
     "the root": 662,
 }
 LONGEST = 400  # lines of a file

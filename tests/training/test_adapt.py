@@ -137,11 +137,11 @@ def test_both_parts_differ_in_score_where_some_are_held_out():
         rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
         assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
     columns["score"] = [float(row == 0) for row in rows]
-    with pytest.raises(ValueError, match="too few pairs of different scores to hold some out"):
+    with pytest.raises(ValueError, match="or different scores to hold some out"):
         held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
-def test_few_pairs_and_swapped_ones_are_said(tmp_path, encoder, capsys):
+def test_swapped_pairs_are_said(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", 10, score=lambda row: row)
     header, *lines = Path(source).read_text().splitlines()
     swapped = ["\t".join([second, first, score]) for first, second, score in (line.split("\t") for line in lines)]
@@ -149,11 +149,10 @@ def test_few_pairs_and_swapped_ones_are_said(tmp_path, encoder, capsys):
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
     said = capsys.readouterr().out
     assert "dev.tsv: 6 of 7 pairs are trained on, too" in said
-    assert "dev.tsv: 7 development pairs are few" in said and "mine: 10 pairs to train on are few" in said
 
 
 def test_a_premise_is_held_out_whole(tmp_path, encoder):
-    with pytest.raises(ValueError, match="one first sentence, and a premise is held out whole"):
+    with pytest.raises(ValueError, match="too few first sentences, held out whole"):
         lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
         adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))
