@@ -37,7 +37,6 @@ from raoe_train.training.arguments import (
 )
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.dry_run import would_take
-from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import (
     Evaluation,
     dev_evaluator,
@@ -48,7 +47,6 @@ from raoe_train.training.measures import (
     summary,
     tasks_of,
 )
-from raoe_train.training.model_card import save_with_card
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -60,11 +58,12 @@ from raoe_train.training.run_directory import (
     TEACHER,
     clear_unfinished,
     newest_checkpoint,
+    save_with_card,
     settings_of,
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
-from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
+from raoe_train.training.training_data import Teacher, check_sizes, enough_steps, read_training_data, with_dev
 
 ESSENTIALS = """Most runs need ten settings:
 

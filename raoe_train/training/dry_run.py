@@ -7,8 +7,7 @@ from typing import Any
 
 from raoe_train.encoders.preflight import GB, HALF, from_hub, held, loading, sizes
 from raoe_train.encoders.settings import SCRATCH
-from raoe_train.training.list_targets import Teacher
-from raoe_train.training.training_data import enough_steps, read_training_data, with_dev
+from raoe_train.training.training_data import Teacher, enough_steps, read_training_data, with_dev
 
 SAMPLE = 500  # rows of each source that are counted in tokens, or up to twice as many
 # GB, and operations a second in 16 bits (dense, tensor cores) and in 32, of an RTX 4090 and an A100

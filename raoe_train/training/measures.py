@@ -12,7 +12,6 @@ import numpy as np
 
 from raoe_train.artifacts import report
 from raoe_train.config import PositiveInt
-from raoe_train.data.pairs import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
@@ -58,16 +57,6 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
         classifier=evaluation.classifier,
         batcher=evaluation.batcher,
     )
-
-
-def dev_pairs(data: Data, prompt: str | None) -> dict[str, Any]:
-    """{name of its file: the pairs} of each source of data.dev."""
-    found: dict[str, Any] = {}
-    for source in data.dev or []:
-        asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
-        name = Path(source).name
-        found[source if name in found else name] = read_scored(source, prompt, **asked)
-    return found
 
 
 def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:

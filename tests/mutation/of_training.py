@@ -118,6 +118,6 @@ TRAINING = [
         ("True if has_dev else None", "False if has_dev else None")),
     *of("raoe_train/training/trainer.py", "training/test_loss_state.py",
         ("for process in (self.args.process_index, 0)]", "for process in (0,)]")),
-    *of("raoe_train/training/list_targets.py", "training/test_ranking_post.py",
+    *of("raoe_train/training/training_data.py", "training/test_ranking_post.py",
         ("phi[np.ix_(order, order)]", "phi")),
 ]  # fmt: skip

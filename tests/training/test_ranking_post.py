@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-import raoe_train.training.list_targets as teaching
+import raoe_train.training.training_data as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import resume as once
