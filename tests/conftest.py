@@ -53,8 +53,8 @@ def elsewhere():
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures as they are saved."""
-    from raoe_train.artifacts import figures
+    from raoe_train.artifacts import report
 
-    made, real = [], figures.save
-    monkeypatch.setattr(figures, "save", lambda figure, path: (made.append(figure), real(figure, path)))
+    made, real = [], report.save
+    monkeypatch.setattr(report, "save", lambda figure, path: (made.append(figure), real(figure, path)))
     return made

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 import raoe_train as rt
-from raoe_train.artifacts.markdown import cell, made_with, table
 from raoe_train.artifacts.provenance import digest
+from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import beside
 from raoe_train.cli import job_of
 from raoe_train.config import parse

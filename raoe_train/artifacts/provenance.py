@@ -4,17 +4,13 @@ import hashlib
 import json
 import platform
 import subprocess
-import time
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 PICTURES = ("run.png", "changes.png")  # of a run
-SAID_OF_IT = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)
+METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)
 EVENTS = "events.out.tfevents."  # of TensorBoard, the same
-SETTLED = 10**9  # nanoseconds after which what is known of a file is believed
-DROPPED = "dropped.txt"  # in a folder whose weights were removed: the fingerprint that it had with them
 
 
 def versions() -> dict[str, str]:
@@ -34,24 +30,13 @@ def fingerprint(model: str) -> str | None:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    if (folder / DROPPED).is_file():
-        return (folder / DROPPED).read_text(encoding="utf-8")
-    named = (path for path in folder.rglob("*") if path.name not in SAID_OF_IT and not path.name.startswith(EVENTS))
+    named = (path for path in folder.rglob("*") if path.name not in METADATA_FILES and not path.name.startswith(EVENTS))
     files = sorted(path for path in named if path.is_file())
     return digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
 
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    state = path.stat()
-    # a file's own time can be set; when it was changed cannot, but twice within a tick of the clock is the same
-    known = (path.absolute(), state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    settled = time.time_ns() - state.st_ctime_ns > SETTLED
-    return _digest(*known) if settled else _digest.__wrapped__(*known)
-
-
-@lru_cache(4096)
-def _digest(path: Path, *state: int) -> str:
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,6 @@ SETTINGS, FINISHED, FILES = "settings", "finished", "files"  # keys of a record
 SHARD = 4096  # sentences, or as many pairs: what a kill can cost
 SUM = ".sha256"  # suffix of the file with a shard's digest
 POLL = 0.2  # seconds
-SHOWN = 200  # characters of the keys that differ
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -83,12 +82,12 @@ class Output:
         if not changed and found.get(FINISHED) and self._there():
             shutil.rmtree(self.all_parts, ignore_errors=True)  # left by a kill
             return {key: value for key, value in found.items() if key not in (FINISHED, FILES)}
-        if SETTINGS not in found and self._there() and not self._only_ours():
+        if SETTINGS not in found and self._there():
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
         if changed and SETTINGS in found and self._there() and not self.overwrite:
             raise ValueError(
-                f"output {self.path} exists and is of other settings or inputs (different: "
-                f"{', '.join(changed):.{SHOWN}}): choose another output, or --overwrite it"
+                f"output {self.path} exists and is of other settings or inputs (different: {', '.join(changed)}): "
+                "choose another output, or --overwrite it"
             )
         return None
 
@@ -100,23 +99,17 @@ class Output:
 
     def begin(self, *files: str) -> None:
         """Make the output ours, with these settings, right before it is written. In a folder, what we wrote of other
-        settings goes; `files` are the names that the work may write there."""
+        settings goes; `files` are the names that are ours there, which `overwrite` may remove."""
         found = read_json(self.record)
-        if SETTINGS in found and not different(found[SETTINGS], self.settings) and not found.get(FINISHED):
-            return
-        if self.folder:
-            if FINISHED in found:  # a kill while its files go leaves none that is finished
-                write_json(self.record, {**found, FINISHED: False})
-            for name in found.get(FILES, []):
-                if Path(name).name == name:  # a path could lead elsewhere
-                    remove(self.path / name)
-        write_json(self.record, {SETTINGS: self.settings, FILES: list(files)})
-
-    def own(self, *names: str) -> None:
-        """Note files of the folder as ours before they are written, so that `overwrite` may remove them."""
-        found = read_json(self.record)
-        if missing := [name for name in names if name not in found.get(FILES, [])]:
-            write_json(self.record, {**found, FILES: [*found.get(FILES, []), *missing]})
+        if found.get(FINISHED) or different(found.get(SETTINGS), self.settings):
+            if self.folder:
+                if FINISHED in found:  # a kill while its files go leaves none that is finished
+                    write_json(self.record, {**found, FINISHED: False})
+                for name in found.get(FILES, []):
+                    if Path(name).name == name:  # a path could lead elsewhere
+                        remove(self.path / name)
+            found = {SETTINGS: self.settings}
+        write_json(self.record, {**found, FILES: [*dict.fromkeys([*found.get(FILES, []), *files])]})
 
     def finish(self, result: Mapping[str, Any]) -> dict[str, Any]:
         """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
@@ -126,16 +119,10 @@ class Output:
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return found
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """In this block no other process is that asks for it, too; they wait. Its lock is not among the parts, which a
-        process that finishes removes."""
-        lock = FileLock(self.path.with_name(f".{self.path.name}.finish.lock"))
-        with lock:
-            try:
-                yield
-            finally:
-                Path(lock.lock_file).unlink(missing_ok=True)
+    def alone(self) -> AbstractContextManager[None]:
+        """A block in which no other process is that asks for it, too; they wait."""
+        # not among the parts, which a process that finishes removes
+        return owned(beside(self.path, ".finish"), wait=True)
 
     def awaited(self) -> dict[str, Any]:
         """The result that another process is about to finish."""
@@ -144,39 +131,29 @@ class Output:
         return result
 
     def _there(self) -> bool:
-        return any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
-
-    def _only_ours(self) -> bool:
-        """Whether a folder holds nothing but what a kill left of a record."""
-        return self.folder and {*self.path.iterdir()} <= {partial(self.record)}
+        """Whether there is a file, or in a folder anything but what a kill left of a record."""
+        if self.path.is_dir():
+            return any(path != partial(self.record) for path in self.path.iterdir())
+        return self.path.exists()
 
 
 @contextmanager
-def owned(path: str | Path) -> Iterator[None]:
+def owned(path: str | Path, wait: bool = False) -> Iterator[None]:
     """In this block no other process has the output, by a lock file beside it that goes with the process; ValueError
-    where one has. Links are followed: two names of one output are one lock."""
+    where one has, unless it is to `wait`. Links are followed: two names of one output are one lock."""
     path = Path(path).expanduser().resolve()
     lock_file = path.with_name(f".{path.name}.lock")
-    missing = [folder for folder in lock_file.parents if not folder.exists()]
     lock_file.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(lock_file, timeout=0)
+    lock = FileLock(lock_file, timeout=-1 if wait else 0)
     try:
         lock.acquire()
     except Timeout:
         raise ValueError(f"{path}: another process is writing to it; wait, or choose another output") from None
-    except PermissionError:
-        if not path.exists():
-            raise
-        yield  # an output that is finished may lie where nothing can be written
-        return
     try:
         yield
     finally:
         lock_file.unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):  # there is something in it
-            for folder in missing:
-                folder.rmdir()
 
 
 @contextmanager
@@ -187,9 +164,8 @@ def replacing_model(output: Output) -> Iterator[Path]:
     remove(saved)  # a killed process's: safetensors' temporary files have another name each time
     saved.mkdir()
     yield saved
-    output.begin()
     found = sorted(saved.iterdir())
-    output.own(*(path.name for path in found))
+    output.begin(*(path.name for path in found))
     for path in found:
         remove(output.path / path.name)
         path.replace(output.path / path.name)
@@ -228,8 +204,10 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
     """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
-    missing = [number for number, path in enumerate(paths) if number % world == rank and not _sound(path, warn=True)]
+    missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
     for number in tqdm(missing, desc=name, unit="shard", disable=None):
+        if paths[number].exists():
+            logger.warning("%s is damaged and is made again", paths[number])
         with replacing(paths[number]) as temporary:
             np.save(temporary, make(items[number * size : (number + 1) * size]))
             write_text(beside(paths[number], SUM), file_digest(temporary))  # first: no shard is there without its sum
@@ -238,26 +216,23 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
 
 def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
     """The shards of all processes, which are waited for."""
-    while not all(map(_sound, paths)):
-        time.sleep(POLL)
+    for path in paths:
+        while not _sound(path):
+            time.sleep(POLL)
     return [np.load(path) for path in paths]
 
 
-def _sound(shard: Path, warn: bool = False) -> bool:
+def _sound(shard: Path) -> bool:
     """Whether a shard is there with the very bytes that were written."""
-    if not (shard.exists() and beside(shard, SUM).exists()):
-        return False
-    sound = file_digest(shard) == beside(shard, SUM).read_text(encoding="utf-8")
-    if warn and not sound:
-        logger.warning("%s is damaged and is made again", shard)
-    return sound
+    its_sum = beside(shard, SUM)
+    return shard.exists() and its_sum.exists() and file_digest(shard) == its_sum.read_text(encoding="utf-8")
 
 
 class Lines:
     """JSON lines by "id" that several processes write, each to a file of its own among the parts of an output.
 
-    A line is one write, followed by fsync: a kill leaves whole lines and at most the beginning of one more, which the
-    next run cuts off. No process waits for another: whichever ends last merges all lines. Lines with a "reason" are the
+    Each line is flushed to the disk: a kill leaves whole lines and at most the beginning of one more, which the next
+    run cuts off. No process waits for another: whichever ends last merges all lines. Lines with a "reason" are the
     refused ones, and go to OUTPUT.failed.jsonl.
     """
 
@@ -265,71 +240,53 @@ class Lines:
         self.output, self.failed = output.path, beside(output.path, ".failed.jsonl")
         self.folder = output.parts
         self.own = self.folder / f"rank-{rank_and_world()[0]:05d}.jsonl"
-        self._handle = -1
+        self._file: Any = None
 
     def done(self) -> set[int]:
         """The ids of all lines on disk, of every process."""
-        return set(self._index())
+        return set(self._all())
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """In this block lines can be written; ValueError where another process writes this process's."""
-        with owned(self.own):
-            end = max((start + size for _, start, size in self._lines(self.own)), default=0)
-            self._handle = os.open(self.own, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                os.ftruncate(self._handle, end)
-                yield
-            finally:
-                os.close(self._handle)
+        with owned(self.own), open(self.own, "ab") as self._file:
+            self._file.truncate(sum(len(line) for _, line in _whole_lines(self.own)))
+            yield
 
     def write(self, line: dict[str, Any]) -> None:
         """Put a line on disk."""
-        left = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-        while left:  # a full disk may take a part before it says so
-            left = left[os.write(self._handle, left) :]
-        os.fsync(self._handle)
+        self._file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def merge(self, ids: Sequence[int], brief: Callable[[dict[str, Any]], T]) -> tuple[list[T], list[T]] | None:
         """Write the output, in the order of `ids`: what `brief` makes of each good line, and of each refused one. None
         while other processes' lines are missing."""
-        index = self._index()
-        if any(key not in index for key in ids):
+        lines = self._all()
+        if any(key not in lines for key in ids):
             return None
         briefs: tuple[list[T], list[T]] = ([], [])
         with replacing(self.output) as output, replacing(self.failed) as failed:
             with open(output, "wb") as good, open(failed, "wb") as bad:
                 for key in ids:
-                    path, start, size = index[key]
-                    with open(path, "rb") as file:
-                        file.seek(start)
-                        line = file.read(size)
-                    fields = json.loads(line)
+                    fields = json.loads(lines[key])
                     refused = "reason" in fields
-                    (bad if refused else good).write(line)
+                    (bad if refused else good).write(lines[key])
                     briefs[refused].append(brief(fields))
         if not briefs[True]:
             self.failed.unlink()
         return briefs
 
-    def _index(self) -> dict[int, tuple[Path, int, int]]:
-        """{id: (file, start, size of its line)}."""
-        paths = sorted(self.folder.glob("rank-*.jsonl"))
-        return {key: (path, start, size) for path in paths for key, start, size in self._lines(path)}
+    def _all(self) -> dict[int, bytes]:
+        """{id: its line}, of every process."""
+        return {key: line for path in sorted(self.folder.glob("rank-*.jsonl")) for key, line in _whole_lines(path)}
 
-    def _lines(self, path: Path) -> Iterator[tuple[int, int, int]]:
-        """(id, start, size) of each line of a file but for the beginning of one that a kill left at its end. ValueError
-        for a line before the last that is not one of ours."""
-        start, broken = 0, 0
-        for number, line in enumerate(path.open("rb") if path.exists() else (), 1):
-            if broken:
-                raise ValueError(f"{path}, line {broken}: not a line that we wrote; was the file changed?")
-            try:
-                fields = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                fields = None
-            if isinstance(fields, dict) and isinstance(fields.get("id"), int):
-                yield fields["id"], start, len(line)
-            else:
-                broken = number
-            start += len(line)
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(id, line) of each line but for the beginning of one that a kill left at the end. ValueError for one that is not
+    ours."""
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            yield json.loads(line)["id"], line + b"\n"
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path}, line {number}: not a line that we wrote; was the file changed?") from None

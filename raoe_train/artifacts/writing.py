@@ -1,20 +1,18 @@
-"""Files that are written whole or not at all, and read back; errors of writing in words."""
+"""Files that are written whole or not at all, and read back; a full disk in words."""
 
 import errno
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
-# How libraries that write by other means than Python's files say that the disk is full: safetensors (a class of its
-# own), torch.save (RuntimeError; it does not say why).
-SAID = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed", "iostream error",
-        "unexpected pos")  # fmt: skip
+# How libraries that write by other means than Python's files say so: safetensors (a class of its own), torch.save
+# (RuntimeError; it does not say why).
+FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "file write failed",
+              "iostream error", "unexpected pos")  # fmt: skip
 
 
 def check_writable(path: Path, kind: str, key: str) -> None:
@@ -50,23 +48,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside `folder` that takes its place when the block ends well; not before then the old one goes."""
-    temporary, old = partial(folder), folder.with_name(f".replaced.{folder.name}")
-    for left in (temporary, old):
-        shutil.rmtree(left, ignore_errors=True)  # a killed process's
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        if folder.exists():
-            folder.replace(old)
-        temporary.replace(folder)
-    finally:
-        for left in (temporary, old):
-            shutil.rmtree(left, ignore_errors=True)
-
-
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text in one step."""
     with replacing(path) as temporary:
@@ -89,35 +70,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def explained(output: str | None) -> Iterator[None]:
-    """In this block, errors of writing `output` are OSErrors that say what to do; others go through as they are."""
+    """In this block, errors of a full disk are OSErrors that say what to do; others go through as they are."""
     try:
         yield
-    except OSError as error:
-        where = error.filename or output
-        if error.errno in FULL:
-            raise OSError(_full(where, error.strerror)) from error
-        if error.errno in REFUSED and output and _within(str(error.filename), output):
-            raise OSError(
-                f"cannot write {where} ({error.strerror}): choose another output (--output), or make this one a place "
-                "that can be written"
-            ) from error
-        raise
     except Exception as error:
-        if any(words in str(error) for words in SAID):
-            raise OSError(_full(output, str(error).partition("\n")[0][:200])) from error
-        raise
-
-
-def _full(where: object, said: str | None) -> str:
-    return (
-        f"the disk is full, writing {where} ({said}). What was finished before is whole: make room and run the same "
-        "command again, and it goes on from there"
-    )
-
-
-def _within(path: str, output: str) -> bool:
-    """Whether a path is the output, above it, in it, or beside it by its name: OUTPUT.parts and the like."""
-    ours, theirs = (str(Path(each).expanduser().absolute()) for each in (output, path))
-    folder, name = os.path.split(theirs.replace(f"{os.sep}.partial.", os.sep))
-    theirs = os.path.join(folder, name.removeprefix(".") if name.endswith(".lock") else name)
-    return theirs == ours or theirs.startswith((ours + os.sep, f"{ours}.")) or ours.startswith(theirs + os.sep)
+        if getattr(error, "errno", None) not in FULL and not any(words in str(error) for words in FULL_WORDS):
+            raise
+        where, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
+        raise OSError(
+            f"the disk is full, writing {where} ({reason}). What was finished before is whole: make room and run the "
+            "same command again, and it goes on from there"
+        ) from error

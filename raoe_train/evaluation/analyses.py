@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from raoe_train.artifacts import figures
+from raoe_train.artifacts import report
 from raoe_train.encoders.bidirectional.modeling import BidirectionalModel
 from raoe_train.evaluation.tasks import Task, evaluate_tasks, main_score
 
@@ -36,10 +36,10 @@ def degradation(model: Any, tasks: Mapping[str, Task], output: Path | None, batc
         "average": [result["average"] for result in results],
     }
     if output:
-        figure, axis = figures.figure()
-        axis.plot(counts, found["average"], "o-", markersize=3, color=figures.COLOURS[0])
+        figure, axis = report.figure()
+        axis.plot(counts, found["average"], "o-", markersize=3, color=report.COLOURS[0])
         axis.set(title=output.stem, xlabel="layers kept", ylabel="average x 100")
-        figures.save(figure, output.with_name(f"{output.stem}-degradation.png"))
+        report.save(figure, output.with_name(f"{output.stem}-degradation.png"))
     return found
 
 

@@ -1,6 +1,7 @@
 """The job `score`: similarity scores of sentence pairs from two teacher encoders."""
 
 import gc
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import figures, resume
+from raoe_train.artifacts import report, resume
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.resume import Output
 from raoe_train.config import PositiveInt, make
@@ -101,7 +102,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     write_rows(output.path, [*table.columns, *ADDED], rows)
     by_label = _by_label(table.labels, mean)
     if by_label:
-        figures.pictures(lambda: _plot(by_label, resume.beside(output.path, ".png")))
+        report.pictures(lambda: _plot(by_label, resume.beside(output.path, ".png")))
     result = {
         "rows": len(mean),
         "left_out": table.left_out,
@@ -160,13 +161,13 @@ def _by_label(labels: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
 
 def _plot(groups: dict[str, np.ndarray], path: Path) -> list[Path]:
     """The distribution of the score by label; each label's area is 1, so that those of different size compare."""
-    made, axes = figures.figure()
+    made, axes = report.figure()
     edges = np.histogram_bin_edges(np.concatenate(list(groups.values())), bins=60)
-    for (label, scores), colour in zip(groups.items(), figures.colours(len(groups)), strict=True):
+    for (label, scores), colour in zip(groups.items(), itertools.cycle(report.COLOURS), strict=False):
         name = f"{label} ({len(scores)} pairs, mean {scores.mean():.3f})"
         axes.hist(scores, edges, density=True, histtype="stepfilled", alpha=0.35, color=colour)
         axes.hist(scores, edges, density=True, histtype="step", color=colour, label=name)
     axes.set(xlabel="similarity score S", ylabel="density")
     axes.legend(frameon=False)
-    figures.save(made, path)
+    report.save(made, path)
     return [path]

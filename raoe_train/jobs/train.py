@@ -12,9 +12,9 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
-from raoe_train.artifacts.figures import pictures
 from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
 from raoe_train.artifacts.provenance import PICTURES, commit, versions
+from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import read_json, write_json, write_text
 from raoe_train.config import Choice, recipe_text
@@ -36,7 +36,6 @@ from raoe_train.training.arguments import (
 )
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.dry_run import would_take
-from raoe_train.training.list_targets import Teacher
 from raoe_train.training.measures import (
     Evaluation,
     dev_evaluator,
@@ -47,7 +46,6 @@ from raoe_train.training.measures import (
     summary,
     tasks_of,
 )
-from raoe_train.training.model_card import save_with_card
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -59,11 +57,12 @@ from raoe_train.training.run_directory import (
     TEACHER,
     clear_unfinished,
     newest_checkpoint,
+    save_with_card,
     settings_of,
     starting_encoder,
 )
 from raoe_train.training.trainer import Trainer
-from raoe_train.training.training_data import check_sizes, enough_steps, read_training_data, with_dev
+from raoe_train.training.training_data import Teacher, check_sizes, enough_steps, read_training_data, with_dev
 
 ESSENTIALS = """Most runs need ten settings:
 

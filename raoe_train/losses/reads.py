@@ -141,5 +141,5 @@ LABELLED_PAIRS = Reads("labelled pairs", _labelled_pairs)  # 1 similar, 0 not
 CLASSES = Reads("NLI pairs", _classes)  # of three classes
 PAIRS = Reads("pairs", _pairs)  # each a positive one
 PAIRS_WITH_TEXTS = Reads("pairs", _pairs, TextCollator)
-LISTS = Reads("lists", _lists, ListCollator)  # their targets are training's to make, raoe_train.training.list_targets
+LISTS = Reads("lists", _lists, ListCollator)  # their targets are training's to make, raoe_train.training.training_data
 SENTENCES_ALONE = Reads("sentences", _sentences)

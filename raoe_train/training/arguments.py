@@ -35,12 +35,9 @@ class Training:
         min_steps: raise the number of epochs until there are so many steps
         max_steps: number of steps, in place of epochs
         per_device_eval_batch_size: rows of a batch in evaluation
-        gradient_accumulation_steps: batches of a step
+        gradient_accumulation_steps: batches of a step; for a larger batch to rank pairs in, see loss.mini_batch_size
         warmup_steps: steps used for warm-up or, below 1, their share
         weight_decay: weight decay of AdamW
-        adam_beta1: beta1 of AdamW
-        adam_beta2: beta2 of AdamW
-        adam_epsilon: epsilon of AdamW
         max_grad_norm: norm to clip gradients to; 0 for no clipping
         fp16: float16 with loss scaling
         eval_strategy: when to evaluate; epoch where there is a dev set
@@ -54,7 +51,6 @@ class Training:
         batch_sampler: how batches are drawn; by_premise keeps the pairs of a premise together
         gradient_checkpointing: recompute activations in the backward pass
         learning_rate_mapping: learning rates of parameters by regular expression
-        data_seed: seed of the order of batches; by default seed
     """
 
     num_train_epochs: PositiveFloat = 3
@@ -72,9 +68,6 @@ class Training:
     gradient_accumulation_steps: PositiveInt = 1
     warmup_steps: NonNegativeFloat | None = None
     weight_decay: NonNegativeFloat = 0
-    adam_beta1: Share = 0.9
-    adam_beta2: Share = 0.999
-    adam_epsilon: PositiveFloat = 1e-8
     max_grad_norm: NonNegativeFloat = 1
     fp16: bool = False
     eval_strategy: When | None = None
@@ -88,7 +81,6 @@ class Training:
     batch_sampler: str | None = None
     gradient_checkpointing: bool = False
     learning_rate_mapping: dict[str, NonNegativeFloat] | None = None
-    data_seed: Seed | None = None
     others: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,8 +105,6 @@ def check_training(training: Training, has_dev: bool) -> None:
             f"training.eval_strategy {training.eval_strategy} needs data.dev to evaluate on; "
             "without it the last model is kept: --training.eval_strategy no"
         )
-    if training.eval_steps is not None and training.eval_strategy == "epoch":
-        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: leave one of them out")
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:
@@ -135,7 +125,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         given["batch_sampler"] = PremiseBatchSampler
     check_device(device)
     use_cpu = device == "cpu" or not torch.accelerator.is_available()
-    check_backend(device or ("cpu" if use_cpu else torch.accelerator.current_accelerator()))
     if given["bf16"] == "auto":
         given["bf16"] = multiplies_bfloat16(use_cpu)
     # a number of steps says when
@@ -168,19 +157,6 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError) as error:
         raise ValueError(f"training: {error}") from None
     return made
-
-
-def check_backend(device: Any) -> None:
-    """ValueError where RAOE_KERNELS_BACKEND names no backend, or one that cannot run on this device."""
-    import torch
-
-    from raoe_kernels import pairwise_cosine
-
-    row = torch.ones(1, 1, device=device)
-    try:
-        pairwise_cosine(row, row)
-    except RuntimeError as error:
-        raise ValueError(f"RAOE_KERNELS_BACKEND: {error}") from None
 
 
 def multiplies_bfloat16(use_cpu: bool) -> bool:

@@ -1,11 +1,10 @@
 """What is watched while a model trains: cost, log, loss and weights that are not finite."""
 
-import contextlib
 import json
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,13 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ProgressCallback
 
-from raoe_train.training.run_directory import newest_checkpoint
-
 SPEARMAN = "_spearman_cosine"
 SHOWN = 16  # rows of a batch
 LEFT = "its gradient left weights that are not finite"
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 class Meter(TrainerCallback):
-    """Measures a trainer's loop.
-
-    Its seconds are those of reading and tokenizing batches, of steps and of a teacher that is asked in them, without
-    evaluation and without writing checkpoints. Its memory is the peak of all that the loop does, evaluation included.
+    """Measures a trainer's loop: its seconds, without evaluation and without writing checkpoints, and its peak memory.
 
     At a logging step it adds to what the callbacks behind it get, since the last one and over all processes:
     "pairs_per_second" ("rows_per_second" of batches that are not pairs), "tokens" that the encoder read, padding
@@ -51,7 +44,8 @@ class Meter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step  # more than 0 where a run resumes
-        reset_peak(self.cuda)
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
         self._since = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -94,30 +88,17 @@ class Meter(TrainerCallback):
         }
 
 
-class LogLines(ProgressCallback):
-    """transformers' progress bar, where there is a terminal, and a line for every logged step and evaluation, with the
-    time that is left."""
+class Bar(ProgressCallback):
+    """transformers' progress bar, which leaves the log to LogLines."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.started, self.first = 0.0, 0
+    on_log: Any = TrainerCallback.on_log
+
+
+class LogLines(TrainerCallback):
+    """Prints a line for every logged step and evaluation, with the time that is left."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.started, self.first = time.monotonic(), state.global_step
-        if sys.stderr.isatty():
-            super().on_train_begin(args, state, control, **kwargs)
-
-    def on_prediction_step(self, *arguments: Any, **kwargs: Any) -> None:
-        if self.training_bar is not None:
-            super().on_prediction_step(*arguments, **kwargs)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training_bar is not None:
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.training_bar is not None:
-            super().on_train_end(args, state, control, **kwargs)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
@@ -133,12 +114,9 @@ class LogLines(ProgressCallback):
                 left = (time.monotonic() - self.started) / steps * (state.max_steps - state.global_step)
                 cells.append(f"{tqdm.format_interval(left)} left")
         else:
-            shown = {name: value for name, value in logs.items() if name.endswith((SPEARMAN, "eval_loss"))}
-            cells = [
-                f"{name.removeprefix('eval_').removesuffix(SPEARMAN)} "
-                + (f"{100 * value:.2f}" if name.endswith(SPEARMAN) else f"{value:.4g}")
-                for name, value in shown.items()
-            ]
+            cells = [f"{name.removeprefix('eval_').removesuffix(SPEARMAN)} {100 * value:.2f}"
+                     for name, value in logs.items() if name.endswith(SPEARMAN)]  # fmt: skip
+            cells += [f"loss {logs['eval_loss']:.4g}"] if "eval_loss" in logs else []
         if cells:
             with tqdm.external_write_mode():  # the bar steps aside
                 print(f"step {state.global_step}/{state.max_steps}  {'  '.join(cells)}", flush=True)
@@ -199,60 +177,27 @@ def finite_weights(model: Any) -> bool:
     return all(bool(torch.isfinite(weight).all()) for weight in model.parameters() if weight.requires_grad)
 
 
-def not_finite(trainer: Any, step: int, found: str, batch: Any) -> FloatingPointError:
-    """The error of a step: what was in its batch, and what to try."""
-    return FloatingPointError("\n".join([f"step {step}: {found}", *_rows(trainer, batch), *_to_try(trainer)]))
-
-
-def _rows(trainer: Any, batch: Mapping[str, Any]) -> Iterator[str]:
+def not_finite(trainer: Any, step: int, found: str, batch: Mapping[str, Any]) -> FloatingPointError:
+    """The error of a step: what its batch begins with, and what to try."""
     tokenizer = getattr(trainer.data_collator, "tokenizer", None) or trainer.model.tokenizer
-    of, name = trainer.accelerator, batch.get("dataset_name")
-    where = f" of process {of.process_index}" if of.num_processes > 1 else ""
-    yield f"the batch{where}{f', of {name}' if name else ''}, as the encoder reads its first rows:"
     columns = []
     for key, ids in batch.items():
         real = batch.get(f"{key.removesuffix('input_ids')}attention_mask")
         if key.endswith("input_ids") and ids.ndim == 2 and real is not None:
             rows = zip(ids[:SHOWN], real[:SHOWN].bool(), strict=True)
-            columns.append([tokenizer.decode(row[keep].tolist()) for row, keep in rows])
-    for texts in zip(*columns, strict=True):
-        yield "  " + " | ".join(text[:80] for text in texts)
-
-
-def _to_try(trainer: Any) -> Iterator[str]:
-    args = trainer.args
-    hints = [f"a smaller training.learning_rate (now {args.learning_rate:g}) or more warm-up"]
-    if scales := dict.fromkeys(f"{scale:g}" for scale in trainer.scales.values()):
-        hints.append(f"a smaller loss.scale (now {' and '.join(scales)})")
-    if args.fp16:
-        hints.append("training.bf16 in place of fp16, whose largest number is 65504")
-    elif args.bf16:
-        hints.append("training.bf16 false")
-    hints.append("a look at these rows: scores that are not numbers, sentences that are empty or not text")
-    yield "to try: " + "; ".join(hints)
-    last = newest_checkpoint(Path(args.output_dir), args.save_only_model)
-    yield (
-        f"The last good checkpoint is {last}: --model.name {last} starts another run from it"
-        if last
-        else "There is no checkpoint yet (training.save_strategy steps, training.save_steps)"
+            columns.append([tokenizer.decode(row[keep].tolist())[:80] for row, keep in rows])
+    shown = ["  " + " | ".join(texts) for texts in zip(*columns, strict=True)]
+    scales = "".join(f", loss.scale (now {scale:g})" for scale in dict.fromkeys(trainer.scales.values()))
+    return FloatingPointError(
+        "\n".join([f"step {step}: {found}; the first rows of its batch, as the encoder reads them:", *shown])
+        + f"\ntry a smaller training.learning_rate (now {trainer.args.learning_rate:g}){scales}, more warm-up, or "
+        "training.bf16 in place of fp16, and look at these rows: scores that are no numbers, sentences without text"
     )
 
 
-def reset_peak(cuda: bool) -> None:
-    """Let the peak begin anew; resident memory's only on Linux, where that is allowed."""
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    with contextlib.suppress(OSError):
-        CLEAR.write_text("5")
-
-
 def peak_mb(cuda: bool) -> float:
-    """Peak memory since reset_peak, in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this
-    process, Python and its libraries included."""
+    """Peak memory in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this process."""
     if cuda:
         return torch.cuda.max_memory_allocated() / 1e6
-    if STATUS.exists():  # VmHWM: a child takes over getrusage's ru_maxrss from the process that started it
-        lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines() if ":" in line)
-        return int(lines["VmHWM"].split()[0]) * 1024 / 1e6
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / 1e6
+    kilo = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo / 1e6

@@ -1,6 +1,7 @@
 """What a training run is measured by before and after, development pairs and tasks, and what came of it in words and
 pictures."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from raoe_train.artifacts import figures
+from raoe_train.artifacts import report
 from raoe_train.config import PositiveInt
-from raoe_train.data.pairs import read_scored
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
 
-LITTLE, LOST = 1.0, -0.2  # points of a gain, and of the average elsewhere, that want advice
+SPEARMAN = "_spearman_cosine"
+LOST = -0.2  # points: a lower average elsewhere wants advice
 # keys of a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
@@ -41,32 +42,21 @@ class Evaluation:
     batcher: Batcher = None
 
 
-def polarity_of(polarity: Polarity, model: Model) -> Polarity:
-    """polarity, its reference the encoder that training starts from where the recipe names none."""
-    if polarity.reference is not None or model.random_weights or model.name == SCRATCH:
-        return polarity
-    return replace(polarity, reference=FrozenEncoder(name=model.name))
-
-
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
-    """The recipe's tasks, read; {} where it names none."""
-    asked: Any = {
-        "prompt": model.prompt,
-        "polarity": polarity_of(polarity, model),
-        "classifier": evaluation.classifier,
-        "batcher": evaluation.batcher,
-    }
-    return read_tasks(evaluation.tasks, data.dir, **asked) if evaluation.tasks else {}
-
-
-def dev_pairs(data: Data, prompt: str | None) -> dict[str, Any]:
-    """{name of its file: the pairs} of each source of data.dev."""
-    found: dict[str, Any] = {}
-    for source in data.dev or []:
-        asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
-        name = Path(source).name
-        found[source if name in found else name] = read_scored(source, prompt, **asked)
-    return found
+    """The recipe's tasks, read; {} where it names none. Polarity's reference is the encoder that training starts from
+    where the recipe names none."""
+    if not evaluation.tasks:
+        return {}
+    if polarity.reference is None and not model.random_weights and model.name != SCRATCH:
+        polarity = replace(polarity, reference=FrozenEncoder(name=model.name))
+    return read_tasks(
+        evaluation.tasks,
+        data.dir,
+        prompt=model.prompt,
+        polarity=polarity,
+        classifier=evaluation.classifier,
+        batcher=evaluation.batcher,
+    )
 
 
 def dev_evaluator(pairs: Mapping[str, Any], batch_size: int) -> Any:
@@ -99,19 +89,16 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """(name, before, after) of `scores`, as they are shown."""
-    return [(name, *map(_shown, both)) for name, both in scores(metrics).items()]
+    found = scores(metrics).items()
+    return [(name, *("-" if value is None else f"{value:.2f}" for value in both)) for name, both in found]
 
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores before and after, a line each."""
-    scores = score_rows(metrics)
-    rows = [("main metric x 100", "before", "after"), *scores] if scores else []
+    rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in rows)
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    head = [("main metric x 100", "before", "after")] if rows else []
+    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in [*head, *rows])
 
 
 def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -121,27 +108,20 @@ def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def in_words(metrics: Mapping[str, Any]) -> list[str]:
-    """Sentences on the scores of metrics.json, and what to try next; none where nothing was measured."""
-    found, keep = changes(metrics), metrics.get("keep", 0)
-    if not found:
-        return []
-    said, more, less = [], f"a smaller training.keep than {keep:g}, " if keep else "", "a larger" if keep else "some"
-    if (gain := found.pop("dev", None)) is not None:
+    """Sentences on the scores of metrics.json: dev, the sets elsewhere, and advice where these lost."""
+    elsewhere, sentences = changes(metrics), []
+    if (gain := elsewhere.pop("dev", None)) is not None:
         before, after = scores(metrics)["dev"]
-        said.append(f"On its development pairs the encoder went from {before:.2f} to {after:.2f} ({gain:+.2f}).")
-    if not found:
-        said.append("What else it gained or lost was not measured: evaluation.tasks and data.dir name sets to watch.")
-    else:
-        mean = sum(found.values()) / len(found)
-        least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
-        ends = f": from {found[least]:+.2f} ({least}) to {found[most]:+.2f} ({most})" if len(found) > 1 else ""
-        said.append(f"On {len(found)} set{'s' * (len(found) > 1)} at hand it changed by {mean:+.2f} on average{ends}.")
+        sentences.append(f"On its development pairs the encoder went from {before:.2f} to {after:.2f} ({gain:+.2f}).")
+    if elsewhere:
+        mean = sum(elsewhere.values()) / len(elsewhere)
+        ends = (choose(elsewhere, key=elsewhere.__getitem__) for choose in (min, max))
+        spread = " to ".join(f"{elsewhere[name]:+.2f} ({name})" for name in ends)
+        sentences.append(f"Elsewhere it changed by {mean:+.2f} on average: from {spread}.")
         if mean < LOST:
-            said.append(f"To lose less: {less} training.keep.")
-            said.append("To lose nothing: this encoder for texts like its training's, the one before for others.")
-    if gain is not None and gain < LITTLE:
-        said.append(f"To gain more: {more}more pairs, more epochs.")
-    return said
+            more = "a larger" if metrics.get("keep") else "some"
+            sentences.append(f"To lose less there: {more} training.keep.")
+    return sentences
 
 
 def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
@@ -149,15 +129,15 @@ def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
     found = changes(metrics)
     if len(found) < 2:
         return []
-    made, axes = figures.figure(size=(7.0, 1.0 + 0.3 * len(found)))
-    gain, loss = figures.COLOURS[1], figures.COLOURS[2]
-    bars = axes.barh([*found], [*found.values()], color=[gain if change >= 0 else loss for change in found.values()])
+    plot, axes = report.figure(size=(7.0, 1.0 + 0.3 * len(found)))
+    colours = [report.COLOURS[1] if change >= 0 else report.COLOURS[2] for change in found.values()]
+    bars = axes.barh([*found], [*found.values()], color=colours)
     axes.bar_label(bars, [f"{change:+.2f}" for change in found.values()], padding=3)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.margins(x=0.15)
     axes.invert_yaxis()
     axes.set(xlabel="main metric x 100, after training less before")
-    figures.save(made, path)
+    report.save(plot, path)
     return [path]
 
 
@@ -171,27 +151,26 @@ def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]
     Returns:
         [path].
     """
-    made, axes = figures.figure()
+    plot, left = report.figure()
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
-    losses = ["loss", *sorted(parts)]
-    correlations = sorted({key for entry in log_history for key in entry if key.endswith("spearman_cosine")})
-    colours = iter(figures.colours(len(losses) + len(correlations)))
-    for key in losses:
-        axes.plot(*_series(log_history, key), color=next(colours), label=key)
-    axes.set(xlabel="step", ylabel="training loss")
+    correlations = sorted({key for entry in log_history for key in entry if key.endswith(SPEARMAN)})
+    colours = itertools.cycle(report.COLOURS)
+    left.set(xlabel="step", ylabel="training loss")
+    for key in ("loss", *sorted(parts)):
+        left.plot(*_series(log_history, key), color=next(colours), label=key)
     if correlations:
-        right = axes.twinx()
+        right = left.twinx()
         right.set_ylabel("Spearman x100")
         for key in correlations:
-            name = key.removeprefix("eval_").removesuffix("_spearman_cosine")
             steps, values = _series(log_history, key)
-            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=f"{name} (right)")
-    made.legend(loc="outside upper center", ncols=5, frameon=False)
-    figures.save(made, path)
+            label = f"{key.removeprefix('eval_').removesuffix(SPEARMAN)} (right)"
+            right.plot(steps, 100 * values, "o-", markersize=3, color=next(colours), label=label)
+    plot.legend(loc="outside upper center", ncols=5, frameon=False)
+    report.save(plot, path)
     return [path]
 
 
 def _series(log_history: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     """The steps that have a key, and its values there, [2, n]."""
-    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry and "step" in entry]
+    points = [(entry["step"], float(entry[key])) for entry in log_history if key in entry]
     return np.array(points, dtype=float).reshape(-1, 2).T

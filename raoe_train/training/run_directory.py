@@ -1,72 +1,58 @@
-"""The directory of a training run: what it was made from, its checkpoints, the model in it."""
+"""The directory of a training run: what it was made from, its checkpoints, the model in it and its card."""
 
-import json
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from raoe_train.artifacts.processes import on_rank_zero
 from raoe_train.artifacts.provenance import PICTURES, digest, fingerprint
-from raoe_train.artifacts.resume import remove
-from raoe_train.artifacts.writing import replacing_folder
+from raoe_train.artifacts.report import cell, made_with, table
+from raoe_train.artifacts.resume import Output, remove, replacing_model
+from raoe_train.artifacts.writing import partial, read_json
 from raoe_train.config import to_dict
 from raoe_train.data.sources import contents, pool
-from raoe_train.encoders.settings import SCRATCH, Model, second_of
+from raoe_train.encoders.scratch import drop_head
+from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
+from raoe_train.training.measures import in_words, score_rows
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
 FILES = (RECIPE, METRICS, LOG, *PICTURES, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
-# settings that have no part in a result
-WHERE_IT_RUNS = (
-    ("output",),
-    ("overwrite",),
-    ("dry_run",),
-    ("model", "device"),
-    ("model", "device_map"),
-    ("teacher", "device"),
-    ("teacher", "cache"),
-    ("teacher", "second", "device"),
-    ("teacher", "second", "cache"),
-    ("polarity", "reference", "device"),
-    ("polarity", "reference", "cache"),
-    ("training", "report_to"),
-    ("training", "dataloader_num_workers"),
-)
+BEFORE = "\n## Training Details\n"  # of sentence-transformers' card; where it has none our section comes last
+# Settings that have no part in a result, by their whole path: keys of mappings (data.labels) may have any name.
+WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
+                 "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
+                 "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
 
 
 def settings_of(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """All that a run's result depends on: its recipe, and what the data, encoders and tasks in it hold."""
-    return {"recipe": _without(to_dict(config), WHERE_IT_RUNS), "contents": _contents(config, tasks)}
-
-
-def _contents(config: Any, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """{key of the recipe: what it names holds}; None of what is on a hub, or is built in."""
-    data, model, teacher = config.data, config.model, config.teacher
-    encoders = {"model.name": None if model.name == SCRATCH else model.name, "teacher.name": teacher.name}
-    if (second := second_of(teacher)) is not None:
+    """All that a run's result depends on: its recipe, and what the data, encoders and tasks in it hold; None of what is
+    on a hub, or is built in."""
+    data, second = config.data, config.teacher.second
+    encoders = {"model.name": config.model.name, "teacher.name": config.teacher.name}
+    if second is not None:
         encoders["teacher.second.name"] = second.name
-    return {
+    held = {
         "data.train": [[contents(part) for part in pool(source)] for source in data.train],
         "data.dev": [[contents(part) for part in pool(source)] for source in data.dev or []],
-        **{key: fingerprint(name) if name else None for key, name in encoders.items()},
+        **{key: fingerprint(name) if name not in (None, SCRATCH) else None for key, name in encoders.items()},
         "evaluation.tasks": {word: digest(task.content) for word, task in tasks.items()},
     }
+    return {"recipe": _without_places(to_dict(config)), "contents": held}
 
 
-def _without(values: dict[str, Any], paths: Iterable[tuple[str, ...]]) -> dict[str, Any]:
-    """Nested values without the keys at these paths."""
-    left = dict(values)
-    for first, *rest in paths:
-        if not rest:
-            left.pop(first, None)
-        elif isinstance(left.get(first), dict):
-            left[first] = _without(left[first], [tuple(rest)])
-    return left
+def _without_places(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    return {
+        key: _without_places(value, f"{where}{key}.") if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if f"{where}{key}" not in WHERE_IT_RUNS
+    }
 
 
 def clear_unfinished(output: Path) -> None:
@@ -84,11 +70,12 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
     made: list[Any] = []
 
     def make() -> None:
-        if (initial / "modules.json").is_file():
+        if initial.is_dir():
             return
         made.append(load_encoder(model, sentences=texts, seed=seed, train=True))
-        with replacing_folder(initial) as whole:  # in one step: half of a tokenizer would be another one
-            made[0].save_pretrained(str(whole), create_model_card=False)
+        remove(whole := partial(initial))  # a killed process's
+        made[0].save_pretrained(str(whole), create_model_card=False)
+        whole.replace(initial)  # in one step: half of a tokenizer would be another one
 
     # the other processes cannot make it: in a process group, transformers saves nothing for them, where making it does
     on_rank_zero(make)
@@ -96,30 +83,72 @@ def starting_encoder(model: Model, initial: Path, texts: Iterable[str], seed: in
 
 
 def newest_checkpoint(folder: Path, only_model: bool = False) -> Path | None:
-    """The newest checkpoint that is whole. One that was not written to its end has no state, which comes last; one that
-    is damaged, or has no optimizer though not `only_model` was saved, is left out with a line that says so."""
+    """The newest checkpoint that is whole. One that was not written to its end has no trainer_state.json, which comes
+    last; one with a damaged one, or without an optimizer though not `only_model` was saved, is left out with a line."""
     steps = {path: path.name.rpartition("-")[2] for path in folder.glob("checkpoint-*")}  # of a copy it is no number
     ended = [path for path in steps if steps[path].isdecimal() and (path / STATE).exists()]
     for path in sorted(ended, key=lambda path: int(steps[path]), reverse=True):
-        if (damaged := _damaged(path, only_model)) is None:
+        if not read_json(path / STATE):
+            print(f"{path} is left out: {STATE} is damaged", flush=True)
+        elif not only_model and not any(path.rglob("*optim*")):
+            print(f"{path} is left out: it has no optimizer's state", flush=True)
+        else:
             return path
-        print(f"{path} is left out: {damaged}", flush=True)
     return None
 
 
-def _damaged(checkpoint: Path, only_model: bool) -> str | None:
-    """What is wrong with a checkpoint, as far as its files say by themselves, without being read whole."""
-    from safetensors import SafetensorError, safe_open
+def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> None:
+    """Save an encoder into its run's folder; its card has the recipe, the scores in `metrics` (metrics.json's) and
+    `plots`, lines of Markdown."""
+    drop_head(encoder)
+    card = encoder.model_card_data
+    for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
+        if dataset.get("name"):
+            dataset["name"] = cell(dataset["name"])
+        shown = dataset.get("examples") or {}
+        dataset["examples"] = {column: [_text(value) for value in values] for column, values in shown.items()}
+    with replacing_model(output) as folder:
+        encoder.save_pretrained(str(folder))
+        path = folder / "README.md"
+        theirs = path.read_text(encoding="utf-8") if path.is_file() else ""
+        first, heading, rest = theirs.partition(BEFORE)
+        path.write_text("\n".join([first, *_section(config, metrics, plots), ""]) + heading + rest, encoding="utf-8")
 
-    for path in sorted(checkpoint.rglob("*")):
-        try:
-            if path.suffix == ".json":
-                json.loads(path.read_text(encoding="utf-8"))
-            elif path.suffix == ".safetensors":
-                with safe_open(str(path), "pt"):  # whose length has to be what its header says
-                    pass
-            elif path.suffix in (".pt", ".pth") and not zipfile.is_zipfile(path):
-                raise ValueError
-        except (ValueError, SafetensorError):
-            return f"{path.relative_to(checkpoint)} is damaged"
-    return None if only_model or any(checkpoint.rglob("*optim*")) else "it has no optimizer's state"
+
+def _text(value: Any) -> Any:
+    """What a table of theirs shows of a row as text: it writes <code> around it, and a backslash before each pipe."""
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return cell(value).replace("\\|", "&#124;") if isinstance(value, str) else value
+
+
+def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
+    settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
+    recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return [
+        "## What it was trained on, and what came of it",
+        "",
+        f"`raoe-train train {RECIPE} --output DIR` trains it again; {RECIPE} is beside this page. What it sets:",
+        "",
+        *(f"    {line}" for line in recipe.splitlines()),
+        "",
+        f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
+        *table(["", "before", "after"], [[cell(name), *both] for name, *both in score_rows(metrics)]),
+        "",
+        *(cell(sentence) for sentence in in_words(metrics)),
+        *plots,
+        "",
+        f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
+    ]
+
+
+def _set(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe sets: the settings that are not the defaults, and classes."""
+    found = {}
+    for key, value in settings.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = _set(value, default)
+        if value not in (default, {}) or key == "class_path":
+            found[key] = value
+    return found

@@ -3,6 +3,7 @@
 import copy
 import logging
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
-from raoe_train.training.callbacks import LEFT, FiniteWeights, LogLines, Meter, finite_weights, not_finite
+from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +23,10 @@ logger = logging.getLogger(__name__)
 class Trainer(SentenceTransformerTrainer):
     """SentenceTransformerTrainer for any loss, ours and sentence-transformers' own, alone or by dataset.
 
-    What it adds: batches are made by the collator that the loss `reads`, also inside a MatryoshkaLoss; texts get the
-    encoder's own prompt, where `args` names none; batches are encoded by length (raoe_train.losses.ByLength); a loss
-    that is NaN or infinite ends the training and shows the rows; what a loss has of its own (a learned scale, a
-    classifier) is in the checkpoints, and is not decayed where it is one number; the log is printed as lines, and
-    trackers get more (raoe_train.training.callbacks). The job `train` uses no other.
+    Batches are made by the collator that the loss `reads`; texts get the encoder's own prompt, where `args` names none;
+    batches are encoded by length (raoe_train.losses.ByLength); a loss that is NaN or infinite ends the training and
+    shows the rows; what a loss has of its own (a learned scale, a classifier) is in the checkpoints, and is not decayed
+    where it is one number; the log is printed as lines, and trackers get more (raoe_train.training.callbacks).
 
     Args:
         model: the encoder.
@@ -76,16 +76,7 @@ class Trainer(SentenceTransformerTrainer):
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
-            self.data_collator = self.get_data_collator(  # type: ignore[assignment]
-                self.model, args, self.processing_class
-            )
-        if args.gradient_accumulation_steps > 1 and any(
-            getattr(inner, "compares_batch", False) for _, inner in self._inner()
-        ):
-            logger.warning(
-                "gradient accumulation does not enlarge the batch that pairs are ranked, or negatives drawn, in; "
-                "loss.mini_batch_size does, at the same memory"
-            )
+            self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
         self.meter = Meter(self)
         self.callback_handler.callbacks.insert(0, self.meter)  # trackers are to see what it adds
         self.add_callback(FiniteWeights(self))
@@ -94,6 +85,8 @@ class Trainer(SentenceTransformerTrainer):
         if own:
             self.remove_callback(own[-1])
             self.add_callback(LogLines())
+            if isinstance(own[-1], ProgressCallback) and sys.stderr.isatty():
+                self.add_callback(Bar())
 
     def prepare_loss(self, loss: Any, model: Any) -> Any:
         """A loss, or what a function makes of the model, by length."""
@@ -129,11 +122,10 @@ class Trainer(SentenceTransformerTrainer):
 
     def padding_saved(self) -> int:
         """Tokens of the batches since it was asked last that were not computed."""
-        losses = self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]
-        by_length = {id(each): each for each in losses if isinstance(each, ByLength)}.values()
-        saved = sum(each.saved for each in by_length)
-        for each in by_length:
-            each.saved = 0
+        saved = 0
+        for loss in self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]:
+            if isinstance(loss, ByLength):
+                saved, loss.saved = saved + loss.saved, 0
         return saved
 
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
@@ -152,9 +144,8 @@ class Trainer(SentenceTransformerTrainer):
         numbers = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
         return [name for name in super().get_decay_parameter_names(model) if name not in numbers]
 
-    # transformers writes the model alone; a loss's own parameters would begin anew where a run resumes. They go with
-    # the optimizer's state, which has their moments, and before trainer_state.json, without which a checkpoint counts
-    # for nothing.
+    # transformers writes the model alone. A loss's own parameters go with the optimizer's state, which has their
+    # moments, and before trainer_state.json, without which a checkpoint counts for nothing.
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if state := self._loss_state():
             folder = Path(output_dir)
@@ -191,8 +182,7 @@ class Trainer(SentenceTransformerTrainer):
 
 def _collator(losses: list[Any]) -> Any:
     """The class of collators for all of these losses."""
-    reads = [getattr(loss, "reads", None) for loss in losses]
-    classes = {each.collator for each in reads if each is not None} - {SentenceTransformerDataCollator}
+    classes = {loss.reads.collator for loss in losses if hasattr(loss, "reads")} - {SentenceTransformerDataCollator}
     if len(classes) > 1:
         names = " and ".join(sorted(each.__name__ for each in classes))
         raise ValueError(f"the losses' batches are made differently, by {names}: give a data_collator of your own")

@@ -1,27 +1,49 @@
 """What a recipe trains on: its sources as datasets with the columns that its loss reads."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from datasets import Dataset, DatasetDict
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch.utils.data import RandomSampler
 
+from raoe_kernels import refine_similarity
+from raoe_train.artifacts import resume
 from raoe_train.artifacts.processes import rank_and_world
-from raoe_train.data.pairs import TEXTS
+from raoe_train.artifacts.provenance import digest
+from raoe_train.config import NonNegativeFloat
+from raoe_train.data.pairs import TEXTS, read_scored
 from raoe_train.data.settings import Data
 from raoe_train.data.sources import pool
 from raoe_train.data.tables import BATCH, Texts
+from raoe_train.encoders.embed import embedder, unit_rows
+from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.losses.reads import LISTS
-from raoe_train.training.list_targets import with_targets
-from raoe_train.training.measures import dev_pairs
 
-FEWEST = 16  # pairs that teach something, or tell; below it nothing is held out
+FEWEST = 16  # pairs; of fewer none are held out
+
+
+@dataclass
+class Teacher(FrozenEncoder):
+    """The frozen encoder whose similarities order the sentences of a list, or are learned as they are.
+
+    Args:
+        cache: directory that keeps its embeddings for other runs; of lists by default OUTPUT/teacher, until the end
+        information: what a list teaches; both, its order alone (ranking) or similarities alone (semantic)
+        omega: how far similarities are moved towards the order of the list (information both)
+        second: another encoder, whose cosines are averaged with the first one's
+    """
+
+    information: Literal["both", "ranking", "semantic"] = "both"
+    omega: NonNegativeFloat = 0.5
+    second: FrozenEncoder | None = None
 
 
 def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
@@ -30,8 +52,6 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
     The columns are those that the loss of a TrainConfig reads, as Arrow tables in memory. What a teacher says of lists
     is kept in the folder `cache`, see with_targets.
     """
-    from datasets import DatasetDict
-
     data, seed, reads = config.data, config.training.seed, config.loss.chosen.reads
     scale = data.score_scale
     datasets: dict[str, Any] = {}
@@ -54,24 +74,73 @@ def read_training_data(config: Any, cache: Path) -> tuple[Any, Texts]:
         while name in datasets:
             name = f"{name} ({number + 1})"
         datasets[name] = dataset
-        print(f"{source}: {len(dataset)} {reads.name}{_dropped(counts)}")
+        dropped = "".join(f", {rows} rows dropped ({reason})" for reason, rows in counts.get("dropped", {}).items())
+        print(f"{source}: {len(dataset)} {reads.name}{dropped}")
     return DatasetDict(datasets), Texts(datasets)
+
+
+def with_targets(dataset: Any, teacher: Teacher, cache: Path, *, shuffled: int | None = None) -> Any:
+    """A dataset of lists, column `sentences`, with what each is to be ranked by: `label`, its n x n values, row by row.
+
+    By `teacher.information`: "both", the teacher's cosines refined by `teacher.omega`; "semantic", as they are;
+    "ranking", no column and no teacher, so that the lists' own order is all there is. Where `shuffled` is a seed each
+    list is shuffled first, its source too. `cache` is a folder of what was made before. (Table 3 of the
+    ranking-sentences paper: (d) is "ranking", (e) "semantic", (c) shuffled.)
+    """
+    lists = [list(sentences) for sentences in dataset["sentences"]]
+    orders = [list(range(len(sentences))) for sentences in lists]
+    if shuffled is not None:
+        rng = random.Random(shuffled)
+        for order in orders:
+            rng.shuffle(order)
+    columns: dict[str, Any] = {
+        "sentences": [[sentences[k] for k in order] for sentences, order in zip(lists, orders, strict=True)]
+    }
+    if teacher.information != "ranking":
+        omega = teacher.omega if teacher.information == "both" else 0.0
+        # of the lists as they were: the cosines of a shuffled list are the same, elsewhere
+        columns["label"] = [
+            refine_similarity(torch.from_numpy(phi[np.ix_(order, order)]), omega).numpy().ravel()
+            for phi, order in zip(similarities(lists, teacher, cache), orders, strict=True)
+        ]
+    return Dataset.from_dict(columns)
+
+
+def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: Path) -> list[np.ndarray]:
+    """The teacher's raw cosines within each list, [n, n] float32 each; 0 where an embedding is zero.
+
+    They are kept, not the embeddings: 4 n^2 bytes a list (4 kB for 33 sentences), and omega, the ablations and seeds
+    share them.
+    """
+    size = max(1, resume.SHARD // 16)  # lists, of some 16 sentences each
+    made_from = {"teacher": identity(teacher), "lists": digest([list(texts) for texts in lists]), "shard": size}
+    embed = embedder(teacher, "teacher")
+
+    def cosines(some: Sequence[Sequence[str]]) -> np.ndarray:
+        unit = unit_rows(embed([text for texts in some for text in texts]).astype(np.float64))
+        ends = np.cumsum([len(texts) for texts in some])[:-1]
+        squares = [np.clip(part @ part.T, -1, 1).ravel() for part in np.split(unit, ends)]
+        return np.concatenate(squares).astype(np.float32)
+
+    folder = cache / digest(made_from)[:16]
+    flat = np.concatenate(resume.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
+    ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
+    return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 
 
 def with_dev(datasets: Any, data: Data, prompt: str | None, seed: int) -> tuple[Any, Any]:
     """(datasets, {name: pairs} of data.dev, or data.dev_share of the first dataset's, which it is without then). A line
-    is printed where pairs for development are trained on, too, and where there are fewer than FEWEST of any."""
-    dev = dev_pairs(data, prompt)
+    is printed where pairs for development are trained on, too."""
+    dev: dict[str, Any] = {}
+    for source in data.dev or []:
+        asked: Any = {"columns": data.columns or None, "labels": data.labels_of(source), "on_error": data.on_error}
+        name = Path(source).name
+        dev[source if name in dev else name] = read_scored(source, prompt, **asked)
     if data.dev_share and not dev:
         datasets, pairs = held_out(datasets, data.dev_share, seed)
         dev = {"held out": pairs}
     for name, pairs in dev.items():
         say_shared(datasets, pairs, name)
-        if len(pairs) < FEWEST:
-            print(f"{name}: {len(pairs)} development pairs are few: what they say is mostly chance")
-    for name, pairs in datasets.items():
-        if "score" in pairs.column_names and len(pairs) < FEWEST:
-            print(f"{name}: {len(pairs)} pairs to train on are few: they are learnt by heart")
     return datasets, dev
 
 
@@ -79,8 +148,6 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     """(datasets, without them; pairs held out of the first for development): all of so many first sentences, drawn,
     that they are a `share` of its pairs, and differ in score. ValueError where there are fewer than FEWEST, no scores,
     or too few different ones for both parts."""
-    from datasets import DatasetDict
-
     name, whole = next(iter(datasets.items()))
     if "score" not in whole.column_names:
         raise ValueError("data.dev_share is for scored pairs: name development pairs, --data.dev, or leave it out")
@@ -91,10 +158,8 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     places: dict[str, list[int]] = {}
     for place, text in enumerate(whole["sentence1"][:]):
         places.setdefault(text, []).append(place)
-    if len(places) == 1:
-        raise ValueError(f"{name} has one first sentence, and a premise is held out whole: name development pairs")
     drawn, different, by_first, scores = set[int](), set[float](), [*places.values()], whole["score"][:]
-    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:
+    for number in np.random.default_rng(seed).permutation(len(by_first))[1:]:  # one is left to train on
         if len(drawn) >= max(2, share * len(whole)) and len(different) > 1:
             break
         drawn.update(by_first[number])
@@ -102,7 +167,8 @@ def held_out(datasets: Any, share: float, seed: int) -> tuple[Any, Any]:
     rest = [place for place in range(len(whole)) if place not in drawn]
     if min(len(different), len({scores[place] for place in rest})) < 2:
         raise ValueError(
-            f"{name} has too few pairs of different scores to hold some out (data.dev_share): name development pairs"
+            f"{name} has too few first sentences, held out whole, or different scores to hold some out "
+            "(data.dev_share): name development pairs"
         )
     print(f"{name}: {len(drawn)} of {len(whole)} pairs are held out for development")
     kept = whole.select(rest).flatten_indices(keep_in_memory=True)
@@ -133,6 +199,10 @@ def redrawn(dataset: Any, rows: int, **settings: Any) -> DefaultBatchSampler:
 
 def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
     """A line printed where development pairs are trained on, too, their sentences in this order or the other."""
+
+    def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
+        return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
+
     pairs, seen = unordered(dev[:]), set[frozenset[str]]()
     wanted = {*pairs}
     for dataset in datasets.values():
@@ -143,19 +213,13 @@ def say_shared(datasets: Mapping[str, Any], dev: Any, name: str) -> None:
         print(f"{name}: {shared} of {len(pairs)} pairs are trained on, too: of these it tells what was learnt by heart")
 
 
-def unordered(rows: Mapping[str, Any]) -> list[frozenset[str]]:
-    """Each pair's two texts, whichever comes first."""
-    return [frozenset(pair) for pair in zip(*(rows[name] for name in TEXTS), strict=True)]
-
-
 def check_sizes(datasets: Mapping[str, Any], batch_size: int, world: int) -> None:
     """ValueError for a source without one whole batch, of which nothing would be trained on."""
     for name, dataset in datasets.items():
         if len(dataset) < batch_size:
-            of = f"{world} processes x {batch_size // world}" if world > 1 else f"{batch_size}"
             raise ValueError(
-                f"{name} has {len(dataset)} rows, less than a batch of {of}, and incomplete batches are dropped: "
-                "make training.per_device_train_batch_size smaller"
+                f"{name} has {len(dataset)} rows, less than a batch of {batch_size} ({world} processes), and "
+                "incomplete batches are dropped: make training.per_device_train_batch_size smaller"
             )
 
 
@@ -163,10 +227,6 @@ def _name_of(source: str) -> str:
     """sick#train for …/sick.tsv.gz#train: torch allows no dot in the name of one of several losses."""
     parts = (Path(part).name.partition("#") for part in pool(source))
     return "+".join(file.split(".")[0] + mark + split.replace(".", "_") for file, mark, split in parts)
-
-
-def _dropped(counts: dict[str, Any]) -> str:
-    return "".join(f", {number} rows dropped ({reason})" for reason, number in counts.get("dropped", {}).items())
 
 
 class PremiseBatchSampler(DefaultBatchSampler):

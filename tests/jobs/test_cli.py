@@ -97,23 +97,6 @@ def test_what_is_not_there(capsys, does, error, said):
     assert ("raoe[" in last) == ("raoe[" in said)
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("triton", "cannot run cosine on cpu"),
-        pytest.param("tritn", "must be one of", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
-    ],
-)
-def test_a_backend_that_cannot_run_is_said_before_anything_is_read(tmp_path, word, said):
-    """In a process of its own: the variable is read once."""
-    command = [sys.executable, "-m", "raoe_train", "train", "demo", "--model.device", "cpu", "--data.train", "no.tsv"]
-    command += ["--output", str(tmp_path / "out")]
-    said_so = {**os.environ, "RAOE_KERNELS_BACKEND": word, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(command, env=said_so, capture_output=True, text=True)
-    assert done.returncode == 2 and "RAOE_KERNELS_BACKEND" in done.stderr and said in done.stderr.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
-
-
 def test_an_attention_that_is_not_installed(tmp_path, capsys):
     from tests.tiny import saved_encoder
 

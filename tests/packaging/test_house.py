@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 675,
+    "artifacts": 556,
     "data": 1465,
     "encoders": 1751,
     "evaluation": 1216,
     "generation": 1035,
     "jobs": 1367,
     "losses": 1963,
-    "training": 1460,
+    "training": 1257,
     "the root": 617,
 }
 LONGEST = 400  # lines of a file

@@ -82,7 +82,7 @@ def test_its_page_says_what_came_of_it(tmp_path, encoder, capsys):
     said, page = capsys.readouterr().out, (tmp_path / "out" / "README.md").read_text()
     for text in (said, page):
         assert "On its development pairs the encoder went from" in text
-        assert "On 2 sets at hand it changed by" in text
+        assert "Elsewhere it changed by" in text
     picture = tmp_path / "out" / "changes.png"
     assert "![changes](changes.png)" in page and picture.stat().st_size > 5000
     made = fingerprint(str(tmp_path / "out"))
@@ -99,20 +99,12 @@ def of(dev: tuple[float, float], keep: float = 1.0, **tasks: tuple[float, float]
 def test_what_it_says_fits_what_was_found():
     fine = of((70, 75), a=(80, 80.5), b=(60, 59.9))
     assert changes(fine) == pytest.approx({"dev": 5, "a": 0.5, "b": -0.1})
-    assert in_words(fine) == [
-        "On its development pairs the encoder went from 70.00 to 75.00 (+5.00).",
-        "On 2 sets at hand it changed by +0.20 on average: from -0.10 (b) to +0.50 (a).",
-    ]
-    lost = in_words(of((70, 70.5), a=(80, 77)))
-    assert lost[1:] == [
-        "On 1 set at hand it changed by -3.00 on average.",
-        "To lose less: a larger training.keep.",
-        "To lose nothing: this encoder for texts like its training's, the one before for others.",
-        "To gain more: a smaller training.keep than 1, more pairs, more epochs.",
-    ]
-    assert "To lose less: some training.keep." in in_words(of((70, 75), keep=0, a=(80, 77)))[2]
-    assert "was not measured" in in_words(of((70, 75)))[1]
-    assert in_words({"before": {}, "after": {}}) == []
+    dev = "On its development pairs the encoder went from 70.00 to 75.00 (+5.00)."
+    assert in_words(fine) == [dev, "Elsewhere it changed by +0.20 on average: from -0.10 (b) to +0.50 (a)."]
+    lost = "Elsewhere it changed by -3.00 on average: from -3.00 (a) to -3.00 (a)."
+    assert in_words(of((70, 75), a=(80, 77))) == [dev, lost, "To lose less there: a larger training.keep."]
+    assert in_words(of((70, 75), keep=0, a=(80, 77)))[2] == "To lose less there: some training.keep."
+    assert in_words(of((70, 75))) == [dev] and in_words({"before": {}, "after": {}}) == []
 
 
 @pytest.mark.parametrize(
@@ -145,11 +137,11 @@ def test_both_parts_differ_in_score_where_some_are_held_out():
         rest, dev = held_out({"train": Dataset.from_dict(columns)}, 0.1, seed)
         assert {*dev["score"]} == {*rest["train"]["score"]} == {0, 1} and len(dev) + len(rest["train"]) == 100
     columns["score"] = [float(row == 0) for row in rows]
-    with pytest.raises(ValueError, match="too few pairs of different scores to hold some out"):
+    with pytest.raises(ValueError, match="or different scores to hold some out"):
         held_out({"train": Dataset.from_dict(columns)}, 0.1, 0)
 
 
-def test_few_pairs_and_swapped_ones_are_said(tmp_path, encoder, capsys):
+def test_swapped_pairs_are_said(tmp_path, encoder, capsys):
     source = pairs(tmp_path / "mine.tsv", 10, score=lambda row: row)
     header, *lines = Path(source).read_text().splitlines()
     swapped = ["\t".join([second, first, score]) for first, second, score in (line.split("\t") for line in lines)]
@@ -157,11 +149,10 @@ def test_few_pairs_and_swapped_ones_are_said(tmp_path, encoder, capsys):
     adapt(tmp_path, encoder, source, **{"data.dev": [str(tmp_path / "dev.tsv")]})
     said = capsys.readouterr().out
     assert "dev.tsv: 6 of 7 pairs are trained on, too" in said
-    assert "dev.tsv: 7 development pairs are few" in said and "mine: 10 pairs to train on are few" in said
 
 
 def test_a_premise_is_held_out_whole(tmp_path, encoder):
-    with pytest.raises(ValueError, match="one first sentence, and a premise is held out whole"):
+    with pytest.raises(ValueError, match="too few first sentences, held out whole"):
         lines = [f"the same\t{SENTENCES[row % 11]}\t{row}" for row in range(20)]
         (tmp_path / "one.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]) + "\n")
         adapt(tmp_path, encoder, str(tmp_path / "one.tsv"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from raoe_train.training.run_directory import newest_checkpoint
 
@@ -13,11 +11,8 @@ from raoe_train.training.run_directory import newest_checkpoint
 def checkpoints(tmp_path):
     for step in (4, 10, 12):
         folder = tmp_path / f"checkpoint-{step}"
-        (folder / "2_Dense").mkdir(parents=True)
-        for name in ("model.safetensors", "2_Dense/model.safetensors"):
-            save_file({"weight": torch.ones(64)}, folder / name)
-        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
-            torch.save({"step": step}, folder / name)
+        folder.mkdir()
+        (folder / "optimizer.pt").touch()
         (folder / "trainer_state.json").write_text('{"global_step": 10}')
     (tmp_path / "checkpoint-12" / "trainer_state.json").unlink()  # a kill came before it
     return tmp_path
@@ -29,16 +24,12 @@ def test_the_newest_that_is_whole(checkpoints, capsys):
     assert newest_checkpoint(checkpoints / "none") is None
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "2_Dense/model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json"]
-)
-@pytest.mark.parametrize("left", [0, 0.5, 0.99])
-def test_a_file_that_was_cut_off(checkpoints, capsys, name, left):
-    path = checkpoints / "checkpoint-10" / name
-    content = path.read_bytes()
-    path.write_bytes(content[: int(left * len(content))])
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_state_that_was_cut_off(checkpoints, capsys, left):
+    path = checkpoints / "checkpoint-10" / "trainer_state.json"
+    path.write_bytes(path.read_bytes()[:left])
     assert newest_checkpoint(checkpoints).name == "checkpoint-4"
-    assert capsys.readouterr().out == f"{checkpoints / 'checkpoint-10'} is left out: {name} is damaged\n"
+    assert capsys.readouterr().out == f"{checkpoints / 'checkpoint-10'} is left out: trainer_state.json is damaged\n"
 
 
 def test_no_state_of_the_optimizer(checkpoints, capsys):

@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
-import raoe_train.training.list_targets as teaching
+import raoe_train.training.training_data as teaching
 from raoe_kernels import refine_similarity
 from raoe_train import run
 from raoe_train.artifacts import resume as once
@@ -154,7 +154,7 @@ def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders,
     teaching.similarities(CHAINS[:1], teacher, tmp_path)
     teaching.similarities(CHAINS[1:2], teacher, tmp_path)
     teaching.similarities(CHAINS[:1], FrozenEncoder(encoders[0], device="cpu"), tmp_path)
-    assert len(asked) == 3 and len(list(tmp_path.glob("*/made_from.json"))) == 4
+    assert len(asked) == 3 and len(list(tmp_path.iterdir())) == 4
 
 
 def test_each_process_makes_its_share(tmp_path):
@@ -249,11 +249,10 @@ def test_it_learns_the_teachers_order(tmp_path, encoders):
     {"model.prompt": "query: {text}"},
     {"training": {"max_steps": 1, "gradient_accumulation_steps": 2, "eval_strategy": "no"}},
 ])  # fmt: skip
-def test_every_option_trains(tmp_path, encoders, changes, caplog):
+def test_every_option_trains(tmp_path, encoders, changes):
     made = settings(tmp_path, encoders, **{"data.dev": None})
     made["training"] = {"max_steps": 2, "per_device_train_batch_size": 3, "eval_strategy": "no"}
     assert run("train", "ranking-post", **{**made, **changes})["steps"] in (1, 2)
-    assert "accumulation" not in caplog.text  # which is the same as larger batches here
 
 
 def test_a_malformed_file(tmp_path, encoders, capsys):
@@ -412,7 +411,6 @@ def test_the_mean_of_two_sets_chooses(tmp_path, encoders, monkeypatch):
     mean = sum(each["spearman"] for each in alone) / 2
     assert metrics["after"]["spearman"] == pytest.approx(mean, abs=0.2)  # rounding orders equal cosines
     assert yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())["data"]["dev"] == dev
-    assert "one.tsv and" in (tmp_path / "out" / "README.md").read_text()
     Path(dev[1]).write_text(Path(dev[1]).read_text() + "a man\ta dog\tx\t0.5\n")
     with pytest.raises(ValueError, match=r"contents\.data\.dev"):
         run("train", "ranking-post", **made)

@@ -18,6 +18,7 @@ from raoe_train import run
 from raoe_train.artifacts.resume import owned
 from raoe_train.cli import load
 from raoe_train.config import to_dict
+from raoe_train.training.run_directory import settings_of
 from tests.forked import python
 from tests.tiny import saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, settings
@@ -46,6 +47,28 @@ def test_a_run_is_finished_only_from_the_same_contents(finished, name, key):
         run("train", "raoe-s1", **made)
     data.write_text(text)  # another time, the same contents
     assert run("train", "raoe-s1", **made) == metrics
+
+
+def test_where_it_runs_is_no_part_of_a_result_and_free_keys_are():
+    """Mappings may have keys of any name."""
+
+    def made_from(**settings):
+        return settings_of(load("train", None, settings), {})
+
+    plain = made_from()
+    for key in ("output", "model.device", "teacher.second.cache", "polarity.reference.device"):
+        assert made_from(**{"teacher.second.name": "x", "polarity.reference.name": "y", key: "z"}) == made_from(
+            **{"teacher.second.name": "x", "polarity.reference.name": "y"}
+        )
+    for key, value in (
+        ("data.labels", {"device": 0, "output": 1}),
+        ("training.learning_rate_mapping", {"output": 1e-3}),
+        ("model.lora", {"cache": 1}),
+        ("training.seed", 1),
+    ):
+        assert made_from(**{key: value}) != plain
+    assert made_from(**{"data.labels": {"cache": 0}}) != made_from(**{"data.labels": {"device": 0}})
+    assert made_from(**{"data.columns": {"label": None}}) != plain  # null is not absent
 
 
 @pytest.mark.parametrize("key", ["model.name", "teacher.name"])

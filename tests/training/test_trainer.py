@@ -148,7 +148,7 @@ def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
 def test_it_stops_at_nan(tmp_path, encoder):
     model, data = SentenceTransformer(encoder, device="cpu"), pairs(tmp_path / "a.tsv")
     trainer = Trainer(model, arguments(tmp_path, learning_rate=1e30), data, loss=RAOELoss(model, 5.0))
-    with pytest.raises(FloatingPointError, match=r"step 2: the loss is (.|\n)*a smaller loss\.scale \(now 5\)"):
+    with pytest.raises(FloatingPointError, match=r"step 2: the loss is (.|\n)*loss\.scale \(now 5\)"):
         trainer.train()
 
 

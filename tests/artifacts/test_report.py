@@ -5,7 +5,7 @@ import sys
 
 
 def test_matplotlib_is_not_needed_until_something_is_drawn():
-    modules = ["artifacts.figures", "training.measures", "jobs.score"]
+    modules = ["artifacts.report", "training.measures", "jobs.score"]
     code = f"import sys, {', '.join(f'raoe_train.{name}' for name in modules)}; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
