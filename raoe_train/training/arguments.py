@@ -97,7 +97,7 @@ def declare_training(parser: Any, key: str = "training") -> None:
 
 
 def check_training(training: Training, has_dev: bool) -> None:
-    """ValueError for a setting that needs development pairs where there are none."""
+    """ValueError for settings of evaluation that would have no effect."""
     if training.patience is not None and not has_dev:
         raise ValueError("training.patience needs data.dev to see whether the model still improves")
     if training.eval_strategy not in (None, "no") and not has_dev:
@@ -105,6 +105,8 @@ def check_training(training: Training, has_dev: bool) -> None:
             f"training.eval_strategy {training.eval_strategy} needs data.dev to evaluate on; "
             "without it the last model is kept: --training.eval_strategy no"
         )
+    if training.eval_steps is not None and training.eval_strategy == "epoch":
+        raise ValueError("training.eval_steps has no effect with eval_strategy epoch: leave one of them out")
 
 
 def trainer_settings(training: Training, output: Path, *, device: str | None, has_dev: bool) -> dict[str, Any]:

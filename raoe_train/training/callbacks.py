@@ -1,6 +1,7 @@
 """What is watched while a model trains: cost, log, loss and weights that are not finite."""
 
 import json
+import re
 import resource
 import sys
 import time
@@ -16,6 +17,7 @@ from transformers.trainer_callback import ProgressCallback
 
 SPEARMAN = "_spearman_cosine"
 SHOWN = 16  # rows of a batch
+STATUS = Path("/proc/self/status")
 LEFT = "its gradient left weights that are not finite"
 
 
@@ -199,5 +201,7 @@ def peak_mb(cuda: bool) -> float:
     """Peak memory in MB of 10^6 bytes: of tensors on the CUDA device, or resident memory of this process."""
     if cuda:
         return torch.cuda.max_memory_allocated() / 1e6
+    if STATUS.exists():  # ru_maxrss would be at least that of the process that started this one
+        return int(re.findall(r"VmHWM:\s+(\d+)", STATUS.read_text())[0]) * 1024 / 1e6
     kilo = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kilo / 1e6

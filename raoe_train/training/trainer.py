@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from raoe_train.data.columns import NLI_LABELS
 from raoe_train.losses.base import CachedLoss, losses_in
 from raoe_train.losses.by_length import ByLength, Keep, fits, innermost, weight_for
 from raoe_train.training.callbacks import LEFT, Bar, FiniteWeights, LogLines, Meter, finite_weights, not_finite
@@ -73,6 +74,7 @@ class Trainer(SentenceTransformerTrainer):
         if self.keep and not by_length:
             raise ValueError("keep is for batches read by length: leave by_length as it is")
         self.batch: Any = None  # of the step that is under way, or was last
+        train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
@@ -178,6 +180,19 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _in_our_order(data: Any) -> Any:
+    """A dataset, or several by name, whose NLI labels are ours: a ClassLabel column may number the words otherwise."""
+    if isinstance(data, Mapping):
+        made: Any = type(data)  # a dict or a DatasetDict
+        return made({name: _in_our_order(each) for name, each in data.items()})
+    names = getattr((getattr(data, "features", None) or {}).get("label"), "names", [])
+    numbers = [NLI_LABELS.get(name.lower(), -1) for name in names]
+    if sorted(numbers) == numbers or min(numbers) < 0 or not hasattr(data, "__len__"):
+        return data
+    labels = [label if label in (None, -1) else numbers[label] for label in data["label"]]
+    return data.remove_columns("label").add_column("label", labels)
 
 
 def _collator(losses: list[Any]) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
-from datasets import DatasetDict
+from datasets import ClassLabel, DatasetDict
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses as stock
@@ -12,6 +14,7 @@ from sentence_transformers.sentence_transformer.data_collator import SentenceTra
 from transformers import set_seed
 
 from raoe_train import run
+from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.pairs import read_pairs
 from raoe_train.encoders.lengths import FORWARD
 from raoe_train.losses import ByLength, InfoNCELoss, ListMLELoss, RAOELoss, SigmoidLoss
@@ -242,3 +245,18 @@ def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
         trainer.train()
         found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert len(found[0]) == 3 and found[0] == found[1]
+
+
+@pytest.mark.parametrize("names", itertools.permutations(NLI_LABELS))
+def test_labels_go_by_the_names_of_their_classes(tmp_path, encoder, names):
+    """A ClassLabel column may number entailment, neutral and contradiction in any order."""
+    data = pairs(tmp_path / "a.tsv")
+    words = {number: word for word, number in NLI_LABELS.items()}
+    numbered = [names.index(words[label]) for label in data["label"]]
+    classes = ClassLabel(names=list(names))
+    named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
+    model = SentenceTransformer(encoder, device="cpu")
+    for given in (named, DatasetDict({"a": named})):
+        trainer = Trainer(model, arguments(tmp_path), given, loss=RAOELoss(model))
+        found = trainer.train_dataset if given is named else trainer.train_dataset["a"]
+        assert found["label"][:] == data["label"][:]
