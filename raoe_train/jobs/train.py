@@ -27,6 +27,7 @@ from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
 from raoe_train.losses import Loss
 from raoe_train.losses.reads import LISTS
+from raoe_train.training import measures
 from raoe_train.training.arguments import (
     Training,
     check_training,
@@ -36,16 +37,6 @@ from raoe_train.training.arguments import (
 )
 from raoe_train.training.callbacks import LogFile, keep_events
 from raoe_train.training.dry_run import would_take
-from raoe_train.training.measures import (
-    Evaluation,
-    dev_evaluator,
-    dev_metrics,
-    in_words,
-    plot_changes,
-    plot_run,
-    summary,
-    tasks_of,
-)
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -98,7 +89,7 @@ class TrainConfig:
     teacher: Teacher = field(default_factory=Teacher)
     loss: Choice = field(default_factory=lambda: Choice("raoe_train.losses.RAOELoss"))
     training: Training = field(default_factory=Training)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: measures.Evaluation = field(default_factory=measures.Evaluation)
     polarity: Polarity = field(default_factory=Polarity)
     output: str | None = None
     overwrite: bool = False
@@ -136,7 +127,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     folder = Path("" if config.dry_run else needed(config.output, "output", "the directory to write to")).expanduser()
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
-    tasks = tasks_of(config.evaluation, data, config.model, config.polarity)
+    tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
     if config.dry_run:
         return would_take(config, settings)
     check_fits(config.model)
@@ -151,7 +142,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     set_seed(seed)
     datasets, texts = read_training_data(config, cache=output.path / TEACHER)
     datasets, dev = with_dev(datasets, data, config.model.prompt, seed)
-    evaluator = dev_evaluator(dev, config.evaluation.batch_size)
+    evaluator = measures.dev_evaluator(dev, config.evaluation.batch_size)
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     loaded = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # here, and not before, a run that is to be overwritten goes
@@ -159,7 +150,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     encoder = start() if loaded is None else loaded
 
     def measured(tasks: dict[str, Any]) -> dict[str, Any]:
-        found = dev_metrics(evaluator, encoder)
+        found = measures.dev_metrics(evaluator, encoder)
         return {**found, **evaluate_tasks(encoder, tasks, config.evaluation.batch_size)} if tasks else found
 
     before = measured(tasks if config.evaluation.before else {})
@@ -200,12 +191,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     def save() -> dict[str, Any]:
         run, changes = (output.path / name for name in PICTURES)
-        plots = pictures(lambda: [*plot_run(trainer.state.log_history, run), *plot_changes(metrics, changes)])
+        log = trainer.state.log_history
+        plots = pictures(lambda: [*measures.plot_run(log, run), *measures.plot_changes(metrics, changes)])
         save_with_card(encoder, output, config, metrics, plots)
         write_json(output.path / METRICS, metrics)
         output.finish({})
         clear_unfinished(output.path)
-        print("\n".join(filter(None, [summary(metrics), *in_words(metrics), f"saved to {folder}"])))
+        print("\n".join(filter(None, [measures.summary(metrics), *measures.in_words(metrics), f"saved to {folder}"])))
         return metrics
 
     return on_rank_zero(save)
