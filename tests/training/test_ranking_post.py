@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -155,30 +152,6 @@ def test_similarities_are_made_once_and_a_killed_job_goes_on(tmp_path, encoders,
     teaching.similarities(CHAINS[1:2], teacher, tmp_path)
     teaching.similarities(CHAINS[:1], FrozenEncoder(encoders[0], device="cpu"), tmp_path)
     assert len(asked) == 3 and len(list(tmp_path.iterdir())) == 4
-
-
-def test_each_process_makes_its_share(tmp_path):
-    """Two processes as torchrun starts them: shards 0 and 2 from the first, shard 1 from the second."""
-    code = (
-        "import os, pathlib, sys, numpy as np\n"
-        "from raoe_train.artifacts.resume import in_shards\n"
-        "def make(items):\n"
-        "    (pathlib.Path(sys.argv[1]) / f'made-{items[0]}-by-{os.environ[\"RANK\"]}').touch()\n"
-        "    return np.array(items)\n"
-        "print(np.concatenate(in_shards(pathlib.Path(sys.argv[1], 'kept'), range(5), 2, make, 'x')).tolist())\n"
-    )
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
-            cwd=Path(__file__).parents[2],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    assert [process.communicate(timeout=120)[0] for process in started] == ["[0, 1, 2, 3, 4]\n"] * 2
-    assert {path.name for path in tmp_path.glob("made-*")} == {"made-0-by-0", "made-2-by-1", "made-4-by-0"}
 
 
 def test_a_teacher_with_nan_names_the_sentence(tmp_path, encoders):

@@ -118,19 +118,6 @@ def test_a_scale_that_is_learned(tmp_path, encoder, made, mini_batch_size):
     assert made is InfoNCELoss or abs(loss.logit_bias.item() + 10) > 0.05
 
 
-def test_a_learned_scale_goes_on(tmp_path, encoder):
-    """From a checkpoint, as from its own step."""
-    data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
-    args = arguments(tmp_path, max_steps=4, save_strategy="steps", save_steps=2, learning_rate=1e-2)
-    found = []
-    for resume in (None, str(tmp_path / "checkpoints" / "checkpoint-2")):
-        model = SentenceTransformer(encoder, device="cpu")
-        loss = InfoNCELoss(model, 20.0, learn_scale=True)
-        Trainer(model, args, data, loss=loss).train(resume_from_checkpoint=resume)
-        found.append(loss.current_scale)
-    assert found[0] == found[1] and abs(found[0] / 20 - 1) > 0.01
-
-
 def test_a_learned_scale_has_each_steps_gradient_alone(tmp_path, encoder):
     """Also where sentence-transformers, before 6.2, does not clear it."""
     data = pairs(tmp_path / "a.tsv").select_columns(["sentence1", "sentence2"])
