@@ -27,13 +27,10 @@ class Loss(nn.Module, ABC):
 
     Attributes:
         reads: the columns that it trains on.
-        compares_batch: whether rows of a batch are compared with each other, so that batches of another size are
-            another loss.
         asks_teacher: whether the constructor takes `embed`, the frozen encoder of the section `teacher`.
     """
 
     reads: ClassVar[Reads]
-    compares_batch: ClassVar[bool] = False
     asks_teacher: ClassVar[bool] = False
 
 
@@ -54,7 +51,6 @@ class CachedLoss(CachedLossMixin, Loss):
         ValueError: a scale, mini_batch_size or mini_batch_num_tokens that is not above 0.
     """
 
-    compares_batch = True
     cites: ClassVar[tuple[str, ...]] = ()  # keys of citations.bib
 
     def __init__(

@@ -157,7 +157,6 @@ class ListMLELoss(CachedLoss):
     """
 
     reads = LISTS
-    compares_batch = False
     cites = ("xia2008listwise", "he2025refining")
 
     def __init__(

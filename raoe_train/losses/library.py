@@ -62,7 +62,6 @@ class ContrastiveLoss(_Siamese, losses.ContrastiveLoss):
 class OnlineContrastiveLoss(_Siamese, losses.OnlineContrastiveLoss):
     """ContrastiveLoss of the hard pairs of a batch alone, summed."""
 
-    compares_batch = True
 
 
 class SoftmaxLoss(Loss, losses.SoftmaxLoss):
@@ -92,7 +91,6 @@ class MultipleNegativesRankingLoss(Loss, losses.MultipleNegativesRankingLoss):
     """
 
     reads = PAIRS
-    compares_batch = True
 
     def __init__(self, model: Any, scale: PositiveFloat = 20.0) -> None:
         super().__init__(model, scale=scale)

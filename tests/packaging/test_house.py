@@ -18,7 +18,7 @@ BUDGETS = {
     "evaluation": 1216,
     "generation": 1035,
     "jobs": 1359,
-    "losses": 1963,
+    "losses": 1956,
     "training": 1278,
     "the root": 617,
 }
