@@ -9,7 +9,7 @@ JOBS ?= 2
 test test-all exhaustive: export OMP_NUM_THREADS = 1
 INSTALLED = $(VENV)/.installed
 
-.PHONY: demo test test-all exhaustive lint docs docs-walk tutorials bench build gpu wheels hub-kernel clean
+.PHONY: demo test test-all exhaustive lint docs tutorials bench build gpu wheels hub-kernel clean
 
 demo: $(INSTALLED)  ## train a small RAOE encoder on the built-in corpus, evaluate and save it (3 minutes on 2 cores)
 	$(RUN) -m raoe_kernels
@@ -33,9 +33,6 @@ docs: $(INSTALLED)  ## the documentation as a site, in build/site; a dead link o
 
 tutorials: $(INSTALLED)  ## run the tutorials and write the outputs that their pages keep
 	$(RUN) -m tests.pages docs/tutorials/*.md
-
-docs-walk: docs  ## every page of it in a browser; needs `pip install playwright` and a Chromium
-	$(RUN) -m tests.site
 
 bench: $(INSTALLED)  ## ratios against the peers, side by side
 	$(RUN) -m benchmarks

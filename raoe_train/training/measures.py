@@ -117,7 +117,9 @@ def in_words(metrics: Mapping[str, Any]) -> list[str]:
         mean = sum(elsewhere.values()) / len(elsewhere)
         ends = (choose(elsewhere, key=elsewhere.__getitem__) for choose in (min, max))
         spread = " to ".join(f"{elsewhere[name]:+.2f} ({name})" for name in ends)
-        sentences.append(f"Elsewhere it changed by {mean:+.2f} on average: from {spread}.")
+        spread = f" on average, from {spread}" if len(elsewhere) > 1 else ""
+        name = "other tasks" if spread else next(iter(elsewhere))
+        sentences.append(f"On {name} it changed by {mean:+.2f}{spread}.")
         if mean < LOST:
             more = "a larger" if metrics.get("keep") else "some"
             sentences.append(f"To lose less there: {more} training.keep.")

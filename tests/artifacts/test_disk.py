@@ -17,8 +17,7 @@ from safetensors.torch import load_file
 
 from raoe_train import run
 from raoe_train.artifacts.writing import explained
-from raoe_train.cli import load, main
-from raoe_train.config import to_dict
+from raoe_train.cli import main
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
 from raoe_train.jobs.check import check_encoder
@@ -125,26 +124,6 @@ def on_a_mount(folder, options, code, *words):
     if done.returncode == 77:
         pytest.skip("mounting is not allowed here")
     return done
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [("ro", "Read-only file system"), ("size=500k", "the disk is full"), ("size=64k", "the disk is full")],
-)
-def test_a_real_file_system(tmp_path, options, said):
-    import yaml
-
-    mounted, recipe = tmp_path / "mounted", tmp_path / "recipe.yaml"
-    made = small(tmp_path)
-    made["training"] |= {"save_steps": 1, "save_total_limit": 20}
-    recipe.write_text(yaml.safe_dump(to_dict(load("train", "raoe-s1", made))))
-    train = ["train", recipe, "--output", f"{mounted}/run"]
-    done = on_a_mount(mounted, options, "sys.exit(main(sys.argv[1:]))", *train)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("raoe-train: ")]
-    assert said in line and "mounted" in line
 
 
 EVERY_JOB = """

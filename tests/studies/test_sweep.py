@@ -13,7 +13,7 @@ from benchmarks.studies import jobs
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.plots import pareto
 from benchmarks.studies.sweep import sweep
-from benchmarks.studies.sweep_report import COSTS, best_variants, columns, curves, frame, mean, metric
+from benchmarks.studies.sweep_report import COSTS, mean, metric
 from tests.tiny import SENTENCES, tiny_encoder
 from tests.training.small_runs import SCRATCH, settings
 
@@ -124,19 +124,6 @@ def test_a_cell_of_other_settings_or_data_is_not_overwritten(tmp_path, trained, 
     assert "--overwrite trains the cell again" in capsys.readouterr().out and len(names) == 1
     assert run(tmp_path, study, overwrite=True)["failed"] == [] and len(names) == 2
     assert run(tmp_path, study)["failed"] == [] and len(names) == 2
-
-
-def test_each_starting_encoder_has_a_row(tmp_path, trained):
-    variants = {
-        "plain": {}, "same": {"loss.init_args.margin": 3, "model.dropout": 0.2}, "cls": {"model.pooling": "cls"},
-        "other": {"model.name": "b/model"},
-    }  # fmt: skip
-    study = {"seeds": [1, 2], "tasks": ["sick"], "settings": {"training.learning_rate": 1e-5}, "variants": variants}
-    run(tmp_path, study, model="a/model")
-    report = (tmp_path / "out" / "report.md").read_text()
-    for label in ("model", "model (pooling cls)", "b/model"):
-        assert f"| before: {label} |  | - | 5.00 | - |" in report
-    assert report.count("| before: ") == 3
 
 
 def test_mistakes_are_found_before_anything_runs(tmp_path, trained):
@@ -257,29 +244,10 @@ def test_main_metrics_of_each_kind():
     assert metric(after, "P set") == 60 and metric(after, "S set") == 50 and metric(after, "P other") is None
 
 
-def test_curves_are_of_numbers():
-    points = [(20, 1.0), (5, 2.0), ("auto", 3.0), (5, 4.0), (True, 5.0)]
-    same = {"variant": "", "family": "scale", "seed": 1, "steps": 1, "seconds": 1}
-    rows = [{**same, "point": {"loss.init_args.scale": x}, "after": {"spearman": y}} for x, y in points]
-    runs = frame(rows, ["dev"])
-    assert curves(runs, "loss.init_args.scale", runs[["dev"]]) == {"scale": [(5.0, 3.0), (20.0, 1.0)]}
-
-
 def polarity_row(family, margin, p, s, seed=1, name="set"):
     after = {"tasks": {f"polarity:{name}": {"polarity": p, "similarity": s}}}
     names = {"variant": f"{family}-{margin}", "family": family}
     return {**names, "seed": seed, "point": {"loss.init_args.margin": margin}, "after": after, "steps": 1, "seconds": 1}
-
-
-def test_the_best_of_each_family():
-    rows = [polarity_row("a", 1, 60, 50), polarity_row("a", 1, 70, 50, seed=2), polarity_row("a", 5, 80, 39)]
-    rows += [polarity_row("b", 1, 50, 10), polarity_row("c", 1, 99, 99, name="other")]
-    names = ["P set", "S set"]
-    assert best_variants(frame(rows, names), "set") == ["a-5", "b-1"]  # 119 against 115
-    rows[2]["after"]["tasks"]["polarity:set"]["similarity"] = 34
-    assert best_variants(frame(rows, names), "set") == ["a-1", "b-1"]
-    assert columns(["polarity:set"], rows) == ["P set", "S set"]
-    assert columns(["sick", "polarity:set"], rows) == ["dev", "sick", "average", "P set", "S set"]
 
 
 def test_the_front():
