@@ -93,9 +93,9 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     ("settings", "message"),
     [
         ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
-        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin must be a number at least 0"),
-        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "mini_batch_size: TripletLoss has margin, distance"),
-        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "loss.margin.*: Multiple.* has scale"),
+        ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin: Not of type NonNegativeFiniteFloat: -0.1"),
+        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "mini_batch_size: --loss.help TripletLoss lists its keywords"),
+        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin: --loss.help Multiple"),
         ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
     ],
 )
