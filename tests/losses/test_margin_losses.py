@@ -94,8 +94,8 @@ def test_margins_from_2_on_are_one_loss_of_unit_vectors(distance):
     [
         ({"loss": "TripletLoss", "loss.distance": "manhattan"}, "manhattan"),
         ({"loss": "ContrastiveLoss", "loss.margin": -0.1}, "loss.margin: Not of type NonNegativeFiniteFloat: -0.1"),
-        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "mini_batch_size: --loss.help TripletLoss lists its keywords"),
-        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin: --loss.help Multiple"),
+        ({"loss": "TripletLoss", "loss.mini_batch_size": 8}, "unknown key loss.mini_batch_size"),
+        ({"loss": "MultipleNegativesRankingLoss", "loss.margin": 0.5}, "unknown key loss.margin"),
         ({"loss": "CosineSimilarityLoss", "loss.distance": "cosine"}, "unknown key loss.distance"),
     ],
 )
