@@ -145,6 +145,7 @@ AT_PAPER_SIZE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.yaml")))
 def test_every_cell_of_a_shipped_study_is_valid(name):
     for scale in (None, *read_study(name)["scales"]):

@@ -55,6 +55,7 @@ def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
 SWEEPS = {"raoe-ablation": 51, "bellm-study": 6, "ranking-study": 19, "efficiency": 5, "margins": 144}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", SWEEPS)
 def test_what_each_cell_would_take(without_weights, monkeypatch, capsys, study):
     monkeypatch.chdir(without_weights)
@@ -75,6 +76,7 @@ def test_a_dry_run_names_what_is_missing(without_weights, monkeypatch, capsys):
     assert "no such file: 'elsewhere/nli.jsonl.gz'" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
