@@ -79,5 +79,5 @@ def explained(output: str | None) -> Iterator[None]:
         where, reason = getattr(error, "filename", None) or output, str(error).partition("\n")[0][:200]
         raise OSError(
             f"the disk is full, writing {where} ({reason}). What was finished before is whole: make room and run the "
-            "same command again, and it goes on from there"
+            "same command again to resume"
         ) from error
