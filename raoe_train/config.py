@@ -187,9 +187,12 @@ def _flat(settings: Mapping[str, Any], kinds: Mapping[str, Any], where: str = ""
 
 
 def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set the value at a path in nested values."""
     *sections, name = path
     for section in sections:
-        values[section] = values = dict(values.get(section) or {})
+        inner = dict(values.get(section) or {})
+        values[section] = inner
+        values = inner
     values[name] = value
 
 

@@ -73,9 +73,12 @@ def test_a_command_is_one_that_there_is(page):
                 place = rest.index("--config")
                 del rest[place : place + 2]
             known = [word for word in rest if word not in ("--traceback", "--help") and not word.startswith("--print_")]
-            pairs = [word if word.startswith("--") else f"\t{word}" for word in known]  # a key and its values a line
-            options = [each.split("\t") for each in "\n".join(pairs).replace("\n\t", "\t").split("\n")]
-            said = (word for option in options if not option[-1].isupper() for word in option if word)
+            options: list[list[str]] = []  # a key and its values
+            for word in known:
+                if word.startswith("--"):
+                    options.append([])
+                options[-1].append(word)
+            said = (word for option in options if not option[-1].isupper() for word in option)
             assert parse_words(config, [*layers, *said]), words
 
 

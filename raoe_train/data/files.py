@@ -157,22 +157,37 @@ def _parquet(path: Path) -> Iterator[Row]:
         with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             if len(set(names := table.schema_arrow.names)) != len(names):
                 raise ValueError(f"it names a column twice: {names!s:.200}")
-            classes = _class_names(table.schema_arrow.metadata or {})
+            classes = _classes_of(table.schema_arrow)
             for batch in table.iter_batches():
                 for fields in batch.to_pylist():
                     number += 1
-                    numbers = {column: fields[column] for column in classes if fields[column] not in (None, -1)}
-                    yield number, {**fields, **{column: classes[column][place] for column, place in numbers.items()}}
+                    yield number, named(fields, classes)
     except Exception as error:  # damaged bytes, and values that Python has no type for, raise errors of any class
         if isinstance(error, OSError) and error.errno:
             raise
         raise ValueError(f"{path}, after row {number}: {error}") from error
 
 
-def _class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
-    """{column: the names of its numbers} of a file that datasets wrote with ClassLabel columns."""
-    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    return {name: kind["names"] for name, kind in features.items() if kind.get("_type") == "ClassLabel"}
+def _classes_of(schema: Any) -> dict[str, Any]:
+    """class_labels of a file that datasets wrote; none of any other."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return {}
+    from datasets import Features
+
+    return class_labels(Features.from_arrow_schema(schema))
+
+
+def class_labels(features: Any) -> dict[str, Any]:
+    """{column: its ClassLabel} of the features of datasets."""
+    from datasets import ClassLabel
+
+    return {column: kind for column, kind in features.items() if isinstance(kind, ClassLabel)}
+
+
+def named(fields: dict[str, Any], classes: dict[str, Any]) -> dict[str, Any]:
+    """A row with its classes by name, because a dataset may number them in an order of its own."""
+    numbered = {column: kind for column, kind in classes.items() if fields[column] not in (None, -1)}
+    return {**fields, **{column: kind.int2str(fields[column]) for column, kind in numbered.items()}}
 
 
 READERS = {"tsv": _tsv, "csv": _csv, "jsonl": read_jsonl, "parquet": _parquet}

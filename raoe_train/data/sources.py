@@ -9,7 +9,7 @@ from typing import Any
 
 from raoe_train.artifacts.provenance import file_digest
 from raoe_train.data.columns import NAMES, Columns, RowProblem
-from raoe_train.data.files import Row, data_kind, existing_file, read_rows
+from raoe_train.data.files import Row, class_labels, data_kind, existing_file, named, read_rows
 
 BUILTIN = {name: Path(__file__).with_name(f"{name}.jsonl.gz") for name in ("builtin", "builtin-nli")}
 """The built-in corpus (tests/data/builtin_corpus.py): scored pairs, and premises with a hypothesis of each label."""
@@ -121,7 +121,7 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
 
 
 def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
-    from datasets import ClassLabel, DatasetDict, load_dataset
+    from datasets import DatasetDict, load_dataset
 
     path, _, config = name.partition(":")
     loaded = load_dataset(path, config or None)
@@ -131,8 +131,5 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if split not in loaded:
             raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
         loaded = loaded[split]
-    classes = {column: kind for column, kind in loaded.features.items() if isinstance(kind, ClassLabel)}
-    for row in loaded:
-        # by name, because a dataset may number its classes in an order of its own
-        named = {column: kind.int2str(row[column]) for column, kind in classes.items() if row[column] not in (None, -1)}
-        yield {**row, **named}
+    classes = class_labels(loaded.features)
+    yield from (named(row, classes) for row in loaded)

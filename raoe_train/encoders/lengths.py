@@ -51,7 +51,8 @@ def by_length(
     shared = [_shared(column) for column in columns]
     if None in shared:
         return None
-    widths = [keep_leading and _in_front(column) and column["input_ids"].shape[1] for column in columns]
+    in_front = [*map(_in_front, columns)]
+    widths = [keep_leading and in_front[n] and column["input_ids"].shape[1] for n, column in enumerate(columns)]
     kinds = [*zip(shared, widths, strict=True)]
     features: list[dict[str, Any]] = []
     rows: list[Tensor] = [torch.empty(0)] * len(columns)
@@ -60,7 +61,8 @@ def by_length(
         alike, fixed = kind
         numbers = [number for number, each in enumerate(kinds) if each == kind]
         multiple_here = 1 if fixed else multiple
-        merged = _merged([columns[number] for number in numbers], multiple_here)
+        group = [columns[number] for number in numbers]
+        merged = _merged(group, multiple_here, any(in_front[number] for number in numbers))
         tokens = np.stack([each.cpu().numpy() for each in merged.values()], axis=1)
         mask = tokens[:, [*merged].index("attention_mask")] != 0
         width = mask.shape[1]
@@ -180,11 +182,10 @@ def _shared(column: Mapping[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     return tuple(sorted(shared.items()))
 
 
-def _merged(columns: Sequence[Mapping[str, Any]], multiple: int) -> dict[str, Tensor]:
-    """The tensors of columns under each other, padded where they were to the longest, and to a multiple."""
+def _merged(columns: Sequence[Mapping[str, Any]], multiple: int, in_front: bool) -> dict[str, Tensor]:
+    """The tensors of columns under each other, padded to the longest, and to a multiple."""
     widest = max(column["input_ids"].shape[1] for column in columns)
     width = -(-widest // multiple) * multiple
-    in_front = any(map(_in_front, columns))
     merged = {}
     for name in columns[0]:
         if isinstance(columns[0][name], Tensor) and columns[0][name].ndim == 2:

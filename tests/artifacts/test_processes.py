@@ -150,11 +150,9 @@ def test_rows_that_make_no_whole_batches(tmp_path):
 )
 def test_a_run_that_was_interrupted_goes_on_with_all_processes(tmp_path, processes, saved, killed, sources):
     """To the weights of an undisturbed run, whichever epoch it resumes in."""
-    results = []
+    results, when = [], {"save_strategy": "steps", "eval_strategy": "no", "save_steps": saved}
     for name in ("whole", "stopped"):
-        path, output = recipe(tmp_path, name, processes, training={
-            "save_strategy": "steps", "eval_strategy": "no", "save_steps": saved, "logging_steps": 1
-        })  # fmt: skip
+        path, output = recipe(tmp_path, name, processes, training=when)
         made = yaml.safe_load(path.read_text())
         made["data"]["train"] = made["data"]["train"][:sources]
         path.write_text(yaml.safe_dump(made))

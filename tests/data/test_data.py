@@ -7,6 +7,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
@@ -344,3 +345,13 @@ def test_classes_of_parquet_go_by_their_names(tmp_path, names):
     Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
     found = read_pairs(tmp_path / "x.parquet")
     assert found["label"][:] == [["entailment", "neutral", "contradiction"].index(name) for name in names]
+
+
+def test_what_datasets_says_of_a_parquet_file_may_be_out_of_date(tmp_path):
+    """Columns that were dropped, or are texts by now, and lists as older versions describe them."""
+    features = {"a": {"dtype": "string", "_type": "Value"}, "label": {"names": ["x", "y"], "_type": "ClassLabel"}}
+    metadata = {b"huggingface": json.dumps({"info": {"features": {**features, "l": [features["a"]]}}}).encode()}
+    for row, label in (({"a": "p"}, {}), ({"a": "p", "label": "y"}, {}), ({"label": 0, "l": ["m"]}, {"label": "x"})):
+        table = pyarrow.table({name: [value] for name, value in row.items()}).replace_schema_metadata(metadata)
+        pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+        assert list(read_rows(tmp_path / "x.parquet")) == [(1, {**row, **label})]

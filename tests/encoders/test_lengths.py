@@ -126,7 +126,7 @@ def test_texts_are_read_as_in_their_padded_batches(architecture, side, monkeypat
             ids, mask = torch.full((4, width), pad), torch.zeros(4, width, dtype=torch.long)
             for row, text in enumerate(column):
                 place = slice(0, len(text)) if side == "right" else slice(width - len(text), width)
-                ids[row, place], mask[row, place] = torch.tensor(text, dtype=torch.long), 1
+                ids[row, place], mask[row, place] = torch.tensor(text).long(), 1
             columns.append({"input_ids": ids, "attention_mask": mask})
         leading = counts_leading_padding(SimpleNamespace(transformers_model=model))
         runs = by_length(columns, keep_leading=leading)

@@ -13,14 +13,14 @@ PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
     "artifacts": 556,
-    "data": 1465,
-    "encoders": 1751,
+    "data": 1477,
+    "encoders": 1752,
     "evaluation": 1216,
     "generation": 1035,
     "jobs": 1359,
     "losses": 1956,
     "training": 1280,
-    "the root": 617,
+    "the root": 620,
 }
 LONGEST = 400  # lines of a file
 

@@ -54,17 +54,12 @@ def test_where_it_runs_is_no_part_of_a_result_and_free_keys_are():
     def made_from(**settings):
         return settings_of(load("train", None, settings), {})
 
-    plain = made_from()
+    named = {"teacher.second.name": "x", "polarity.reference.name": "y"}
     for key in ("output", "model.device", "teacher.second.cache", "polarity.reference.device"):
-        assert made_from(**{"teacher.second.name": "x", "polarity.reference.name": "y", key: "z"}) == made_from(
-            **{"teacher.second.name": "x", "polarity.reference.name": "y"}
-        )
-    for key, value in (
-        ("data.labels", {"device": 0, "output": 1}),
-        ("training.learning_rate_mapping", {"output": 1e-3}),
-        ("model.lora", {"cache": 1}),
-        ("training.seed", 1),
-    ):
+        assert made_from(**named, **{key: "z"}) == made_from(**named)
+    plain = made_from()
+    free = {"data.labels": {"device": 0, "output": 1}, "training.learning_rate_mapping": {"output": 1e-3}}
+    for key, value in {**free, "model.lora": {"cache": 1}, "training.seed": 1}.items():
         assert made_from(**{key: value}) != plain
     assert made_from(**{"data.labels": {"cache": 0}}) != made_from(**{"data.labels": {"device": 0}})
     assert made_from(**{"data.columns": {"label": None}}) != plain  # null is not absent

@@ -238,8 +238,7 @@ def test_other_processes_prepare_the_same_batches(tmp_path, encoder):
 def test_labels_go_by_the_names_of_their_classes(tmp_path, encoder, names):
     """A ClassLabel column may number entailment, neutral and contradiction in any order."""
     data = pairs(tmp_path / "a.tsv")
-    words = {number: word for word, number in NLI_LABELS.items()}
-    numbered = [names.index(words[label]) for label in data["label"]]
+    numbered = [names.index([*NLI_LABELS][label]) for label in data["label"]]
     classes = ClassLabel(names=list(names))
     named = data.remove_columns("label").add_column("label", numbered).cast_column("label", classes)
     model = SentenceTransformer(encoder, device="cpu")
