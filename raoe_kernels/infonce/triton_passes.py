@@ -26,7 +26,8 @@ POINTERS += ["grad_negatives", "loss", "upstream", "own_weights"]
 def _over_norm(square):
     """1 / norm from its square: 0 for a row that counts as zero, NaN where it is not finite."""
     norm = root(square)
-    over = tl.where(norm <= EPS, 0.0, 1 / tl.where(norm <= EPS, 1.0, norm))
+    nothing = norm <= tl.full((), EPS, norm.dtype)
+    over = tl.where(nothing, 0.0, 1 / tl.where(nothing, 1.0, norm))
     return tl.where(norm < float("inf"), over, float("nan"))
 
 

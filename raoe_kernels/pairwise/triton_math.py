@@ -21,14 +21,14 @@ ORDINAL = tl.constexpr(3)
 DENSE = tl.constexpr(4)
 AVERAGE = tl.constexpr(0)
 
-CLIP = tl.constexpr(1e-6)  # as in reference.py
+UNCLIPPED = tl.constexpr(1 - 1e-6)  # as in reference.py
 HALF_PI = tl.constexpr(1.5707963267948966)
 
 
 @triton.jit
 def scalar(value, dtype: tl.constexpr):
-    """A Python number in the compute dtype with all its digits: a float argument is float32 unless one says
-    otherwise."""
+    """A Python number in the compute dtype with all its digits. Float arguments are float32 unless one says otherwise,
+    and so are, in some versions of Triton, numbers that tl.minimum or a comparison meets."""
     return tl.full((), value, dtype)
 
 
@@ -197,7 +197,8 @@ def _asin_series(u):
 @triton.jit
 def angle(c):
     """arccos of the clipped similarity, by asin near 0 and by asin of the half angle near +-1."""
-    c = tl.minimum(tl.maximum(c, -1 + CLIP), 1 - CLIP)
+    limit = scalar(UNCLIPPED, c.dtype)
+    c = tl.minimum(tl.maximum(c, -limit), limit)
     size = tl.abs(c)
     near = size > 0.5
     square = tl.where(near, (1 - size) * 0.5, size * size)
@@ -210,8 +211,8 @@ def angle(c):
 @triton.jit
 def through_angle(c, by_minus_theta):
     """d(-theta)/dc = 1 / sqrt(1 - c^2), and 0 where the clip is active."""
-    slope = tl.rsqrt((1 - c) * (1 + c))
-    return tl.where((c > -1 + CLIP) & (c < 1 - CLIP), by_minus_theta * slope, 0.0)
+    slope = 1 / root((1 - c) * (1 + c))
+    return tl.where(tl.abs(c) < scalar(UNCLIPPED, c.dtype), by_minus_theta * slope, 0.0)
 
 
 # ---- Ranks ----

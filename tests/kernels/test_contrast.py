@@ -32,18 +32,15 @@ def leaves_of(contrast, sizes, columns, dtype, device):
     return [x.requires_grad_() for x in contrast.leaves(rows(sizes, columns, dtype, device))]
 
 
-@pytest.mark.parametrize("also", [False, True])
-def test_equal_ids_are_their_mask(also, contrast, place):
+def test_equal_ids_are_their_mask(contrast, place):
     device, backend = place
-    if also and not contrast.also:
-        pytest.skip("the same without")
-    given = contrast.also if also else {}
     inputs = rows((9, 9, 6), 10, torch.float64, device)
     ids = torch.arange(9, device=device) % 4, torch.arange(15, device=device) % 4
-    by_ids, none = contrast.run(inputs, backend, ignore=ids, **given), contrast.run(inputs, backend, **given)
-    assert by_ids[0] < none[0]
-    for x, y in zip(by_ids, contrast.run(inputs, backend, ignore=ids[0][:, None] == ids[1], **given), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-15)
+    for given in ({}, contrast.also) if contrast.also else ({},):
+        by_ids, none = contrast.run(inputs, backend, ignore=ids, **given), contrast.run(inputs, backend, **given)
+        assert by_ids[0] < none[0]
+        for x, y in zip(by_ids, contrast.run(inputs, backend, ignore=ids[0][:, None] == ids[1], **given), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -101,11 +98,14 @@ def test_strides_and_views_do_not_matter(start, width, contrast, place, poisoned
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
-@pytest.mark.parametrize("sizes", [(0, 0, None), (0, 3, 2), (0, 0, 0), (3, 0, 0)])
-def test_no_anchors_and_no_columns(sizes, dtype, contrast, place):
-    device, backend = place
-    if sizes[0] and contrast.lowest == 0:
-        pytest.skip("each anchor has a positive")
+def test_no_anchors_and_no_columns(dtype, contrast, place):
+    """Anchors without any column only where an anchor may be without a positive."""
+    alone = [] if contrast.lowest == 0 else [(3, 0, 0)]
+    for sizes in [(0, 0, None), (0, 3, 2), (0, 0, 0), *alone]:
+        nothing_to_contrast(sizes, dtype, contrast, *place)
+
+
+def nothing_to_contrast(sizes, dtype, contrast, device, backend):
     given = {"targets": torch.full(sizes[:1], contrast.lowest, device=device)} if sizes[1] == 0 and sizes[0] else {}
     inputs = rows(sizes, 4, dtype, device)
     loss, *grads = contrast.run(inputs, backend, **given, **contrast.also)
@@ -205,7 +205,9 @@ def test_equal_calls_give_equal_bits_and_inputs_stay(contrast, place):
     given = contrast.options(contrast.mixed[0], 20, 50, device)
     before = [x.clone() for x in inputs]
     first, second = (contrast.run(inputs, backend, **given) for _ in range(2))
-    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+    # what the specification scatters on a GPU is added in any order
+    same = torch.allclose if (device, backend) == ("cuda", "reference") else torch.equal
+    assert all(same(x, y) for x, y in zip(first, second, strict=True))
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
 
 

@@ -146,7 +146,7 @@ def test_torch_operators_of_a_call(negatives, monkeypatch):
     monkeypatch.setattr(triton_kernels, "info_nce_weights", _Silent())
     for name in ("info_nce_rows", "info_nce_gradients"):
         monkeypatch.setattr(triton_units, name, _Silent())
-    inputs = [torch.zeros(16, 16, requires_grad=True) for _ in range(2 + negatives)]
+    inputs = [torch.zeros(16, 16, device=DEVICE, requires_grad=True) for _ in range(2 + negatives)]
 
     def operators(step) -> list[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
@@ -156,7 +156,7 @@ def test_torch_operators_of_a_call(negatives, monkeypatch):
             if e.name.startswith("aten::") and not (e.cpu_parent and e.cpu_parent.name.startswith("aten::"))
         ]  # fmt: skip
 
-    losses, upstream = [], torch.ones(())
+    losses, upstream = [], torch.ones((), device=DEVICE)
     forward = operators(lambda: losses.append(info_nce_loss(*inputs, backend="triton")))
     backward = operators(lambda: torch.autograd.grad(losses[0], inputs, upstream))
     assert len(forward) <= 11 and forward.count("aten::mm") == 3, forward

@@ -79,6 +79,14 @@ def test_triton_against_the_reference(form, dtype, poisoned, monkeypatch):
 
 
 def by_the_rule(form, dtype, upstream, device, backend):
+    if backend in ("auto", "triton"):  # each width has errors of its own, which the weights add up
+        for alone in torch.tensor(upstream).diag().tolist():
+            of_one_weighting(form, dtype, alone, device, backend)
+    else:
+        of_one_weighting(form, dtype, upstream, device, backend)
+
+
+def of_one_weighting(form, dtype, upstream, device, backend):
     keywords = options(form, 7, 14, device)
     on_cpu = options(form, 7, 14, "cpu")
     losses, *grads = run(matrices(dtype=dtype, device=device), DIMS, backend, upstream, **keywords)

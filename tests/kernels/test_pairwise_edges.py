@@ -9,6 +9,7 @@ import torch
 
 import raoe_kernels
 from raoe_kernels import gated_angular_loss, rank_margin_loss, raoe_loss
+from tests.kernels.conftest import DEVICE
 
 NAN = math.nan
 
@@ -246,7 +247,8 @@ def test_torch_operations_of_a_call(backend, monkeypatch):
     if backend == "triton":
         kernels = pytest.importorskip("raoe_kernels.pairwise.triton_kernels")
         monkeypatch.setattr(kernels, "one_block", Launch())
-    c, s, l = batch("cpu", [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2])
+    device = DEVICE if backend == "triton" else "cpu"
+    c, s, l = batch(device, [0.4, 0.2, 0.7, -0.5], [3, 2, 1, 0], [0, 1, 2, 2])
 
     def operations(call):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
@@ -255,6 +257,6 @@ def test_torch_operations_of_a_call(backend, monkeypatch):
 
     loss, names = operations(lambda: raoe_loss(c, s, l, backend=backend))
     assert names == ["aten::empty"] * 2
-    one = torch.ones(())
+    one = torch.ones((), device=device)
     _, names = operations(lambda: torch.autograd.grad(loss, c, one))
     assert names == [{"native": "aten::empty", "triton": "aten::mul"}[backend]]
