@@ -39,13 +39,17 @@ def run(
 ) -> list[str]:
     """Measure one op, of its contenders those whose names have one of `words`. The first one, our best backend, is what
     the others are compared with. Gives the contenders that failed."""
-    failed = []
+    failed: list[str] = []
+    names: set[str] = set()
     module = declared(op)
     about = provenance.describe(device) | (timing.rates(device) if tested else {}) | {"tested": tested}
     print(f"\n{op} on {device}: " + ", ".join(f"{k} {_plain(v)}" for k, v in about.items() if v is not None))
     for size in sizes or module.SIZES[device]:
         for case in cases(module, size, device):
+            names |= set(case.contenders)
             case = chosen(case, words) if words else case
+            if not case.contenders:
+                continue
             rows = measure(case, device)
             failed += [f"{row['contender']} ({case.title})" for row in rows if row.get("failed")]
             print(table(case, rows, tested), flush=True)
@@ -55,6 +59,8 @@ def run(
                         lines.write(json.dumps({"op": op, "device": device, "size": size} | row | about) + "\n")
             del case
             gc.collect()
+    if words and not any(word in name for word in words for name in names):
+        raise SystemExit(f"no contender is called {' or '.join(words)}; there are {', '.join(sorted(names))}")
     return failed
 
 
@@ -64,10 +70,8 @@ def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
 
 
 def chosen(case: Case, words: list[str]) -> Case:
-    found = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
-    if not found:
-        raise SystemExit(f"no contender is called {' or '.join(words)}; there are {', '.join(case.contenders)}")
-    return replace(case, contenders=found)
+    """The case of those contenders whose names have one of `words`."""
+    return replace(case, contenders={k: call for k, call in case.contenders.items() if any(word in k for word in words)})
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:

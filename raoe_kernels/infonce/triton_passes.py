@@ -54,7 +54,7 @@ def log_one_plus(z):
     """log(1 + z) of 0 <= z < 1 with the digits of a small z: 2 artanh(w), w = z / (2 + z), at most 1/3 here."""
     terms: tl.constexpr = 17 if z.dtype == tl.float64 else 8
     w = z / (2.0 + z)
-    series = 1.0 / (2 * terms - 1)
+    series = tl.full((), 1.0 / (2 * terms - 1), z.dtype)
     for k in tl.static_range(terms - 1):
         series = series * (w * w) + 1.0 / (2 * terms - 3 - 2 * k)
     return 2 * w * series

@@ -33,12 +33,13 @@ class Units(NamedTuple):
     inverse: Tensor
 
 
-def units_of(given: Rows, columns_too: bool = False) -> Units:
-    """Of anchors, positives and negatives; columns_too: anchors are to be taken for columns as well."""
+def units_of(given: Rows, columns_too: bool = False, whole: int = UNIT.value) -> Units:
+    """Of anchors, positives and negatives; columns_too: anchors are to be taken for columns as well. Widths are filled
+    up to a multiple of `whole`."""
     a, p, n = given
     column_count = len(p) + (0 if n is None else len(n))
     n = p if n is None else n
-    width, unit = _padded(a.shape[1]), unit_of(a, p, n)
+    width, unit = triton.cdiv(a.shape[1], whole) * whole, unit_of(a, p, n)
     rows = a.new_empty(_padded(len(a)) if columns_too else len(a), width)
     columns = a.new_empty(_padded(column_count), width)
     inverse = a.new_empty(len(columns) + len(rows), dtype=wide(a.dtype))

@@ -30,6 +30,7 @@ OP = Op(
         "triton": Backend(f"{__package__}.triton_kernels", triton_missing),
         "native": Backend(f"{__package__}.native", native_missing),
     },
+    {"cuda": f"{__package__}.by_case"},
 )
 
 

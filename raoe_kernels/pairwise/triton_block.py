@@ -144,11 +144,11 @@ def _partition(zero, flags, marks, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def by_labels(label, first, inside, up, linear, SORTED: tl.constexpr, BLOCK: tl.constexpr):
+def by_labels(label, first, inside, up, linear, BLOCK: tl.constexpr):
     """Sums of exp(x) = `up` over earlier runs' larger labels, and of exp(-x) over later runs' smaller ones.
 
-    Runs are told apart by `first`, below 2^15. The pairs come back in another order, if SORTED by label (then by
-    position): the two sums; labels; first << 16 | position; up. What is not `inside` stays behind the others.
+    Runs are told apart by `first`, below 2^15. The pairs come back in another order: the two sums; first << 16 |
+    position; up. What is not `inside` stays behind the others.
     """
     q = tl.arange(0, BLOCK)
     empty = none(up.dtype, linear)
@@ -184,9 +184,9 @@ def by_labels(label, first, inside, up, linear, SORTED: tl.constexpr, BLOCK: tl.
             seen, flags = _log_appended(x, seen, flags, empty, BLOCK)
         before = tl.where(one, before, plus(before, seen, linear))
         behind = tl.where(one, plus(behind, flip(unseen, BLOCK), linear), behind)
-        if SORTED or left != 0:
+        if left != 0:
             source = _partition((~one).to(tl.int32), flags, flip(marks, BLOCK), BLOCK)
             label, place = tl.gather(label, source, 0), tl.gather(place, source, 0)
             up = tl.gather(up, source, 0)
             before, behind = tl.gather(before, source, 0), tl.gather(behind, source, 0)
-    return before, behind, label + least, place, up
+    return before, behind, place, up

@@ -1,6 +1,6 @@
-"""The losses in Triton: one launch of one program up to ONE_BLOCK pairs, several launches beyond.
+"""The losses in Triton, of as many pairs as one program takes: one launch.
 
-One program sorts (score, index) as 64-bit integers, and everything after it stays on chip: partners are found
+It sorts (score, index) as 64-bit integers, and everything after it stays on chip: partners are found
 by gathers in shared memory, and the loss and the gradient come from the same pass. What the call asks for
 (tie rule, labels or not, which objective, gradient or not) are run-time scalars, so one compilation per block
 size and dtype serves them all.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from ..triton_compile import Variant, signature_of
 from ..triton_rows import kernel
-from . import triton_tiles
 from .params import PairwiseParams, backward, by_row
 from .triton_block import between, by_labels, count_ranks, flip, larger, order_key, smaller
 from .triton_math import (
@@ -33,7 +31,6 @@ from .triton_math import (
     product,
     scalar,
     slope,
-    store,
     terms,
     through_angle,
     total,
@@ -41,8 +38,7 @@ from .triton_math import (
 
 __all__ = ["ONE_BLOCK", "backward", "forward", "variants"]
 
-# Pairs up to which one program does it all. For 4,096, sixteen warps would have too few registers and take half
-# a minute to compile.
+# The most pairs. For 4,096, sixteen warps would have too few registers and take half a minute to compile.
 ONE_BLOCK = 2048
 ONE_BLOCK_DOUBLE = 1024  # with 64-bit scores, which are sorted twice, and for float64, which spills at twice that
 # Block size: warps. Four elements a thread keep the exchanges of the sort within registers and shuffles.
@@ -104,7 +100,7 @@ def one_block(
         up = terms(x, inside, linear)
         if labelled:
             label = tl.load(labels + index, inside, 0)
-            before, behind, _, place, up = by_labels(label, first, inside, up, linear, False, BLOCK)
+            before, behind, place, up = by_labels(label, first, inside, up, linear, BLOCK)
             place = place & 0xFFFF
             index = tl.gather(index, place, 0)
             c = tl.load(similarity + index, inside, 0.0).to(dtype)
@@ -119,7 +115,23 @@ def one_block(
         angle_slope = through_angle(c, by_angle) + poison
         angle_loss = weight * angle_loss + poison
 
-    store(losses, grads, index, inside, n, rank_loss, rank_slope, angle_loss, angle_slope, True, parts, need_grad)
+    if parts:
+        tl.store(losses, rank_loss)
+        tl.store(losses + 1, angle_loss)
+    else:
+        tl.store(losses, rank_loss + angle_loss)
+    if need_grad:
+        if parts:
+            tl.store(grads + index, rank_slope, inside)
+            tl.store(grads + n + index, angle_slope, inside)
+        else:
+            tl.store(grads + index, rank_slope + angle_slope, inside)
+
+
+def most(similarity: Tensor, scores: Tensor) -> int:
+    """The most pairs of such tensors that the kernel takes."""
+    narrow = similarity.dtype != torch.float64 and scores.dtype == torch.float32
+    return ONE_BLOCK if narrow else ONE_BLOCK_DOUBLE
 
 
 @by_row
@@ -130,44 +142,27 @@ def forward(
     n = similarity.shape[0]
     narrow = similarity.dtype != torch.float64
     dtype = torch.float32 if narrow else torch.float64
-    small = n <= (ONE_BLOCK if narrow and scores.dtype == torch.float32 else min(ONE_BLOCK, ONE_BLOCK_DOUBLE))
-    if similarity.dtype != dtype and not (small and scores.dtype == torch.float32):
+    if n > (limit := most(similarity, scores)):
+        raise RuntimeError(f"backend 'triton' cannot run a pairwise loss of {n:,} pairs, {limit:,} at most; use scan")
+    if similarity.dtype != dtype and scores.dtype != torch.float32:
         similarity = similarity.to(dtype)  # rare enough to save compilations
     losses = torch.empty(params.leading, dtype=dtype, device=similarity.device)
     grads = torch.empty((*params.leading, n), dtype=dtype, device=similarity.device) if need_grad else None
-    call = arguments(n, labels, params, need_grad, narrow)
     # Arguments that a call does not use have a type that others give them: no second compilation.
     unused = triton.reinterpret(losses, tl.int64) if labels is None else labels
+    keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
+    block = next(size for size in WARPS if n <= size)
     with torch.cuda.device_of(similarity):
-        if small:
-            block = next(size for size in WARPS if n <= size)
-            keys = triton.reinterpret(scores, tl.int64) if scores.dtype == torch.float64 else scores
-            one_block[(1,)](
-                similarity, keys, unused, losses, losses if grads is None else grads, **call,
-                floating=int(scores.is_floating_point()), BLOCK=block, num_warps=WARPS[block],
-            )  # fmt: skip
-        else:
-            triton_tiles.launch(similarity, scores, unused, losses, grads, call)
+        one_block[(1,)](
+            similarity, keys, unused, losses, losses if grads is None else grads, n,
+            min(params.threshold, 2 * n + 1),  # beyond all ranks is beyond all ranks
+            TIES.index(params.ties),
+            (85 if narrow else 680) - 2 * math.log(n),  # Z: fewer than n^2 terms, each below exp(scale x range)
+            params.scale, params.rank_weight, params.angle_weight, int(params.rank), int(params.angle),
+            int(labels is not None), int(params.parts), int(need_grad), int(scores.is_floating_point()),
+            BLOCK=block, num_warps=WARPS[block],
+        )  # fmt: skip
     return losses, grads
-
-
-def arguments(n: int, labels: Tensor | None, params: PairwiseParams, need_grad: bool, narrow: bool) -> dict[str, Any]:
-    """What a call asks for, as the kernels' scalar arguments."""
-    return dict(
-        n=n,
-        threshold=min(params.threshold, 2 * n + 1),  # beyond all ranks is beyond all ranks
-        ties=TIES.index(params.ties),
-        # Z is a sum of fewer than n^2 terms, each below exp(scale x range).
-        room=(85 if narrow else 680) - 2 * math.log(n),
-        scale=params.scale,
-        rank_weight=params.rank_weight,
-        angle_weight=params.angle_weight,
-        rank=int(params.rank),
-        angular=int(params.angle),
-        labelled=int(labels is not None),
-        parts=int(params.parts),
-        need_grad=int(need_grad),
-    )
 
 
 def variants() -> Iterator[Variant]:
@@ -180,4 +175,3 @@ def variants() -> Iterator[Variant]:
             if block <= ONE_BLOCK_DOUBLE or "64" not in dtype + key:
                 name = f"pairwise.one_block {dtype} {key} {block}"
                 yield Variant(name, one_block, signature_of(one_block, **pointers), {"BLOCK": block}, warps)
-    yield from triton_tiles.variants()

@@ -233,23 +233,3 @@ def count_at_most(first, last, bound, ties):
     """
     count = tl.where(doubled_rank(first, last, ties) <= bound, last + 1, first)
     return tl.where(bound < 0, 0, count)
-
-
-# ---- Results ----
-
-
-@triton.jit
-def store(losses, grads, index, inside, n, rank_loss, rank_slope, angle_loss, angle_slope, first, parts, need_grad):
-    """Both objectives' results, or their sum; the losses by one program only."""
-    if first:
-        if parts:
-            tl.store(losses, rank_loss)
-            tl.store(losses + 1, angle_loss)
-        else:
-            tl.store(losses, rank_loss + angle_loss)
-    if need_grad:
-        if parts:
-            tl.store(grads + index, rank_slope, inside)
-            tl.store(grads + n + index, angle_slope, inside)
-        else:
-            tl.store(grads + index, rank_slope + angle_slope, inside)

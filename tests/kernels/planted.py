@@ -47,6 +47,13 @@ def chained(x, out, ROUNDS: tl.constexpr):
     tl.store(out + lane, value)
 
 
+@triton.jit
+def clipped(x, out, BY_A_NUMBER: tl.constexpr):
+    value = tl.load(x + tl.arange(0, 128))
+    limit = 0.999999 if BY_A_NUMBER else tl.full((), 0.999999, value.dtype)
+    tl.store(out + tl.arange(0, 128), tl.minimum(value, limit))
+
+
 def _variant(name: str, kernel, warps: int, constants: dict[str, int], **types: str) -> Variant:
     return Variant(name, kernel, signature_of(kernel, **types), constants, warps)
 
@@ -62,4 +69,6 @@ def variants() -> dict[str, Variant]:
     found.append(_variant("copy strided", copy, 4, {"BLOCK": 1024}, x="*fp32", out="*fp32"))
     for rounds in (1, 100):
         found.append(_variant(f"chained {rounds}", chained, 1, {"ROUNDS": rounds}, x="*fp32", out="*fp32"))
+    for name, number in (("clipped", False), ("clipped by a number", True)):
+        found.append(_variant(name, clipped, 4, {"BY_A_NUMBER": number}, x="*fp64", out="*fp64"))
     return {variant.name: variant for variant in found}

