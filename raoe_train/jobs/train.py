@@ -155,6 +155,9 @@ def train(config: TrainConfig) -> dict[str, Any]:
 
     before = measured(tasks if config.evaluation.before else {})
     args = SentenceTransformerTrainingArguments(**for_all_processes(enough_steps(settings, datasets, config)))
+    if training.gradient_checkpointing:
+        # transformers' trainer, from 5.17 on, asks for it with keywords that sentence-transformers 6.0 does not have
+        encoder.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
     if args.dataloader_drop_last:
         check_sizes(datasets, args.train_batch_size, rank_and_world()[1])
     trainer = Trainer(

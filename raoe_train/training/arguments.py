@@ -121,8 +121,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
     given = {name: value for name, value in to_dict(training).items() if name not in OWN and value is not None}
     if (ratio := given.pop("warmup_ratio", None)) is not None:
         given["warmup_steps"] = ratio  # below 1 a share, in transformers 5
-    if not given["gradient_checkpointing"]:
-        del given["gradient_checkpointing"]  # deprecated as a name in newer releases, which its mention would report
+    del given["gradient_checkpointing"]  # the job does it: see raoe_train.jobs.train
     if given.get("batch_sampler") == BY_PREMISE:
         given["batch_sampler"] = PremiseBatchSampler
     check_device(device)

@@ -65,7 +65,7 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     text = a_row / texts
     mini = loss.get("mini_batch_num_tokens") or (loss.get("mini_batch_size") or 0) * a_row
     width, heads, layers = shape.hidden_size, shape.num_attention_heads, shape.num_hidden_layers
-    half, again = arguments.bf16 or arguments.fp16 or model.dtype in HALF, arguments.gradient_checkpointing
+    half, again = arguments.bf16 or arguments.fp16 or model.dtype in HALF, config.training.gradient_checkpointing
     a_layer = (34 * width + 5 * heads * text) * (1 if half else 2)
     kept = layers * 2 * width * (1 if half else 2) + a_layer if again else layers * a_layer
     memory = held(model, shape, parameters, trained) | {"activations": (mini or batch * a_row) * kept / GB}

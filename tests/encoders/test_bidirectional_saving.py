@@ -240,14 +240,21 @@ def trained(folder: Path, base: str) -> float:
     return float(np.abs(recipe.encode(SENTENCES) - adapter).max())
 
 
-def test_the_bellm_recipe_trains_qlora(tmp_path, caplog):
+def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
     """The recipe as it ships, 4-bit weights, LoRA, checkpointing, bfloat16 and all, on a tiny decoder on the CPU."""
-    base = saved_decoder(tmp_path)
+    base, enabled = saved_decoder(tmp_path), []
+    enable = SentenceTransformer.gradient_checkpointing_enable
+
+    def of_6_0(self, gradient_checkpointing_kwargs=None):  # it takes none of what transformers' trainer adds
+        enabled.append(gradient_checkpointing_kwargs)
+        enable(self, gradient_checkpointing_kwargs)
+
+    monkeypatch.setattr(SentenceTransformer, "gradient_checkpointing_enable", of_6_0)
     with caplog.at_level(logging.ERROR):
         metrics = run(
             "train", "bellm", **recipe_settings(tmp_path, base, **{"data.train": write_triplets(tmp_path / "nli.tsv")})
         )
-    assert metrics["steps"] == 6 and metrics["pairs"] == {"nli": 24}
+    assert metrics["steps"] == 6 and metrics["pairs"] == {"nli": 24} and enabled == [{"use_reentrant": False}]
     assert "best model" not in caplog.text  # sentence-transformers only logs that it could not be loaded
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["bidirectional_layers"] == 1 and config["base_model"] == base

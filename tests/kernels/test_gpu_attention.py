@@ -59,7 +59,8 @@ def test_cuda_graph(form, backend):
 @pytest.mark.parametrize("d", [20, 64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_agrees_with_float64_on_the_cpu(dtype, d, form, backend):
-    """Twice (gradients: three times) the error of the specification in this dtype, and four roundings."""
+    """Twice (gradients: three times) the error of the specification in this dtype, and four roundings; 32 in float64,
+    where the truth is rounded as often."""
     options = dict(lengths=[130, 0, 33, 1], longest=130, heads=(4, 2), d=d, dtype=dtype)
     truth = Batch(form, **options)
     plain = truth.run(True, "reference")
@@ -67,5 +68,5 @@ def test_agrees_with_float64_on_the_cpu(dtype, d, form, backend):
     truth.upstream = [x.double() for x in truth.upstream]
     ours = Batch(form, device="cuda", **options).run(True, backend)
     for i, (x, p, t) in enumerate(zip(ours, plain, truth.run(True, "reference"), strict=True)):
-        floor = ULPS * torch.finfo(dtype).eps * max(1.0, t.abs().max().item())
+        floor = ULPS * torch.finfo(dtype).eps * max(1.0, t.abs().max().item()) * (8 if dtype == torch.float64 else 1)
         assert_accurate(f"result {i}", x, p, t, factor=LOSS_FACTOR if i < 2 else GRADIENT_FACTOR, floor=floor)

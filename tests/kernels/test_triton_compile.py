@@ -66,10 +66,11 @@ REPRESENTATIVES = {
     "guided_argmax_join": ["guided_argmax_join fp32"],
 }
 
-# Variants that may spill, bytes a thread of local memory; every other one may not. Threads of one block have 128
-# registers for four pairs: what one objective leaves behind waits while the other runs.
+# Variants that may spill more than SPILL bytes a thread of local memory, on sm_80, sm_90 or sm_100, in Triton 3.6 or 3.9.
+# Threads of one block have 128 registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
-# the kernel of keys waits on the diagonal with what its other loops need.
+# the kernel of keys waits on the diagonal with what its other loops need. A mask's addresses take registers.
+SPILL = 96
 SPILLS = {
     f"pairwise.one_block {types} {block}": 128
     for types in ("fp16 fp32", "bf16 fp32", "fp32 fp32", "fp32 i64", "fp64 fp32", "fp64 i64")
@@ -79,29 +80,20 @@ SPILLS |= {f"pairwise.one_block {dtype} fp32 2048": 128 for dtype in ("fp16", "b
 SPILLS |= {
     f"attention_{kernel} {of}{dual}": allowed
     for kernel, of, allowed in (
-        ("forward", "fp32 64", 64),
-        ("forward", "fp32 256", 64),
-        ("backward_q", "fp32 32", 32),
         ("backward_q", "fp32 128", 256),
         ("backward_q", "fp32 256", 256),
-        ("backward_kv", "fp32 32", 32),
-        ("backward_kv", "fp32 128", 64),
         ("forward", "bf16 256", 640),
-        ("backward_q", "bf16 256", 704),
+        ("backward_q", "bf16 256", 896),
         ("backward_kv", "bf16 256", 2048),
         *((kernel, f"fp64 {d}", 16384) for kernel in ("forward", "backward_q", "backward_kv") for d in (64, 128, 256)),
     )
     for dual in ("", " dual")
 }
-# On sm_80 and sm_100 more than on sm_90.
-SPILLS |= {"attention_forward bf16 64 dual": 16, "attention_forward bf16 128 dual": 384}
-SPILLS |= {"attention_backward_q bf16 64 dual": 32, "attention_backward_q bf16 128 dual": 96}
-SPILLS |= {f"attention_backward_kv {of} dual": 128 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {"attention_forward bf16 128 dual": 384}
+SPILLS |= {f"attention_backward_kv {of} dual": 256 for of in ("bf16 64", "fp16 64")}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 704 for d in (80, 128)}
-SPILLS |= {f"info_nce_products bf16 ids {kind}": allowed for kind, allowed in (("loss", 520), ("gradient", 1120))}
-# Where a mask's address for each element takes registers.
-SPILLS |= {f"info_nce_products bf16 mask {kind}": allowed for kind, allowed in (("loss", 88), ("gradient", 216))}
-SPILLS |= {f"info_nce_weights {dtype} ids symmetric shifted": 32 for dtype in ("bf16", "fp16", "fp32")}
+SPILLS |= {"info_nce_products bf16 ids loss": 520, "info_nce_products bf16 ids gradient": 1120}
+SPILLS |= {"info_nce_products bf16 mask gradient": 216}
 
 
 # Of each kernel whose rows are long, the 16-byte loads and stores, at least: one for each matrix that it goes over. In
@@ -134,7 +126,7 @@ def complaints(rows: list[Compiled], shared_limit: dict[int, int] = SHARED_LIMIT
     """What is wrong with compiled kernels: spills above the table, shared memory above the chip's, no registers."""
     found = []
     for row in rows:
-        if row.spilled > SPILLS.get(row.name, 0):
+        if row.spilled > SPILLS.get(row.name, SPILL):
             found.append(f"{row.name} spills {row.spilled} bytes on sm_{row.arch}")
         if row.shared > shared_limit[row.arch]:
             found.append(f"{row.name} uses {row.shared} bytes of shared memory on sm_{row.arch}")
