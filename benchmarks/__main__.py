@@ -1,7 +1,6 @@
 """`python -m benchmarks [OP …]`: time every contender of an op side by side, print the ratios, append JSON lines.
 
-`python -m benchmarks report FILE …` makes tables and plots of such lines; `python -m benchmarks model [FILE …]` says
-what the ops should take on a GPU that is not here, beside what such lines measured.
+`python -m benchmarks report FILE …` makes tables and plots of such lines.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import base, gate, ledger, provenance, report, timing
+from benchmarks import base, gate, provenance, report, timing
 from benchmarks.case import Case
 
 KERNEL_OPS = ("pairwise", "cosine", "guided", "infonce", "sigmoid", "attention", "listwise", "matryoshka")
@@ -71,7 +70,8 @@ def cases(module: ModuleType, size: int, device: str) -> Iterable[Case]:
 
 def chosen(case: Case, words: list[str]) -> Case:
     """The case of those contenders whose names have one of `words`."""
-    return replace(case, contenders={k: call for k, call in case.contenders.items() if any(word in k for word in words)})
+    found = {name: call for name, call in case.contenders.items() if any(word in name for word in words)}
+    return replace(case, contenders=found)
 
 
 def measure(case: Case, device: str) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def _plain(value: object) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
-    parser.add_argument("op", nargs="*", help=f"{', '.join(OPS)}; all if none is named. Or: report FILE …, model")
+    parser.add_argument("op", nargs="*", help=f"{', '.join(OPS)}; all if none is named. Or: report FILE …")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sizes", type=int, nargs="+", help="instead of the op's own list")
     parser.add_argument("--contenders", nargs="+", metavar="WORD", help="only those with one of these in their names")
@@ -157,16 +157,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="append one JSON line a contender and size to this file")
     parser.add_argument("--untested", action="store_true", help="times without ratios, and without running tests first")
     parser.add_argument("--output", type=Path, default=Path("benchmark-report"), help="folder of the report")
-    parser.add_argument("--gpu", choices=["h200", "a100"], help="of `model`; without it all of them")
     arguments = parser.parse_args()
     if arguments.op[:1] == ["report"]:
         print(report.write([Path(name) for name in arguments.op[1:]], arguments.output))
-        return 0
-    if arguments.op[:1] == ["model"]:
-        from benchmarks import model  # needs Triton
-
-        files = [Path(name) for name in arguments.op[1:]] or sorted(ledger.RESULTS.glob("*.jsonl"))
-        print(model.page([arguments.gpu] if arguments.gpu else model.MACHINES, report.read(files)), end="")
         return 0
     if unknown := [op for op in arguments.op if op not in (*OPS, "all")]:
         parser.error(f"unknown op {unknown[0]!r}; there are {', '.join(OPS)}")

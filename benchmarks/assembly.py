@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,14 +94,12 @@ def loops(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 
 class Instruction(NamedTuple):
-    """A machine instruction: where it is, its name up to the first dot, where it jumps to, whether it always does, and
-    its bytes of global memory a thread (0 where it is no load of it)."""
+    """A machine instruction: where it is, its name up to the first dot, where it jumps to, whether it always does."""
 
     address: int
     name: str
     target: int | None
     always: bool
-    loads: int
 
 
 SASS = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z]\w*)([\w.]*)\s*(.*?);", re.MULTILINE)
@@ -117,16 +113,6 @@ def sass(binary: Path, *options: str) -> dict[str, list[Instruction]]:
     return functions(subprocess.run(said, check=True, capture_output=True, text=True).stdout)
 
 
-@cache
-def kernel(cubin: bytes) -> list[Instruction]:
-    """The one function of a compiled Triton kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        (code,) = sass(Path(file.name)).values()
-    return code
-
-
 def functions(text: str) -> dict[str, list[Instruction]]:
     """The functions in what `cuobjdump -sass` prints: what a warp can reach whose threads stay together, less what it
     calls, which is rarely needed: __noinline__, roots and quotients of numbers at the ends of a type's range."""
@@ -136,10 +122,8 @@ def functions(text: str) -> dict[str, list[Instruction]]:
         code = []
         for address, predicate, operation, more, operands in SASS.findall(body):
             jump = re.search(r"\b0x([0-9a-f]+)\s*$", operands) if operation == "BRA" and ".DIV" not in more else None
-            size = re.search(r"\.(64|128)\b", more)
-            loads = (int(size[1]) if size else 32) // 8 if operation == "LDG" else 0
             target = int(jump[1], 16) if jump else None
-            code.append(Instruction(int(address, 16), operation, target, not predicate, loads))
+            code.append(Instruction(int(address, 16), operation, target, not predicate))
         found[name.strip()] = _reached(code)
     return found
 
@@ -159,20 +143,3 @@ def _reached(code: list[Instruction]) -> list[Instruction]:
                 break
             place += 1
     return [code[place] for place in sorted(reached)]
-
-
-def inner_loops(code: Sequence[Instruction]) -> list[Sequence[Instruction]]:
-    """The loops that hold no other loop."""
-    places = {one.address: k for k, one in enumerate(code)}
-    back = [(places.get(one.target, k + 1), k) for k, one in enumerate(code) if one.name == "BRA" and one.target]
-    spans = [(begin, end) for begin, end in back if begin <= end]
-    return [
-        code[begin : end + 1]
-        for begin, end in spans
-        if not any((begin, end) != other and begin <= other[0] and other[1] <= end for other in spans)
-    ]
-
-
-def executed(code: Sequence[Instruction], rounds: float = 1) -> float:
-    """Instructions of a thread that takes both sides of every branch, and each inner loop so many times."""
-    return len(code) + (rounds - 1) * sum(map(len, inner_loops(code)))

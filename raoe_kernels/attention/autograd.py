@@ -46,7 +46,7 @@ def attention(
 def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, dual: bool, module: Any):
     if _is_empty(q, padding):
         return tuple(nothing(q, k, v) for _ in range(1 + dual))
-    module = _serving(module, q, k, padding, dual)
+    module = _serving(module, q, padding)
     if not hasattr(module, "backward"):
         return module.forward(q, k, v, padding, scale, dual)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
@@ -55,9 +55,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float, 
     return module.forward(q, k, v, padding, scale, dual)[0 if dual else 1 : 2]
 
 
-def _serving(module: Any, q: Tensor, k: Tensor, padding: Padding, dual: bool) -> Any:
+def _serving(module: Any, q: Tensor, padding: Padding) -> Any:
     """The module itself, or the one that it chooses for such a call."""
-    return module.serving(q, k, padding, dual) if hasattr(module, "serving") else module
+    return module.serving(q, padding) if hasattr(module, "serving") else module
 
 
 def _is_empty(q: Tensor, padding: Padding) -> bool:
@@ -94,7 +94,7 @@ def _shapes(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual):
 
 def _operator_forward(q, k, v, lengths, mask, cu_seqlens, longest, scale, dual, module):
     padding = Padding(lengths, mask, cu_seqlens, longest)
-    module = _serving(module, q, k, padding, dual)
+    module = _serving(module, q, padding)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         return module.forward(q, k, v, padding, scale, dual)
     *causal, full = _attention(q, k, v, padding, scale, dual, module)
@@ -109,7 +109,7 @@ def _operator_backward(
     padding = Padding(lengths, mask, cu_seqlens, longest)
     if not dual:
         grad_causal = causal = lse_causal = None
-    module = _serving(module, q, k, padding, dual)
+    module = _serving(module, q, padding)
     if hasattr(module, "backward") and not _is_empty(q, padding):
         kept = causal, full, lse_causal, lse_full
         return module.backward(grad_causal, grad, q, k, v, padding, scale, *kept, tuple(needs))

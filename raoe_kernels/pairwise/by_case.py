@@ -1,4 +1,4 @@
-"""What auto runs on CUDA where there is no compiled module: Triton's kernel for as many pairs as it takes, else scan."""
+"""What auto runs on CUDA without a compiled module: Triton's kernel up to the pairs that it takes, scan beyond."""
 
 from __future__ import annotations
 

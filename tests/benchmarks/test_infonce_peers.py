@@ -22,10 +22,9 @@ def chunked_linear_cross_entropy(x, weight, target, chunk_size=4096, ignore_inde
     return F.cross_entropy(x @ weight.T, target, reduction=reduction)
 
 
-def linear_cross_entropy(e, c, targets, bias=None, ignore_index=-100, softcap=None, reduction="mean", shift=0,
-                         filter_eps="auto", accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True,
-                         filter_c_grad=True, impl="cce"):  # fmt: skip
-    assert impl == "cce_exact"
+def linear_cross_entropy(e, c, targets, ignore_index=-100, softcap=None, reduction="mean", shift=False,
+                         filter_eps="high", impl="cce"):  # fmt: skip
+    assert filter_eps is None and impl == "cce"
     return F.cross_entropy(e @ c.T, targets, reduction=reduction)
 
 

@@ -39,15 +39,6 @@ def copy(x, out, n, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def chained(x, out, ROUNDS: tl.constexpr):
-    lane = tl.arange(0, 128)
-    value = tl.load(x + lane)
-    for _ in tl.static_range(ROUNDS):
-        value = tl.exp(value) + value
-    tl.store(out + lane, value)
-
-
-@triton.jit
 def clipped(x, out, BY_A_NUMBER: tl.constexpr):
     value = tl.load(x + tl.arange(0, 128))
     limit = 0.999999 if BY_A_NUMBER else tl.full((), 0.999999, value.dtype)
@@ -67,8 +58,6 @@ def variants() -> dict[str, Variant]:
     single = _variant("copy", copy, 4, {"BLOCK": 1024, "stride": 1}, x="*fp32", out="*fp32")
     found.append(single._replace(signature=single.signature | {"stride": "constexpr"}))
     found.append(_variant("copy strided", copy, 4, {"BLOCK": 1024}, x="*fp32", out="*fp32"))
-    for rounds in (1, 100):
-        found.append(_variant(f"chained {rounds}", chained, 1, {"ROUNDS": rounds}, x="*fp32", out="*fp32"))
     for name, number in (("clipped", False), ("clipped by a number", True)):
         found.append(_variant(name, clipped, 4, {"BY_A_NUMBER": number}, x="*fp64", out="*fp64"))
     return {variant.name: variant for variant in found}

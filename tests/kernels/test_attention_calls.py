@@ -141,32 +141,30 @@ def test_backward_takes_what_forward_found_of_the_padding(form, monkeypatch):
 
 SCAN, TRITON = "raoe_kernels.attention.scan", "raoe_kernels.attention.triton_kernels"
 CASES = [
-    ("packed", torch.bfloat16, 64, 512, False, TRITON),
-    ("packed", torch.bfloat16, 64, 513, False, SCAN),  # varlen_attn
-    ("packed", torch.bfloat16, 64, 513, True, TRITON),
-    ("packed", torch.bfloat16, 60, 513, False, TRITON),
-    ("packed", torch.float32, 64, 513, False, TRITON),
-    ("full", torch.float16, 64, 513, True, SCAN),  # cuDNN or FlashAttention through SDPA
-    ("full", torch.float16, 64, 512, True, TRITON),
-    ("lengths", torch.float16, 64, 513, True, TRITON),
-    ("left", torch.bfloat16, 129, 8, True, SCAN),
-    ("left", torch.float64, 128, 513, True, TRITON),
+    ("packed", torch.bfloat16, 64, 2048, TRITON),
+    ("packed", torch.bfloat16, 256, 64, SCAN),  # varlen_attn
+    ("packed", torch.float32, 64, 513, TRITON),
+    ("full", torch.float16, 64, 513, SCAN),  # cuDNN or FlashAttention through SDPA
+    ("full", torch.float16, 64, 512, TRITON),
+    ("full", torch.float32, 64, 513, TRITON),
+    ("lengths", torch.float16, 64, 513, TRITON),
+    ("left", torch.bfloat16, 129, 8, SCAN),
+    ("left", torch.float64, 128, 513, TRITON),
 ]
 
 
-@pytest.mark.parametrize("form, dtype, d, longest, dual, expected", CASES)
+@pytest.mark.parametrize("form, dtype, d, longest, expected", CASES)
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, dual, expected, monkeypatch):
-    from raoe_kernels.attention import by_case, scan
+def test_auto_on_cuda_goes_by_case(form, dtype, d, longest, expected, monkeypatch):
+    from raoe_kernels.attention import by_case
 
-    monkeypatch.setattr(scan, "_has_flash", lambda device: True)
     monkeypatch.setitem(OP.backends, "triton", Backend(TRITON))
     with FakeTensorMode():
         where = {"lengths": [torch.ones(1), None, None], "left": [None, torch.ones(1, longest), None]}
         where |= {"packed": [None, None, torch.ones(2)], "full": [None, None, None]}
         shape = (longest, 2, d) if form == "packed" else (1, 2, longest, d)
         q = torch.empty(shape, dtype=dtype, device="cuda")
-        assert by_case.serving(q, q, Padding(*where[form], longest), dual).__name__ == expected
+        assert by_case.serving(q, Padding(*where[form], longest)).__name__ == expected
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")

