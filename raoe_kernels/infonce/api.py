@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from .. import _validate
+from .._dtypes import as_products
 from .arguments import check_mask, check_range, check_rows, directed, guiding, ignored, integers, like_anchors
 from .autograd import info_nce
 from .problem import HARDNESS, Problem
@@ -83,7 +84,8 @@ def info_nce_loss(
     Returns:
         (), or (K,) with dims, float64 for float64 rows and float32 otherwise, 0 where N = 0. Gradients have their
         input's dtype. The loss and all gradients are NaN if any row, also an ignored one, is not finite or has no
-        finite norm; with dims this holds for the columns of each width.
+        finite norm; with dims this holds for the columns of each width. Under torch.autocast float32 rows are first
+        cast to autocast's dtype, as torch's matrix products cast theirs; sums and the loss stay float32.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -109,6 +111,7 @@ def info_nce_loss(
     check_mask(mask, names, all_anchors)
     guides = guiding(guide, found, positives, negatives)
     harder = hardness_mode is not None and strength > 0
+    anchors, positives, negatives, all_anchors = as_products(anchors, positives, negatives, all_anchors)
     problem = Problem(
         anchors, positives, negatives, all_anchors, scale if isinstance(scale, Tensor) else None, None, mask,
         anchor_ids, column_ids, *guides, 1.0 if isinstance(scale, Tensor) else scale, " ".join(names), joint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import _validate
-from .._dtypes import wide
+from .._dtypes import as_products, wide
 from ..infonce.arguments import check_range, check_rows, ignored, integers, pair_of_ids
 from .problem import Problem, sigmoid
 
@@ -43,8 +43,8 @@ def sigmoid_loss(
         backend: "auto", "reference", "scan" (plain torch, a chunk of rows at a time) or "triton".
 
     Returns:
-        () float64 for float64 rows and float32 otherwise, 0 where there are no anchors or no columns. Gradients, NaN
-        and errors are as in info_nce_loss.
+        () float64 for float64 rows and float32 otherwise, 0 where there are no anchors or no columns. Gradients, NaN,
+        autocast and errors are as in info_nce_loss.
     """
     rows, columns = check_rows(anchors, positives, negatives, targets)
     if targets is not None:
@@ -54,6 +54,7 @@ def sigmoid_loss(
     scale = _scalar(_validate.learnable_scale(scale, anchors.device), anchors)
     bias = _scalar(_validate.number_or_tensor("bias", bias, anchors.device), anchors)
     left_out = ignored(ignore, rows, columns, anchors)
+    anchors, positives, negatives = as_products(anchors, positives, negatives)
     return sigmoid(Problem(anchors, positives, negatives, scale, bias, targets, *left_out, *groups), backend)
 
 

@@ -164,16 +164,23 @@ def test_targets_out_of_range(contrast, place):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_changes_nothing(dtype, contrast, place):
+def test_autocast_multiplies_rows_in_its_dtype(dtype, contrast, place):
+    """As torch's matrix products do; float64 stays, sums are float32, and so are gradients of float32 rows."""
     device, backend = place
     leaves = leaves_of(contrast, (5, 5, 4), 16, torch.float32, device)
-    outside = contrast(leaves, backend=backend, **contrast.also)
     with torch.autocast(device, dtype=dtype):
         inside = contrast(leaves, backend=backend, **contrast.also)
         grads = torch.autograd.grad(inside, leaves)
-    assert inside.dtype == torch.float32 and torch.equal(inside, outside)
-    for x, y in zip(grads, torch.autograd.grad(outside, leaves), strict=True):
-        assert torch.equal(x, y)
+        doubles = [x.detach().double() for x in leaves]
+        exact = contrast(doubles, backend=backend, **contrast.also)
+    assert inside.dtype == torch.float32 and all(grad.dtype == torch.float32 for grad in grads)
+    halves = [x.detach().to(dtype).requires_grad_() if x.ndim else x for x in leaves]
+    plain = contrast(halves, backend=backend, **contrast.also)
+    assert torch.equal(inside, plain)
+    for x, y in zip(grads, torch.autograd.grad(plain, halves), strict=True):
+        assert torch.equal(x, y.float())
+    assert torch.equal(exact, contrast(doubles, backend=backend, **contrast.also)) and exact.dtype == torch.float64
+    torch.testing.assert_close(inside.double(), exact, rtol=0, atol=40 * torch.finfo(dtype).eps)
 
 
 def test_half_gradients_survive_loss_scaling(contrast, place):
