@@ -166,8 +166,8 @@ def sweep(
     products that `chunks.sweep` gives."""
     n, c, (rows, columns, inverse) = len(problem.anchors), problem.column_count, units
     gradient = own_weights is not None
-    step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * max(1, len(columns))))) if gradient else n
     tiles = triton.cdiv(len(columns), TILE["BLOCK_N"])
+    step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * len(columns) if gradient else 4 * tiles)))
     strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
     # What is absent is not read, and only has to have the right type.
     targets, row_ids, column_ids = (
