@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .._dtypes import wide
 from .._problems import Gradients, Needs, backward
+from .._running import logcumsumexp
 from .problem import Problem, mean_of_lists
 
 __all__ = ["backward", "forward", "refine"]
@@ -45,7 +46,7 @@ def forward(problem: Problem, needs: Needs) -> tuple[Tensor, Gradients]:
         left = weight.flip(1).cumsum(1).flip(1)
         terms = left.log() - s
     else:
-        remaining = s.flip(1).logcumsumexp(1).flip(1)
+        remaining = logcumsumexp(s.flip(1)).flip(1)
         terms = remaining - s
     loss = (terms if inside is None else terms.masked_fill(~inside, 0)).sum()
     if not needs[0]:

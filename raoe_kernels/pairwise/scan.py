@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._running import logcumsumexp
 from .params import PairwiseParams, backward, by_row
 from .reference import CLIP
 
@@ -85,7 +86,7 @@ def _doubled_ranks(changes: Tensor, first: Tensor, last: Tensor, ties: str) -> T
 
 def _before(x: Tensor, end: Tensor) -> Tensor:
     """logsumexp of x[..., :end], -inf where end = 0."""
-    sums = x.logcumsumexp(-1).gather(-1, (end - 1).clamp(min=0))
+    sums = logcumsumexp(x).gather(-1, (end - 1).clamp(min=0))
     return sums.masked_fill(end == 0, -torch.inf)
 
 
