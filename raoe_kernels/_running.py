@@ -1,4 +1,4 @@
-"""torch.logcumsumexp with a forward-mode derivative that is right: torch's own takes exp of the numbers as they are, and
+"""torch.logcumsumexp with a forward-mode derivative that is right: torch's own takes exp of the numbers as they are and
 is 0 or NaN where they are further apart than the dtype's exponents reach (torch 2.13)."""
 
 from __future__ import annotations

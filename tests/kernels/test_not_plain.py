@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raoe_kernels import cosent_loss, info_nce_loss, list_mle_loss, pairwise_cosine, raoe_loss, rank_margin_loss
+from raoe_kernels import cosent_loss, info_nce_loss, list_mle_loss, pairwise_cosine, rank_margin_loss, raoe_loss
 
 SEEDED = torch.Generator().manual_seed(7)
 SCORES, LABELS = torch.rand(6, generator=SEEDED), torch.tensor([0, 2, 1, 1, 0, 2])
