@@ -92,8 +92,8 @@ def _exported(path: Path) -> list[str]:
 def _train_page() -> str:
     """Everything of raoe_train that a script imports."""
     front = (ROOT / "raoe_train" / "__init__.py").read_text(encoding="utf-8").partition("HOMES")[2]
-    homes = re.findall(r'"([\w.]+)": \(([^)]*)\)', front)
-    names = [f"raoe_train.{home}.{name}" for home, words in homes for name in re.findall(r'"(\w+)"', words)]
+    homes = re.findall(r'"(\w+)": "([\w.]+)"', front)
+    names = [f"{home}.{name}" for name, home in homes if not name.startswith("__")]
     losses = [f"raoe_train.losses.{name}" for name in _exported(ROOT / "raoe_train" / "losses" / "__init__.py")]
     return "\n\n".join(
         [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ def flags(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype == torch.float64 else torch.uint8
 
 
-def as_products(*rows: Tensor | None) -> tuple[Tensor | None, ...]:
+def as_products(*rows: Tensor | None) -> tuple[Any, ...]:
     """Rows as torch's matrix products take them: float32 in autocast's dtype, where it is on."""
     device = next(x.device.type for x in rows if x is not None)
     if device == "meta" or not torch.is_autocast_enabled(device):

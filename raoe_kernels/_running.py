@@ -23,6 +23,7 @@ class _LogCumSumExp(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         """sum_{i <= k} exp(x_i - S_k) t_i, the tangents of either sign apart."""
         x, sums = ctx.saved_tensors
+        sums = sums.masked_fill(sums == -torch.inf, 0)  # of nothing: the difference of two infinities is no number
         ahead, back = ((x + part.clamp(min=0).log()).logcumsumexp(-1) for part in (tangent, -tangent))
         return (ahead - sums).exp() - (back - sums).exp()
 

@@ -65,6 +65,9 @@ def run(job: str, recipe: str | Path | None = None, **settings: Any) -> dict[str
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. The exit status: 0 done; 1 finished with failures; 2 invalid input, a full disk, a loss that is
     NaN; 3 an unexpected error; 130 interrupted; 141 if nobody reads what it prints."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a name that the terminal has no letters for ends no run
     try:
         return _main(list(sys.argv[1:] if arguments is None else arguments))
     except BrokenPipeError:  # the reader of our output went away

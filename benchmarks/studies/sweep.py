@@ -249,7 +249,4 @@ def _estimate(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> dict[
                 found[cell.name] = found[first]
         except (OSError, ValueError) as error:
             print(f"  {error}")
-    for gpu in next(iter(found.values()), {"hours": {}})["hours"]:
-        total = sum(each["hours"][gpu] for each in found.values())
-        print(f"{gpu}: {total:.2g} hours for {len(found)} of {len(cells)} cells, by arithmetic")
     return {"results": found, "failed": [cell.name for cell in cells if cell.name not in found]}

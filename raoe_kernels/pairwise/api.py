@@ -133,6 +133,10 @@ def _check_similarity(similarity: Tensor) -> None:
 
 
 def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
+    by_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
+    if by_row and len(similarity) != similarity.shape[1]:
+        got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
+        raise ValueError(f"similarity must be (B,) or (K, B), got {got}: of embeddings take pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 

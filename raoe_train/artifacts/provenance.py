@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from raoe_train.artifacts.writing import read_json
 
 PICTURES = ("run.png", "changes.png")  # of a run
 METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)
@@ -25,14 +28,26 @@ def versions() -> dict[str, str]:
 
 
 def fingerprint(model: str) -> str | None:
-    """Of a model in a local folder: its files' names and contents, so that one trained anew is not taken for the old,
-    wherever it lies. None for a model that is no folder here, which its name has to stand for."""
+    """Of a model in a local folder: its files' names and contents, links followed, and the base of an adapter, so that
+    one trained anew is not taken for the old, wherever it lies. None for a model that is no folder here, which its name
+    has to stand for."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None
-    named = (path for path in folder.rglob("*") if path.name not in METADATA_FILES and not path.name.startswith(EVENTS))
-    files = sorted(path for path in named if path.is_file())
-    return digest([(path.relative_to(folder).as_posix(), file_digest(path)) for path in files])
+    found, seen = dict[str, str](), set[str]()
+    for root, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:
+            folders.clear()  # a link to a folder that it lies in
+        seen.add(real)
+        for path in (Path(root, name) for name in names if name not in METADATA_FILES):
+            if not path.name.startswith((".", EVENTS)) and path.is_file():
+                found[path.relative_to(folder).as_posix()] = file_digest(path)
+            if path.name in ("adapter_config.json", "config.json"):
+                its = read_json(path)
+                base = str(its.get("base_model_name_or_path") or its.get("base_model") or "")
+                if base and Path(base).resolve() != folder.resolve():
+                    found["base"] = fingerprint(base) or base
+    return digest(sorted(found.items()))
 
 
 def file_digest(path: Path) -> str:

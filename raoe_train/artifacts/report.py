@@ -30,10 +30,10 @@ def save(plot: Any, path: str | Path) -> None:
 
 
 def pictures(draw: Callable[[], list[Path]]) -> list[str]:
-    """Markdown lines that show the plots that `draw` makes; none, and a warning, without matplotlib."""
+    """Markdown lines that show the plots that `draw` makes; none, and a warning, where matplotlib cannot make them."""
     try:
         return [line for plot in draw() for line in ("", f"![{plot.stem}]({plot.name})")]
-    except ImportError as error:
+    except Exception as error:  # a name that it takes for a formula, say: no reason to lose the results
         logger.warning("no plots: %s", error)
         return []
 

@@ -82,7 +82,7 @@ class Output:
         if not changed and found.get(FINISHED) and self._there():
             shutil.rmtree(self.all_parts, ignore_errors=True)  # left by a kill
             return {key: value for key, value in found.items() if key not in (FINISHED, FILES)}
-        if SETTINGS not in found and self._there():
+        if SETTINGS not in found and (self._there() or self.record.exists()):
             raise ValueError(f"output {self.path} exists and was not written by raoe-train: choose another output")
         if changed and SETTINGS in found and self._there() and not self.overwrite:
             raise ValueError(
@@ -131,9 +131,9 @@ class Output:
         return result
 
     def _there(self) -> bool:
-        """Whether there is a file, or in a folder anything but what a kill left of a record."""
+        """Whether there is a file, or in a folder anything but a record."""
         if self.path.is_dir():
-            return any(path != partial(self.record) for path in self.path.iterdir())
+            return any(path not in (self.record, partial(self.record)) for path in self.path.iterdir())
         return self.path.exists()
 
 

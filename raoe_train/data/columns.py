@@ -1,7 +1,7 @@
 """Which column holds what, and what a text, a score and an NLI label may look like."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raoe_train.config import nearest
@@ -57,12 +57,15 @@ class Columns:
         }
         self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
 
-    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = ()) -> dict[str, str]:
-        """{our name: this row's column}; RowProblem for a missing or ambiguous one, or others than in earlier rows."""
+    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Any = (), one_of: Any = ()) -> Any:
+        """{our name: this row's column}; RowProblem for a missing or ambiguous one, or others than in earlier rows. Of
+        the names in `one_of` a row must have one."""
         key, others = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in others:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}
             found = {name: column for name, column in columns.items() if column is not None}
+            if one_of and not set(one_of) & set(found):
+                self._column(fields, one_of[0], True)
             first = next(iter(others.values()), found)
             if set(found) != set(first):
                 raise RowProblem(f"it has {', '.join(found)} where earlier rows have {', '.join(first)}")
@@ -136,12 +139,17 @@ def resolve_label_map(labels: LabelMap | None) -> dict[str, int | None]:
             raise ValueError(f"labels must map to {classes}; got {word!r}: {label!r}")
     if all(label is None for label in labels.values()):
         raise ValueError(f"labels leaves every row out: give a class to one of {', '.join(map(str, labels))}")
-    return {str(word).lower(): label for word, label in labels.items()}
+    found = {str(word).lower(): label for word, label in labels.items()}
+    if twice := [word for word, label in labels.items() if found[str(word).lower()] != label]:
+        raise ValueError(f"labels gives {twice[0]!r} two classes: upper and lower case are one word")
+    return found
 
 
 def parse_label(column: str, value: Any, label_map: Mapping[str, int | None]) -> int:
     """The class of a label; RowProblem for a label that the map leaves out or does not have."""
     word = as_word(value)
+    if (number := word.removesuffix(".0")).removeprefix("-").isdigit():  # 1.0: a table's way to say 1 beside holes
+        word = number
     if not isinstance(value, bool) and word.lower() in label_map:
         label = label_map[word.lower()]
         if label is None:

@@ -97,7 +97,7 @@ def pair_table(
     largest = max(label for label in label_map.values() if label is not None)
 
     def parse(fields: dict[str, Any], source: Source) -> dict[str, Any]:
-        there = source.columns.find(fields, TEXTS, readers)
+        there = source.columns.find(fields, TEXTS, readers, ("score", "label") if "score" in must else ())
         if "score" in there or "score" not in must or "label" not in there:
             return (scored if any_labels else read_all)(fields, source)
         column = there["label"]

@@ -34,12 +34,13 @@ class Source:
 
 
 def is_file(name: str | os.PathLike[str]) -> bool:
-    """Whether a source means a file: it has a data suffix, a `#` or a path separator (and is not builtin or hub:)."""
+    """Whether a source means a file: it is there, or has a data suffix, a `#` or a path separator (and no hub:)."""
     if isinstance(name, os.PathLike):
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
         return False
-    return data_kind(name) is not None or any(mark in name for mark in (os.sep, os.altsep or os.sep, "#"))
+    marks = (os.sep, os.altsep or os.sep, "#")
+    return os.path.exists(name) or data_kind(name) is not None or any(mark in name for mark in marks)
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:
@@ -92,6 +93,8 @@ def contents(name: str | os.PathLike[str]) -> dict[str, Any] | None:
     if not is_file(name):
         return None
     path, split = _file_and_split(name)
+    if not path.is_file():
+        raise ValueError(f"{path} is a pipe, which can be read once only: give a file")
     return {"sha256": file_digest(path), "kind": data_kind(path), "split": split}
 
 

@@ -90,7 +90,8 @@ def load_encoder(
 
 
 def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) -> None:
-    """ValueError for a SentenceTransformer with random weights, which its checkpoint does not have.
+    """ValueError for a SentenceTransformer with random weights, which its checkpoint does not have, or with a tokenizer
+    that knows less than half of its words: where a tokenizer's file is missing, transformers makes an empty one.
 
     The `added` last layers may be new, and so may a pooler, which no embedding is made of. A `foreign` class, whose
     code may set weights after loading, gets a warning.
@@ -98,6 +99,9 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
         return
+    words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
+    if 2 * words < rows and not foreign:
+        raise ValueError(f"{name} is not a whole encoder: its tokenizer has {words} words, its embeddings {rows}")
     fresh = preflight.last_layers(getattr(inner.config, "num_hidden_layers", 0), added)
     # transformers marks what a checkpoint gave; weights that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
@@ -249,9 +253,14 @@ def _set_length(model: Any, chosen: Model) -> None:
     if length is None:
         return
     limit = getattr(getattr(model.transformers_model, "config", None), "max_position_embeddings", None)
+    for name, table in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(table, "padding_idx", None) is not None:
+            limit = table.num_embeddings - table.padding_idx - 1  # RoBERTa's: the first are padding's
     if limit is not None and length > limit:
-        raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions")
-    special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)()
+        if chosen.max_seq_length is not None:
+            raise ValueError(f"model.max_seq_length is {length}, but the encoder has only {limit} positions")
+        model.max_seq_length = length = limit
+    special = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", int)(False)
     if length <= special:
         raise ValueError(
             f"model.max_seq_length {length} leaves no room for a text, to each of which {chosen.name} adds {special} "

@@ -44,6 +44,11 @@ def loading(name: str) -> Iterator[None]:
         raise ValueError(f"the weights of {name} are damaged, or cut off: {error}") from None
     except OSError as error:
         raise OSError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
+    except (ValueError, ImportError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a damaged folder has many ways to fail in the libraries
+        said = " ".join(str(error).split())[:200]
+        raise ValueError(f"{name} cannot be loaded, its files do not fit ({type(error).__name__}: {said})") from error
 
 
 def full_name(name: str) -> str:
@@ -93,9 +98,9 @@ def last_layers(depth: int, count: int) -> tuple[str, ...]:
     return tuple(f"layers.{number}." for number in range(depth - count, depth))
 
 
-def sizes(model: Model) -> tuple[Any, int, int, int]:
-    """(config of an encoder, number of its weights, of those that are trained, of those outside its embeddings), from
-    the meta device. OSError where there is no config."""
+def sizes(model: Model) -> tuple[Any, int, int]:
+    """(config of an encoder, number of its weights, of those that are trained), from the meta device. OSError where
+    there is no config."""
     from transformers import AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
@@ -108,13 +113,12 @@ def sizes(model: Model) -> tuple[Any, int, int, int]:
     config.update(changes)
     with torch.device("meta"):
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
-        tables = [part.weight.numel() for part in encoder.modules() if isinstance(part, torch.nn.Embedding)]
         parameters = sum(weight.numel() for weight in encoder.parameters())
         if model.lora:
             added = model.added_layers if changes else 0
             add_lora(encoder, model.lora, leave=last_layers(config.num_hidden_layers, added))
     trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
-    return config, parameters, trained, parameters - sum(tables)
+    return config, parameters, trained
 
 
 def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, float]:
@@ -132,7 +136,7 @@ def check_fits(model: Model, train: bool = True) -> None:
     if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
         return
     try:
-        config, parameters, trained, _ = sizes(model)
+        config, parameters, trained = sizes(model)
     except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
         return
     has = device_memory(kind) / GB

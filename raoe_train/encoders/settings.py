@@ -1,5 +1,6 @@
 """Which encoder, and how it reads texts: what recipes say of a model, a teacher, a reference."""
 
+import os
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
@@ -118,7 +119,7 @@ def as_model(encoder: Encoder | str, **changes: Any) -> Model:
     """The Model of an encoder's name, or of a section that says less, with `changes` on top."""
     if isinstance(encoder, Model) and not changes:
         return encoder
-    said: dict[str, Any] = {"name": encoder} if isinstance(encoder, str) else asdict(encoder)
+    said: dict[str, Any] = asdict(encoder) if isinstance(encoder, Encoder) else {"name": os.fspath(encoder)}
     known = {each.name for each in fields(Model)}
     return make(Model, "model", **{key: value for key, value in said.items() if key in known} | changes)
 

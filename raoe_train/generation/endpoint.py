@@ -49,6 +49,8 @@ class Endpoint:
         self.url, self.model, self.sampling, self.chat = url.rstrip("/"), model, sampling, chat
         self.active = 0  # requests under way
         self._key = os.environ.get(key, "").strip()
+        if key not in ("", "OPENAI_API_KEY") and not self._key:  # it is not shown: it may be the key
+            raise ValueError("generation.key must be the name of an environment variable that holds the key")
         if not (self._key.isascii() and self._key.isprintable()):  # whose error would show it
             raise ValueError(f"the variable {key} (generation.key) holds no key: more than printable ASCII")
         self._done: queue.SimpleQueue[tuple[Hashable, Answer | Exception]] = queue.SimpleQueue()
@@ -127,7 +129,7 @@ class Endpoint:
         tokens = getattr(getattr(answer, "usage", None), "completion_tokens", 0)
         # a lone surrogate, which JSON can hold and a file cannot
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        text = text.replace(self._key, "…") if self._key else text
+        text = text.replace(self._key, "…") if len(self._key) > 7 else text  # a shorter one may be a word
         return Answer([], text, self._shown(str(finish)), tokens=tokens if type(tokens) is int else 0)
 
     def _shown(self, said: str) -> str:

@@ -51,6 +51,8 @@ def export(config: ExportConfig) -> dict[str, Any]:
     if finished := output.finished():
         print(f"{target} is finished, from the same model")
         return finished
+    if (output.path / "metrics.json").exists():
+        raise ValueError(f"output {target} is a run of `train`, which an export does not replace: choose another")
     register()
     ours = (source / "adapter" / "adapter_config.json").is_file()
     theirs = (source / "adapter_config.json").is_file()

@@ -51,22 +51,23 @@ def check_paths(config: Any) -> None:
     written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] in WRITTEN}
     for key, value in written.items():
         check_writable(Path(value).expanduser(), WRITTEN[key.split(".")[-1]], key)
-    if not settings.get("output"):
-        return
-    output = Path(settings["output"]).expanduser().resolve()
+    output = Path(settings.get("output") or ".").expanduser().resolve()
+    targets = {key: Path(value).expanduser().resolve() for key, value in written.items()}
+    targets |= {"output": output} if settings.get("output") else {}
     for key, value in _texts(settings):
-        if key == "output" or key in written:
+        if key in targets:
             continue
         for part in {value, *value.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
             if not part or not path.exists():
                 continue
             path = path.resolve()
-            if path == output:
-                raise ValueError(f"output {output} is {key}, an input: choose another output")
-            if output in path.parents:
+            for name, target in targets.items():
+                if path == target or (path.parent == target.parent and path.name.startswith(f"{target.name}.")):
+                    raise ValueError(f"{name} {target} is {key}, an input, or a file beside it: choose another {name}")
+            if "output" in targets and output in path.parents:
                 raise ValueError(f"output {output} holds {key} {part}, an input: choose another output")
-            if path in output.parents and (path / "modules.json").is_file():
+            if "output" in targets and path in output.parents and (path / "modules.json").is_file():
                 raise ValueError(f"output {output} lies in {key} {part}, a model: choose another output")
 
 

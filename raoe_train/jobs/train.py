@@ -81,7 +81,7 @@ class TrainConfig:
     Args:
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
         overwrite: replace what another recipe left in output
-        dry_run: estimate steps, memory and time; load no weights, write nothing
+        dry_run: estimate steps and memory; load no weights, write nothing
     """
 
     model: Model = field(default_factory=Model)

@@ -63,6 +63,8 @@ class CachedLoss(CachedLossMixin, Loss):
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
+        if isinstance(model, str):
+            raise TypeError(f"the model of a loss is an encoder: rt.load_encoder({model!r}), not its name")
         above_zero(scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
         self.model = model
         self.scale: Any = scale

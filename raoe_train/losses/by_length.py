@@ -22,6 +22,7 @@ from raoe_train.losses.pairs import LossParts
 ALIGNED = 16  # tokens; lengths of runs are multiples of it where the model is compiled
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 OF_EMBEDDINGS = "compute_loss_from_embeddings"
+PACKAGES = ("sentence_transformers.", "raoe_train.")
 
 
 def innermost(loss: Any) -> Any:
@@ -33,11 +34,14 @@ def innermost(loss: Any) -> Any:
 
 def fits(loss: Any) -> bool:
     """Whether a loss needs of its model nothing but each text's embedding: its forward embeds the columns and hands
-    them to compute_loss_from_embeddings. A subclass with a forward of its own may do otherwise."""
+    them to compute_loss_from_embeddings. Only of sentence-transformers' forwards and ours that is known."""
     if isinstance(loss, MatryoshkaLoss):
         return fits(loss.loss)
+    known = next(cls for cls in type(loss).__mro__ if "forward" in vars(cls)).__module__.startswith(PACKAGES)
     first = next(vars(cls) for cls in type(loss).__mro__ if {"forward", OF_EMBEDDINGS} & vars(cls).keys())
-    return OF_EMBEDDINGS in first and "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
+    if not known or OF_EMBEDDINGS not in first:
+        return False
+    return "labels" in inspect.signature(loss.compute_loss_from_embeddings).parameters
 
 
 def loss_of(loss: Any, columns: list[Tensor], labels: Any) -> Any:

@@ -42,8 +42,10 @@ class TextCollator(SentenceTransformerDataCollator):
     """
 
     def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = super().__call__(features)
-        columns = [name for name in (features[0] if features else ()) if name != "dataset_name"]
+        labels = self.valid_label_columns
+        texts = [{name: value for name, value in row.items() if name not in labels} for row in features]
+        batch = super().__call__(texts)
+        columns = [name for name in (texts[0] if texts else ()) if name != "dataset_name"]
         return {**batch, "label": {"texts": [[row[name] for row in features] for name in columns]}}
 
 

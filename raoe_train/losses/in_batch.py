@@ -195,7 +195,8 @@ class GISTLoss(InBatchLoss):
         embed: the guide, see DistillationLoss.
         margin_strategy: what margin is, absolute or relative; a column is left out where the guide's cosine is above
             that of the row's own pair, less margin, or less margin times its absolute value.
-        margin: how far below the positive's a column's similarity must be.
+        margin: how far below the positive's a column's similarity must be. Below 0 the row's own pair still counts,
+            which sentence-transformers then leaves out.
         contrast_anchors: anchors are each other's negatives, too.
         contrast_positives: positives are each other's negatives, too.
     """

@@ -109,8 +109,8 @@ class PairLoss(CachedLoss):
         if score is None or (self.needs_label and label is None):
             wanted = "a score and an NLI label" if self.needs_label else "a score"
             raise ValueError(
-                f"{type(self).__name__} needs {wanted} for each pair: use raoe_train.ScoreLabelCollator "
-                "with columns 'label' and 'score', or one column 'label' of [label, score]"
+                f"{type(self).__name__} needs {wanted} for each pair, in columns 'score' and 'label' (which "
+                "raoe_train.Trainer collates, and raoe_train.ScoreLabelCollator for other trainers) or [label, score]"
             )
         for name, column in (("score", score), ("label", label)):
             if column is not None and column.numel() != rows:

@@ -10,22 +10,16 @@ from raoe_train.encoders.settings import SCRATCH
 from raoe_train.training.training_data import Teacher, enough_steps, read_training_data, with_dev
 
 SAMPLE = 500  # rows of each source that are counted in tokens, or up to twice as many
-# GB, and operations a second in 16 bits (dense, tensor cores) and in 32, of an RTX 4090 and an A100
-GPUS: dict[str, tuple[float, float, float]] = {"24 GB": (24, 165e12, 82.6e12), "80 GB": (80, 312e12, 19.5e12)}
-REACHED = 1 / 3  # share of these rates that hours are reckoned with; short texts in small batches reach less
 
 
 def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """{"rows": {source: rows}, "steps", "tokens": real ones in all epochs, "parameters", "trained", "memory_gb":
-    {"weights", "gradients and optimizer", "activations", "sum"}, "hours": {GPU: hours}} of one process: what a
-    TrainConfig would take, with the trainer's settings.
+    {"weights", "gradients and optimizer", "activations", "sum"}} of one process: what a TrainConfig would take, with
+    the trainer's settings.
 
     Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and of
     activations s b h (34 + 5 a s / h) bytes a layer in 16 bits, twice that in 32 (Korthikanti et al. 2022, equation 2),
-    with attention's square, which fused kernels do not keep. Hours are 2 operations a token and weight outside the
-    embeddings, and 4 s h a token and layer, for the forward pass, as much for gradients by inputs and by trained
-    weights, for checkpointing and for mini-batches, which are encoded twice, at a third of the rates of GPUS. Padding,
-    teachers and evaluation are not in it.
+    with attention's square, which fused kernels do not keep. Padding, teachers and evaluation are not in it.
 
     ValueError for a model that is to be made from scratch; OSError where rows, a config or the tokenizer are not there.
     """
@@ -39,7 +33,7 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     datasets, _ = with_dev(datasets, config.data, model.prompt, config.training.seed)
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
-    shape, parameters, trained, outside = sizes(model)
+    shape, parameters, trained = sizes(model)
     with loading(model.name):
         tokenizer = AutoTokenizer.from_pretrained(**from_hub(model))
     longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
@@ -70,14 +64,8 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     kept = layers * 2 * width * (1 if half else 2) + a_layer if again else layers * a_layer
     memory = held(model, shape, parameters, trained) | {"activations": (mini or batch * a_row) * kept / GB}
     memory["sum"] = sum(memory.values())
-    forward = tokens * (2 * outside + 4 * layers * text * width)
-    operations = forward * (2 + (trained == parameters) + bool(again) + bool(mini))
-    hours = {gpu: operations / (rates[not half] * REACHED) / 3600 for gpu, (_, *rates) in GPUS.items()}
     listed = ", ".join(f"{name} {value:.2f}" for name, value in memory.items())
     print(f"{steps} steps, {tokens:.3g} tokens, {parameters:.3g} parameters ({trained:.3g} trained); GB: {listed}")
-    for gpu, its in hours.items():
-        fits = "" if memory["sum"] < GPUS[gpu][0] else "; it does not fit (loss.mini_batch_size, bf16)"
-        print(f"  {gpu}: {its:.2g} hours, by arithmetic at a third of the GPU's rate{fits}")
     return {
         "rows": {source: len(dataset) for source, dataset in datasets.items()},
         "steps": steps,
@@ -85,5 +73,4 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
         "parameters": parameters,
         "trained": trained,
         "memory_gb": memory,
-        "hours": hours,
     }

@@ -66,9 +66,8 @@ class Trainer(SentenceTransformerTrainer):
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
-        if model is not None and args.prompts is None and model.default_prompt_name:
-            # the collator does not look there
-            args.prompts = model.prompts.get(model.default_prompt_name)
+        if model is not None:
+            _take_prompt(args, model)
         self.by_length = by_length
         self.keep = weight_for(train_dataset, keep)
         if self.keep and not by_length:
@@ -76,6 +75,8 @@ class Trainer(SentenceTransformerTrainer):
         self.batch: Any = None  # of the step that is under way, or was last
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
+        if model is None:
+            _take_prompt(self.args, self.model)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -102,6 +103,12 @@ class Trainer(SentenceTransformerTrainer):
         if self.by_length:
             logger.warning("%s reads more of its model than embeddings: its batches stay padded", type(inner).__name__)
         return loss
+
+    def train(self, *given: Any, **settings: Any) -> Any:
+        result = super().train(*given, **settings)
+        if (step := self.state.global_step) > (end := self.state.max_steps) > 0:
+            logger.warning("nothing was trained: the checkpoint is of step %d, and this run ends at step %d", step, end)
+        return result
 
     def get_train_dataloader(self) -> Any:
         loader = super().get_train_dataloader()
@@ -180,6 +187,12 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
+
+
+def _take_prompt(args: Any, model: Any) -> None:
+    """The encoder's own prompt, where no other is asked for: the collator does not look there."""
+    if args.prompts is None and model.default_prompt_name:
+        args.prompts = model.prompts.get(model.default_prompt_name)
 
 
 def _in_our_order(data: Any) -> Any:

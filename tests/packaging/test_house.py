@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 556,
-    "data": 1477,
-    "encoders": 1752,
+    "artifacts": 571,
+    "data": 1488,
+    "encoders": 1766,
     "evaluation": 1216,
-    "generation": 1035,
-    "jobs": 1359,
-    "losses": 1956,
-    "training": 1280,
-    "the root": 620,
+    "generation": 1037,
+    "jobs": 1365,
+    "losses": 1965,
+    "training": 1279,
+    "the root": 623,
 }
 LONGEST = 400  # lines of a file
 

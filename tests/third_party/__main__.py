@@ -2,7 +2,7 @@
 
     python -m tests.third_party PATH_OF_A_CHECKOUT [arguments of pytest]
 
-of huggingface/sentence-transformers, allegro/allRank or KevinMusgrave/pytorch-metric-learning; which it is, is seen.
+of huggingface/sentence-transformers or allegro/allRank; which it is, is seen.
 """
 
 from __future__ import annotations
@@ -24,10 +24,6 @@ KNOWN = {
         ],
     ),
     "allrank/models/losses": ("in_allrank", ["tests/losses/test_listmle.py"]),
-    "src/pytorch_metric_learning": (
-        "in_pytorch_metric_learning",
-        ["tests/losses/test_ntxent_loss.py", "tests/losses/test_npairs_loss.py"],
-    ),
 }
 
 

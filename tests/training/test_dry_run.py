@@ -51,10 +51,6 @@ def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
     layer = 2 * (34 * 16 + 5 * 2 * row / 2)
     assert memory["activations"] == pytest.approx(4 * row * 3 * layer / 1e9)
     assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
-    inside = 120 * 16 + 64 * 16 + 2 * 16  # of BERT's three tables
-    forward = found["tokens"] * (2 * (size - inside) + 4 * 3 * (row / 2) * 16)
-    for gpu, rate in (("24 GB", 82.6e12), ("80 GB", 19.5e12)):  # in 32 bits: forward, and two kinds of gradients
-        assert found["hours"][gpu] == pytest.approx(3 * forward / (rate / 3) / 3600)
     assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
@@ -69,21 +65,11 @@ def test_what_takes_less(asked):
     lora = {"r": 2, "target_modules": ["query", "value"]}
     adapted = run("train", **{**asked, "model": {**asked["model"], "lora": lora}})
     assert adapted["trained"] == 3 * 2 * 2 * (16 + 16)
-    whole = run("train", **asked)["hours"]["24 GB"]
-    assert adapted["hours"]["24 GB"] == pytest.approx(whole * 2 / 3)  # no gradients by frozen weights
-    cached = run("train", **{**asked, "loss": {"mini_batch_size": 1}})
-    assert cached["hours"]["24 GB"] == pytest.approx(whole * 4 / 3)  # every text is encoded twice
-    half = run("train", **{**asked, "training": {**asked["training"], "bf16": True}})
-    assert half["hours"]["80 GB"] == pytest.approx(run("train", **asked)["hours"]["80 GB"] * 19.5 / 312)
 
 
-def test_what_does_not_fit(asked, tmp_path, monkeypatch, capsys):
-    """Said by a dry run of a GPU, and an error of the machine before anything is loaded: the folder has no weights."""
+def test_what_does_not_fit(asked, tmp_path, monkeypatch):
+    """An error before anything is loaded: the folder has no weights."""
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
-    monkeypatch.setattr(dry_run, "GPUS", {"tiny": (16 * size / 1e9, 1.0, 1.0), "large": (1.0, 1.0, 1.0)})
-    run("train", **asked)  # activations are above it
-    said = capsys.readouterr().out.splitlines()
-    assert "does not fit" in said[-2] and "does not fit" not in said[-1]
     monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
     real = {**asked, "dry_run": False, "output": str(tmp_path / "out")}
     with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take 0\.0 GB"):

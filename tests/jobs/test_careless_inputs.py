@@ -1,0 +1,168 @@
+"""Inputs that nobody means to give: what they gave once was another's result, a traceback, or work that was lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
+
+import raoe_train as rt
+from raoe_train.artifacts import report
+from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.losses.by_length import fits
+from tests.tiny import saved_encoder, tiny_encoder
+from tests.training.small_runs import write_pairs
+
+
+def changed(folder: Path) -> None:
+    """An encoder trained anew: its weights are others."""
+    (file,) = folder.rglob("model.safetensors")
+    save_file({name: weight + 0.1 for name, weight in load_file(file).items()}, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("how", ["a linked folder", "a link to itself", "an adapter", "our adapter"])
+def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
+    base, model = Path(saved_encoder(tmp_path / "base")), tmp_path / "model"
+    model.mkdir()
+    (model / "weights.bin").write_bytes(b"1")
+    if how == "a linked folder":
+        (model / "0_Transformer").symlink_to(base)
+    elif how == "a link to itself":
+        (model / "again").symlink_to(model)
+        base = model
+    elif how == "an adapter":
+        (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
+    else:
+        (model / "config.json").write_text(json.dumps({"base_model": str(base)}))
+    before = fingerprint(str(model))
+    assert before == fingerprint(str(model))
+    if base == model:
+        (model / "weights.bin").write_bytes(b"2")
+    else:
+        changed(base)
+    assert fingerprint(str(model)) != before
+    (model / ".DS_Store").write_bytes(b"0")
+    after = fingerprint(str(model))
+    (model / ".DS_Store").unlink()
+    assert fingerprint(str(model)) == after
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: [path.unlink() for path in folder.glob("tokenizer*.json")],
+        lambda folder: (folder / "modules.json").write_text("null"),
+        lambda folder: (folder / "modules.json").write_text('[{"idx": 0}]'),
+        lambda folder: next(folder.glob("*_Pooling/config.json")).write_text("[1]"),
+        lambda folder: (folder / "config.json").write_text(
+            (folder / "config.json").read_text().replace('"hidden_size": 16', '"hidden_size": 32')
+        ),
+    ],
+    ids=["no tokenizer", "null", "no type", "a list", "other sizes"],
+)
+def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
+    damage(folder := Path(saved_encoder(tmp_path / "enc")))
+    with pytest.raises((ValueError, OSError), match="enc"):
+        rt.load_encoder(folder)
+
+
+@pytest.mark.parametrize("key", ["data.input", "submission", "beside"])
+def test_an_input_is_no_output(key, tmp_path):
+    rows, model = Path(write_pairs(tmp_path / "rows.tsv")), saved_encoder(tmp_path / "enc")
+    before = rows.read_bytes()
+    settings = {"data": {"input": str(rows)}, "model": {"name": model}, "overwrite": True}
+    with pytest.raises(ValueError, match="an input"):
+        if key == "submission":
+            rt.evaluate(**settings | {"overwrite": False}, submission=str(rows))
+        else:
+            rt.encode(**settings, output=str(rows if key == "data.input" else tmp_path / "rows"))
+    assert rows.read_bytes() == before
+
+
+def test_what_is_not_ours_stays(tmp_path):
+    model, record = saved_encoder(tmp_path / "enc"), tmp_path / "out.npy.json"
+    (tmp_path / "s.txt").write_text("a man\na dog\n")
+    record.write_text('{"mine": 1}')
+    with pytest.raises(ValueError, match="not written by raoe-train"):
+        rt.encode(data={"input": str(tmp_path / "s.txt")}, model={"name": model}, output=str(tmp_path / "out.npy"))
+    assert record.read_text() == '{"mine": 1}'
+    run = tmp_path / "run"
+    pairs = write_pairs(tmp_path / "pairs.tsv")
+    wrong = {"model": {"name": model}, "loss": "CoSENTLoss", "training": {"max_steps": 1}, "output": str(run)}
+    with pytest.raises(ValueError, match="known are x"):
+        rt.train(**wrong | {"loss": "RAOELoss"}, data={"train": [pairs], "labels": {"x": 0}})
+    rt.train(**wrong, data={"train": [pairs]})  # nothing of the failed one is in the way
+    with pytest.raises(ValueError, match="a run of `train`"):
+        rt.export(model={"name": model}, output=str(run), overwrite=True)
+    assert (run / "metrics.json").exists()
+
+
+def test_a_picture_ends_no_run(caplog):
+    def draw():
+        raise RuntimeError("matplotlib does not know \\q")
+
+    assert report.pictures(draw) == [] and "no plots" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["pairs.json", "pairs", "pairs.xlsx", "folder"])
+def test_a_file_of_an_unknown_kind_is_not_looked_for_on_a_hub(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    shutil.copy(write_pairs(tmp_path / "x.tsv"), tmp_path / "pairs")
+    for each in ("pairs.json", "pairs.xlsx"):
+        (tmp_path / each).write_text("[]")
+    with pytest.raises(ValueError, match=r"names no format|is a folder"):
+        rt.read_pairs(name)
+
+
+def test_rows_that_a_table_writes_in_its_own_way(tmp_path):
+    file = tmp_path / "d.jsonl"
+    good = [{"sentence1": "a", "sentence2": f"b{i}", "score": i} for i in range(5)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [{"sentence1": "a", "sentence2": "b"}, *good]))
+    assert len(rt.read_pairs(file, on_error="skip", require=["score"])) == 5
+    (tmp_path / "d.csv").write_text("sentence1,sentence2,label\na,b,1.0\na,c,2.0\na,d,0\n")
+    assert list(rt.read_pairs(tmp_path / "d.csv")["label"]) == [1, 2, 0]
+    with pytest.raises(ValueError, match="two classes"):
+        rt.read_pairs(tmp_path / "d.csv", labels={"X": 0, "x": 1})
+
+
+class Reads(CoSENTLoss):
+    def forward(self, sentence_features, labels):
+        return super().forward(sentence_features, labels) + 1
+
+
+class Both(torch.nn.Module):
+    def forward(self, sentence_features, labels):
+        return self.compute_loss_from_embeddings([], labels) + 1
+
+    def compute_loss_from_embeddings(self, embeddings, labels):
+        return torch.zeros(())
+
+
+class Inherits(CoSENTLoss):
+    def compute_loss_from_embeddings(self, embeddings, labels):
+        return super().compute_loss_from_embeddings(embeddings, labels)
+
+
+def test_a_forward_of_ones_own_is_called():
+    model = tiny_encoder()
+    assert not fits(Reads(model)) and not fits(Both()) and fits(Inherits(model)) and fits(CoSENTLoss(model))
+
+
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "camembert"])
+def test_positions_that_padding_has_are_not_a_text_s(kind, tmp_path):
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    AutoTokenizer.from_pretrained(saved_encoder(tmp_path / "enc")).save_pretrained(tmp_path / "of")
+    config = AutoConfig.for_model(kind, vocab_size=120, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                  intermediate_size=16, max_position_embeddings=20, pad_token_id=1)  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(tmp_path / "of")
+    model = rt.load_encoder(tmp_path / "of", pooling="mean", max_seq_length=18)
+    assert model.encode(["a man plays a guitar on the stage " * 9]).shape == (1, 16)
+    with pytest.raises(ValueError, match="only 18 positions"):
+        rt.load_encoder(tmp_path / "of", pooling="mean", max_seq_length=19)
