@@ -144,15 +144,10 @@ def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """Losses over steps and, on a second axis, the Spearman correlations of evaluations, x100.
-
-    Args:
-        log_history: the trainer's log entries: "step" with "loss" (and parts of it) or "eval_..._spearman_cosine".
-        path: file to write; its suffix names the format.
-
-    Returns:
-        [path].
-    """
+    """Losses over steps and, on a second axis, the Spearman correlations of evaluations, x100, of the trainer's log
+    entries: [path], or nothing where no loss was logged. The suffix of `path` names the format."""
+    if not any("loss" in entry for entry in log_history):
+        return []
     plot, left = report.figure()
     parts = {key for entry in log_history if "loss" in entry for key in entry} - NOT_PARTS
     correlations = sorted({key for entry in log_history for key in entry if key.endswith(SPEARMAN)})

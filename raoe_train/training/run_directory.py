@@ -125,6 +125,7 @@ def _text(value: Any) -> Any:
 def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
     settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    scores = [[cell(name), *both] for name, *both in score_rows(metrics)]
     return [
         "## What it was trained on, and what came of it",
         "",
@@ -132,8 +133,8 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
         "",
         *(f"    {line}" for line in recipe.splitlines()),
         "",
-        f"Main metric x 100 before and after {metrics['steps']:,} steps in {metrics['seconds']:,} s:",
-        *table(["", "before", "after"], [[cell(name), *both] for name, *both in score_rows(metrics)]),
+        f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if scores else '.'}",
+        *(table(["", "before", "after"], scores) if scores else []),
         "",
         *(cell(sentence) for sentence in in_words(metrics)),
         *plots,

@@ -33,5 +33,6 @@ def test_plot_run(drawn, tmp_path):
     }
     assert [(line.get_label(), list(line.get_ydata())) for line in right.lines] == [("dev (right)", [61.0])]
     assert (tmp_path / "run.png").read_bytes()[:4] == b"\x89PNG"
-    plot_run([], tmp_path / "empty.svg")
-    assert b"<svg" in (tmp_path / "empty.svg").read_bytes()
+    plot_run(LOG, tmp_path / "run.svg")
+    assert b"<svg" in (tmp_path / "run.svg").read_bytes()
+    assert plot_run(LOG[1:2], tmp_path / "nothing.png") == [] and not (tmp_path / "nothing.png").exists()
