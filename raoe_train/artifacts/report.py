@@ -47,7 +47,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def cell(text: str) -> str:
     """A text as a page shows it: in one line, with nothing in it taken for Markdown, HTML or an address."""
     escaped = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text.replace("&", "&amp;").replace("<", "&lt;"))
-    return " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
+    line = " ".join(re.sub(r"(?i)(:)(//)|(w)(ww\.)", r"\1\3<!-- -->\2\4", escaped).split())
+    return re.sub(r"^(\d*)([#>]|[-+](?=\s|$|--)|(?<=\d)[.)](?=\s|$))", r"\1\\\2", line)  # a heading, a list, a quote
 
 
 def made_with(versions: Mapping[str, Any]) -> str:

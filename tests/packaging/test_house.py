@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 571,
+    "artifacts": 572,
     "data": 1488,
     "encoders": 1766,
     "evaluation": 1216,
     "generation": 1037,
     "jobs": 1365,
     "losses": 1965,
-    "training": 1279,
+    "training": 1275,
     "the root": 623,
 }
 LONGEST = 400  # lines of a file
