@@ -136,7 +136,8 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     by_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
     if by_row and len(similarity) != similarity.shape[1]:
         got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
-        raise ValueError(f"similarity must be (B,) or (K, B), got {got}: of embeddings take pairwise_cosine(a, b)")
+        wanted = f"{name} must have shape {tuple(similarity.shape[1:])} beside similarity (K, B)"
+        raise ValueError(f"{wanted}, got {got}; of embeddings take pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
 

@@ -61,8 +61,12 @@ class CachedLoss(CachedLossMixin, Loss):
         mini_batch_size: PositiveInt | None = None,
         mini_batch_num_tokens: PositiveInt | None = None,
         gather_across_devices: bool = False,
+        **unknown: Any,
     ) -> None:
         super().__init__()
+        if unknown:
+            names = ", ".join(unknown)
+            raise TypeError(f"{type(self).__name__} has no keyword {names}; what multiplies cosines is scale")
         if isinstance(model, str):
             raise TypeError(f"the model of a loss is an encoder: rt.load_encoder({model!r}), not its name")
         above_zero(scale=scale, mini_batch_size=mini_batch_size, mini_batch_num_tokens=mini_batch_num_tokens)
