@@ -136,7 +136,7 @@ def _per_pair(name: str, value: object, similarity: Tensor) -> Tensor:
     by_row = similarity.ndim == 2 and isinstance(value, Tensor) and value.shape == similarity.shape[:1]
     if by_row and len(similarity) != similarity.shape[1]:
         got = f"{_validate.describe(similarity)} and {name} {_validate.describe(value)}"
-        wanted = f"{name} must have shape {tuple(similarity.shape[1:])} beside similarity (K, B)"
+        wanted = f"{name} must have shape {tuple(similarity.shape[1:])} and similarity's device"
         raise ValueError(f"{wanted}, got {got}; of embeddings take pairwise_cosine(a, b)")
     return _validate.target(name, _validate.companion(name, value, similarity.shape[-1:], "similarity", similarity))
 
