@@ -118,6 +118,12 @@ def triton_missing(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed (it comes with torch's CUDA builds)"
     if device.type == "cuda":
+        from triton import __version__ as version
+
+        if tuple(map(int, version.split(".")[:2])) < (3, 4):
+            return f"Triton {version} is older than 3.4, which the kernels need"
+        if torch.cuda.is_available() and (found := torch.cuda.get_device_capability(device)) < (8, 0):
+            return f"Triton kernels need compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
         return None
     if device.type == "cpu":
         interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")

@@ -49,6 +49,17 @@ def test_a_named_backend_never_falls_back():
         op("no compiler").select(CPU)
 
 
+def test_where_triton_cannot_run_it_says_why(monkeypatch):
+    triton, gpu = pytest.importorskip("triton"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert _dispatch.triton_missing(gpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "need compute capability 8.0, and this GPU has 7.5" in _dispatch.triton_missing(gpu)
+    monkeypatch.setattr(triton, "__version__", "3.3.1")
+    assert "Triton 3.3.1 is older than 3.4" in _dispatch.triton_missing(gpu)
+
+
 def test_precedence(monkeypatch):
     toy = op()
     monkeypatch.setenv(_dispatch.ENVIRONMENT, "scan")
@@ -104,7 +115,7 @@ def gpus(monkeypatch):
 
     names = {0: "New GPU", 1: "Old GPU"}
     faked = {"is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: current[0],
-             "device": Chosen, "get_device_name": names.get}  # fmt: skip
+             "device": Chosen, "get_device_name": names.get, "get_device_capability": lambda device: (9, 0)}  # fmt: skip
     for name, value in faked.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace(unusable=unusable))
