@@ -115,7 +115,7 @@ def gpus(monkeypatch):
 
     names = {0: "New GPU", 1: "Old GPU"}
     faked = {"is_available": lambda: True, "device_count": lambda: 2, "current_device": lambda: current[0],
-             "device": Chosen, "get_device_name": names.get, "get_device_capability": lambda device: (9, 0)}  # fmt: skip
+             "device": Chosen, "get_device_name": names.get, "get_device_capability": lambda _: (9, 0)}  # fmt: skip
     for name, value in faked.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(_native, "_load", lambda kind: SimpleNamespace(unusable=unusable))
