@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 from raoe_train.artifacts.report import cell
 
 
+@pytest.mark.slow
 def test_matplotlib_is_not_needed_until_something_is_drawn():
     modules = ["artifacts.report", "training.measures", "jobs.score"]
     code = f"import sys, {', '.join(f'raoe_train.{name}' for name in modules)}; print('matplotlib' in sys.modules)"

@@ -64,6 +64,7 @@ def test_random_weights_and_dropout(tmp_path):
     assert first[0].model.embeddings.dropout.p == 0.25
 
 
+@pytest.mark.slow
 def test_the_tokenizer_is_the_same_in_every_process():
     """Hash tables are in a random order; a vocabulary must not depend on it."""
     code = f"from raoe_train.encoders.scratch import train_word_pieces as t\nprint(t({SENTENCES * 3}, 90))"
