@@ -69,6 +69,7 @@ def test_against_the_reference(form, dtype, upstream, swept, poisoned, monkeypat
     by_the_rule(form, dtype, upstream, *swept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "dtype"), [("plain", torch.float32), ("targets-symmetric-ids", torch.bfloat16)])
 def test_triton_against_the_reference(form, dtype, poisoned, monkeypatch):
     """A loss of one width for each, by its kernels."""
