@@ -41,9 +41,12 @@ def test_no_ratio_without_passing_tests(case):
         assert "theirs" in text and "absent" in text and "missing: No module named 'absent'" in text
 
 
-def test_chosen_contenders(case):
+def test_chosen_contenders(case, monkeypatch):
     assert list(suite.chosen(case, ["their", "nobody"]).contenders) == ["theirs"]
     assert not suite.chosen(case, ["nobody"]).contenders
+    monkeypatch.setattr(suite, "declared", lambda op: SimpleNamespace(SIZES={"cpu": [3]}, case=lambda *_: case))
+    with pytest.raises(SystemExit, match="no contender is called nobody; there are ours, theirs"):
+        suite.run("cosine", "cpu", None, None, False, ["nobody"])
 
 
 def test_the_gate(tmp_path, monkeypatch, capsys):
