@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 def kernel(function: Callable[..., None]) -> Any:
     """A kernel that is compiled once for all sizes, alignments and switches."""

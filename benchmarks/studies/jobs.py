@@ -79,7 +79,7 @@ def small_llama(sentences: Sequence[str], max_length: int, **sizes: Any) -> tupl
 
 
 def read_outcomes(result: Path, settings: Mapping[str, Any]) -> dict[str, Outcomes]:
-    """The outcomes that `evaluate` saved beside a result; {} if there are none, or they are of other settings."""
+    """The outcomes that `evaluate` saved beside a result; {} if there are none or the settings differ."""
     path = beside(result, EXAMPLES)
     if not path.is_file():
         return {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton_rows import kernel
+from ..triton_rows import LOG2_E, kernel
 
 POINTERS = [
     "q", "k", "v", "causal", "full", "lse_causal", "lse_full", "spans", "valid", "mask",
@@ -24,7 +24,6 @@ POINTERS = [
 ]  # fmt: skip
 # All rows begin at multiples of 16 bytes: launches see to it.
 ALIGN = tl.constexpr(8)  # strides come in units of as many elements
-LOG2_E = tl.constexpr(1.4426950408889634)
 # Whether every token of a loop's tiles is real.
 CLEAR, EDGES = tl.constexpr(True), tl.constexpr(False)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

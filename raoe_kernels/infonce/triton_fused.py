@@ -21,16 +21,15 @@ import triton.language as tl
 from torch import Tensor
 
 from ..triton_compile import Variant, signature_of
-from ..triton_rows import kernel
+from ..triton_rows import LOG2_E, kernel
 from . import chunks
 from .problem import Problem
 from .scan import UNSHIFTED_SCALE
 from .triton_passes import IDS, MASK, NONE, POINTERS, UNIT, log_one_plus, narrow
-from .triton_units import INTERPRETED, Units
+from .triton_units import INTERPRETED, Units, integers_or
 
 TILE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 32, "num_warps": 8, "num_stages": 3}
 SUMS = {"BLOCK": 1024, "num_warps": 4}
-LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -169,11 +168,7 @@ def sweep(
     tiles = triton.cdiv(len(columns), TILE["BLOCK_N"])
     step = chunks.even(n, max(chunks.ROWS, chunks.BUFFER // (2 * len(columns) if gradient else 4 * tiles)))
     strides = (0, 0) if problem.ignored is None else problem.ignored.stride()
-    # What is absent is not read, and only has to have the right type.
-    targets, row_ids, column_ids = (
-        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
-        for x in (problem.targets, problem.anchor_ids, problem.column_ids)
-    )
+    targets, row_ids, column_ids = integers_or(stats, problem.targets, problem.anchor_ids, problem.column_ids)
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     ignore = MASK if problem.ignored is not None else NONE if problem.anchor_ids is None else IDS
     grads = sums_of_columns = None

@@ -26,7 +26,18 @@ from .triton_passes import (
     info_nce_rows,
     info_nce_weights,
 )
-from .triton_units import HALF, INTERPRETED, ROWS, Units, add_to_columns, empty_weights, half, through_norms, units_of
+from .triton_units import (
+    HALF,
+    INTERPRETED,
+    ROWS,
+    Units,
+    add_to_columns,
+    empty_weights,
+    half,
+    integers_or,
+    through_norms,
+    units_of,
+)
 
 # Two sweeps over a row of logits a program. Eight elements a thread are two loads of 16 bytes in flight; with 16 warps
 # few rows are open at a time, so that the second sweep finds them in a cache of 50 MB up to some 32,768 columns.
@@ -60,11 +71,7 @@ def _pass(
     column_count, places = (n, (0, anchors // UNIT.value)) if back else (c, (anchors, 0))
     if back:
         ids, strides = ids[::-1], strides[::-1]
-    # What is absent is not read, and only has to have the right type.
-    targets, row_ids, column_ids = (
-        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
-        for x in (problem.targets, *ids)
-    )  # fmt: skip
+    targets, row_ids, column_ids = integers_or(stats, problem.targets, *ids)
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
     short = problem.ignored is not None or problem.anchors.dtype == torch.float64

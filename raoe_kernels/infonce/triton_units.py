@@ -103,6 +103,11 @@ def through_norms(
     return first, second, third
 
 
+def integers_or(like: Tensor, *given: Tensor | None) -> Iterator[Tensor]:
+    """Those given; `like` for what is absent, which is not read and only has to have the right type."""
+    yield from (triton.reinterpret(like, torch.int64) if x is None else x.contiguous() for x in given)
+
+
 def _padded(count: int) -> int:
     return -(-count // UNIT.value) * UNIT.value
 

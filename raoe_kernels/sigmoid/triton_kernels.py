@@ -19,6 +19,7 @@ from ..infonce.triton_units import (
     add_to_columns,
     empty_weights,
     half,
+    integers_or,
     through_norms,
     units_of,
 )
@@ -40,11 +41,8 @@ def _pass(
 ) -> Callable[[int, Tensor], Tensor | None]:
     """What `sweep` calls for a chunk. There are weights where there are own_weights to be filled."""
     gradient, mask = own_weights is not None, problem.ignored
-    # What is absent is not read, and only has to have the right type.
-    targets, *ids = (
-        triton.reinterpret(stats, torch.int64) if x is None else x.contiguous()
-        for x in (problem.targets, problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
-    )
+    given = (problem.anchor_ids, problem.column_ids, problem.anchor_groups, problem.column_groups)
+    targets, *ids = integers_or(stats, problem.targets, *given)
     constants = WEIGHTS | {
         "IGNORE": MASK if mask is not None else NONE if problem.anchor_ids is None else IDS,
         "GROUPED": problem.anchor_groups is not None, "GRADIENT": gradient, "INTERPRETED": INTERPRETED,

@@ -46,7 +46,7 @@ def fingerprint(model: str) -> str | None:
                 its = read_json(path)
                 base = str(its.get("base_model_name_or_path") or its.get("base_model") or "")
                 if base and Path(base).resolve() != folder.resolve():
-                    found["base"] = fingerprint(base) or base
+                    found[f"base of {path.relative_to(folder).as_posix()}"] = fingerprint(base) or base
     return digest(sorted(found.items()))
 
 

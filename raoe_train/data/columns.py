@@ -1,7 +1,7 @@
 """Which column holds what, and what a text, a score and an NLI label may look like."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raoe_train.config import nearest
@@ -57,9 +57,10 @@ class Columns:
         }
         self._found: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, str]]] = {}  # by required columns, by fields
 
-    def find(self, fields: Mapping[str, Any], require: Sequence[str], optional: Any = (), one_of: Any = ()) -> Any:
-        """{our name: this row's column}; RowProblem for a missing or ambiguous one, or others than in earlier rows. Of
-        the names in `one_of` a row must have one."""
+    def find(
+        self, fields: Mapping[str, Any], require: Sequence[str], optional: Iterable[str] = (), one_of: tuple = ()
+    ) -> dict[str, str]:
+        """{our name: its column}; RowProblem for one that is missing (or all of one_of), ambiguous or unlike before."""
         key, others = tuple(fields), self._found.setdefault(tuple(require), {})
         if key not in others:
             columns = {name: self._column(fields, name, name in require) for name in (*require, *optional)}

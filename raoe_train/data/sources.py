@@ -39,8 +39,7 @@ def is_file(name: str | os.PathLike[str]) -> bool:
         return True
     if name.startswith("hub:") or name.partition("#")[0] in BUILTIN:
         return False
-    marks = (os.sep, os.altsep or os.sep, "#")
-    return os.path.exists(name) or data_kind(name) is not None or any(mark in name for mark in marks)
+    return os.path.exists(name) or data_kind(name) is not None or bool({os.sep, os.altsep, "#"} & {*name})
 
 
 def pool(name: str | os.PathLike[str]) -> list[str]:

@@ -51,9 +51,9 @@ def check_paths(config: Any) -> None:
     written = {key: str(value) for key, value in _texts(settings) if key.split(".")[-1] in WRITTEN}
     for key, value in written.items():
         check_writable(Path(value).expanduser(), WRITTEN[key.split(".")[-1]], key)
-    output = Path(settings.get("output") or ".").expanduser().resolve()
+    written |= {"output": settings["output"]} if settings.get("output") else {}
     targets = {key: Path(value).expanduser().resolve() for key, value in written.items()}
-    targets |= {"output": output} if settings.get("output") else {}
+    output = targets.get("output")
     for key, value in _texts(settings):
         if key in targets:
             continue
@@ -65,9 +65,9 @@ def check_paths(config: Any) -> None:
             for name, target in targets.items():
                 if path == target or (path.parent == target.parent and path.name.startswith(f"{target.name}.")):
                     raise ValueError(f"{name} {target} is {key}, an input, or a file beside it: choose another {name}")
-            if "output" in targets and output in path.parents:
+            if output and output in path.parents:
                 raise ValueError(f"output {output} holds {key} {part}, an input: choose another output")
-            if "output" in targets and path in output.parents and (path / "modules.json").is_file():
+            if output and path in output.parents and (path / "modules.json").is_file():
                 raise ValueError(f"output {output} lies in {key} {part}, a model: choose another output")
 
 

@@ -66,8 +66,6 @@ class Trainer(SentenceTransformerTrainer):
         **others: Any,
     ) -> None:
         args = copy.copy(args) if args is not None else SentenceTransformerTrainingArguments(output_dir="tmp_trainer")
-        if model is not None:
-            _take_prompt(args, model)
         self.by_length = by_length
         self.keep = weight_for(train_dataset, keep)
         if self.keep and not by_length:
@@ -75,8 +73,9 @@ class Trainer(SentenceTransformerTrainer):
         self.batch: Any = None  # of the step that is under way, or was last
         train_dataset, eval_dataset = _in_our_order(train_dataset), _in_our_order(eval_dataset)
         super().__init__(model, args, train_dataset, eval_dataset, loss, evaluator, data_collator, **others)
-        if model is None:
-            _take_prompt(self.args, self.model)
+        if args.prompts is None and self.model.default_prompt_name:
+            # the collator does not look there
+            args.prompts = self.model.prompts.get(self.model.default_prompt_name)
         if data_collator is None:
             self.data_collator_class = _collator([inner for _, inner in self._inner()])
             self.data_collator: Any = self.get_data_collator(self.model, args, self.processing_class)
@@ -187,12 +186,6 @@ class Trainer(SentenceTransformerTrainer):
             for key, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
             if key not in part._non_persistent_buffers_set
         }
-
-
-def _take_prompt(args: Any, model: Any) -> None:
-    """The encoder's own prompt, where no other is asked for: the collator does not look there."""
-    if args.prompts is None and model.default_prompt_name:
-        args.prompts = model.prompts.get(model.default_prompt_name)
 
 
 def _in_our_order(data: Any) -> Any:
