@@ -118,8 +118,7 @@ def triton_missing(device: torch.device) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed (it comes with torch's CUDA builds)"
     if device.type == "cuda":
-        from triton import __version__ as version
-
+        version = import_module("triton").__version__
         if tuple(map(int, version.split(".")[:2])) < (3, 4):
             return f"Triton {version} is older than 3.4, which the kernels need"
         if torch.cuda.is_available() and (found := torch.cuda.get_device_capability(device)) < (8, 0):

@@ -93,7 +93,10 @@ def _main(words: list[str]) -> int:
         config = _config(job, rest)
         if config is None:
             return 0
+        from raoe_train.artifacts.processes import end_group
+
         result = job_of(job)(config)
+        end_group()
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -57,7 +57,7 @@ def takes_packed(q: Tensor, padding: Padding) -> bool:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    there = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)  # in 2.9 it takes no scale
+    there = torch.__version__ >= "2.10"  # compared as versions; in 2.9 it takes no scale
     return there and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -22,7 +22,7 @@ from .problem import units_of
 BUFFER = 256 << 20
 ROWS = 1024
 # Since torch 2.10 addmm adds products of bfloat16 to a float32 matrix; only on CUDA devices.
-WIDENS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+WIDENS = torch.__version__ >= "2.10"  # compared as versions
 
 
 def product(x: Tensor, y: Tensor, out: Tensor | None = None, add: Tensor | None = None) -> Tensor:

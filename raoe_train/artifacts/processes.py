@@ -51,6 +51,15 @@ def on_rank_zero(work: Callable[[], T]) -> T:
     return result[0][0]
 
 
+def end_group() -> None:
+    """Leave the process group, if there is one. gloo's threads now and then abort a process that ends within it
+    (pytorch issue 190489)."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @contextlib.contextmanager
 def print_on_rank_zero() -> Iterator[None]:
     """In this block only process 0 prints."""

@@ -18,7 +18,8 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.faults.small_jobs import make_jobs
-from tests.forked import Python
+from tests.forked import Python, python
+from tests.tiny import saved_encoder
 from tests.training.small_runs import KILLED, SCRATCH, write_pairs
 
 REAL = ("torchrun", "accelerate")
@@ -104,6 +105,18 @@ def trained(folder: Path, processes: int, by: str, **changes) -> tuple[list[floa
     assert (metrics["steps"], metrics["processes"]) == (14, processes)
     assert not list(output.glob(".partial*")) and not (output / "checkpoints").exists()
     return losses(output), load_file(output / "model.safetensors"), metrics
+
+
+def test_the_command_line_leaves_the_process_group(tmp_path):
+    """A process that ends within it is now and then aborted by gloo's threads."""
+    code = (
+        "import torch.distributed as dist; from raoe_train.cli import main; "
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/group', rank=0, world_size=1); "
+        f"assert main({['train', 'demo', '--dry_run', 'true', '--model.name', saved_encoder(tmp_path / 'model')]}) == 0; "
+        "assert not dist.is_initialized()"
+    )
+    ended = python("-c", code)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture(scope="module")
