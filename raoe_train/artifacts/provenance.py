@@ -11,8 +11,8 @@ from typing import Any
 
 from raoe_train.artifacts.writing import read_json
 
-PICTURES = ("run.png", "changes.png")  # of a run
-METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", *PICTURES)
+PICTURE = "run.png"  # of a training run
+METADATA_FILES = ("README.md", "recipe.yaml", "made_from.json", "metrics.json", "log.jsonl", PICTURE)
 EVENTS = "events.out.tfevents."  # of TensorBoard, the same
 
 

@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback, set_seed
 
 import raoe_kernels
 from raoe_train.artifacts.processes import on_rank_zero, print_on_rank_zero, rank_and_world
-from raoe_train.artifacts.provenance import PICTURES, commit, versions
+from raoe_train.artifacts.provenance import PICTURE, commit, versions
 from raoe_train.artifacts.report import pictures
 from raoe_train.artifacts.resume import Output
 from raoe_train.artifacts.writing import read_json, write_json, write_text
@@ -186,14 +186,12 @@ def train(config: TrainConfig) -> dict[str, Any]:
     }
 
     def save() -> dict[str, Any]:
-        run, changes = (output.path / name for name in PICTURES)
-        log = trainer.state.log_history
-        plots = pictures(lambda: [*measures.plot_run(log, run), *measures.plot_changes(metrics, changes)])
+        plots = pictures(lambda: measures.plot_run(trainer.state.log_history, output.path / PICTURE))
         save_with_card(encoder, output, config, metrics, plots)
         write_json(output.path / METRICS, metrics)
         output.finish({})
         clear_unfinished(output.path)
-        print("\n".join(filter(None, [measures.summary(metrics), *measures.in_words(metrics), f"saved to {folder}"])))
+        print("\n".join(filter(None, [measures.summary(metrics), f"saved to {folder}"])))
         return metrics
 
     return on_rank_zero(save)

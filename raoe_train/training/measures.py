@@ -1,5 +1,4 @@
-"""What a training run is measured by before and after, development pairs and tasks, and what came of it in words and
-pictures."""
+"""What a training run is measured by before and after, development pairs and tasks, as a table and a picture."""
 
 import itertools
 import math
@@ -18,7 +17,6 @@ from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
 
 SPEARMAN = "_spearman_cosine"
-LOST = -0.2  # points: a lower average elsewhere wants advice
 # keys of a log entry that are not parts of the loss
 NOT_PARTS = {"loss", "step", "epoch", "learning_rate", "grad_norm", "num_input_tokens_seen", "entropy"}
 
@@ -88,59 +86,20 @@ def scores(metrics: Mapping[str, Any]) -> dict[str, tuple[float | None, float | 
 
 
 def score_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """(name, before, after) of `scores`, as they are shown."""
-    found = scores(metrics).items()
-    return [(name, *("-" if value is None else f"{value:.2f}" for value in both)) for name, both in found]
+    """(name, before, after, change) of `scores`, as they are shown."""
+    rows = []
+    for name, (before, after) in scores(metrics).items():
+        change = "-" if before is None or after is None else f"{after - before:+.2f}"
+        rows.append((name, *("-" if value is None else f"{value:.2f}" for value in (before, after)), change))
+    return rows
 
 
 def summary(metrics: dict[str, Any]) -> str:
     """The scores before and after, a line each."""
     rows = score_rows(metrics)
     width = max([24, *(len(name) for name, *_ in rows)])
-    head = [("main metric x 100", "before", "after")] if rows else []
-    return "\n".join(f"{name:<{width}}{first:>8}{second:>8}" for name, first, second in [*head, *rows])
-
-
-def changes(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """{dev or a task: its main metric x 100 after training less that before}, as far as both are there."""
-    found = scores(metrics).items()
-    return {name: after - before for name, (before, after) in found if before is not None and after is not None}
-
-
-def in_words(metrics: Mapping[str, Any]) -> list[str]:
-    """Sentences on the scores of metrics.json: dev, the sets elsewhere, and advice where these lost."""
-    elsewhere, sentences = changes(metrics), []
-    if (gain := elsewhere.pop("dev", None)) is not None:
-        before, after = scores(metrics)["dev"]
-        sentences.append(f"On its development pairs the encoder went from {before:.2f} to {after:.2f} ({gain:+.2f}).")
-    if elsewhere:
-        mean = sum(elsewhere.values()) / len(elsewhere)
-        ends = (choose(elsewhere, key=elsewhere.__getitem__) for choose in (min, max))
-        spread = " to ".join(f"{elsewhere[name]:+.2f} ({name})" for name in ends)
-        spread = f" on average, from {spread}" if len(elsewhere) > 1 else ""
-        name = "other tasks" if spread else next(iter(elsewhere))
-        sentences.append(f"On {name} it changed by {mean:+.2f}{spread}.")
-        if mean < LOST:
-            more = "a larger" if metrics.get("keep") else "some"
-            sentences.append(f"To lose less there: {more} training.keep.")
-    return sentences
-
-
-def plot_changes(metrics: Mapping[str, Any], path: Path) -> list[Path]:
-    """A bar for each of `changes`; nothing for fewer than two."""
-    found = changes(metrics)
-    if len(found) < 2:
-        return []
-    plot, axes = report.figure(size=(7.0, 1.0 + 0.3 * len(found)))
-    colours = [report.COLOURS[1] if change >= 0 else report.COLOURS[2] for change in found.values()]
-    bars = axes.barh([*found], [*found.values()], color=colours)
-    axes.bar_label(bars, [f"{change:+.2f}" for change in found.values()], padding=3)
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.margins(x=0.15)
-    axes.invert_yaxis()
-    axes.set(xlabel="main metric x 100, after training less before")
-    report.save(plot, path)
-    return [path]
+    head = [("main metric x 100", "before", "after", "change")] if rows else []
+    return "\n".join(f"{name:<{width}}{''.join(f'{value:>8}' for value in values)}" for name, *values in [*head, *rows])
 
 
 def plot_run(log_history: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:

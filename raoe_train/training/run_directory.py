@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from raoe_train.artifacts.processes import on_rank_zero
-from raoe_train.artifacts.provenance import PICTURES, digest, fingerprint
+from raoe_train.artifacts.provenance import PICTURE, digest, fingerprint
 from raoe_train.artifacts.report import cell, made_with, table
 from raoe_train.artifacts.resume import Output, remove, replacing_model
 from raoe_train.artifacts.writing import partial, read_json
@@ -17,12 +17,12 @@ from raoe_train.data.sources import contents, pool
 from raoe_train.encoders.scratch import drop_head
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.tasks import Task
-from raoe_train.training.measures import in_words, score_rows
+from raoe_train.training.measures import score_rows
 
 RECIPE, METRICS, LOG = "recipe.yaml", "metrics.json", "log.jsonl"
 CHECKPOINTS, INITIAL, TEACHER = "checkpoints", "initial", "teacher"  # folders of a run that is not finished
 EVENTS = "tensorboard"
-FILES = (RECIPE, METRICS, LOG, *PICTURES, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
+FILES = (RECIPE, METRICS, LOG, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
 BEFORE = "\n## Training Details\n"  # of sentence-transformers' card; where it has none our section comes last
 # Settings that have no part in a result, by their whole path: keys of mappings (data.labels) may have any name.
@@ -125,7 +125,7 @@ def _text(value: Any) -> Any:
 def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
     settings = _set(to_dict(replace(config, output=None, overwrite=False)), to_dict(type(config)()))
     recipe = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    scores = [[cell(name), *both] for name, *both in score_rows(metrics)]
+    scores = [[cell(name), *values] for name, *values in score_rows(metrics)]
     return [
         "## What it was trained on, and what came of it",
         "",
@@ -134,9 +134,7 @@ def _section(config: Any, metrics: Mapping[str, Any], plots: Sequence[str]) -> l
         *(f"    {line}" for line in recipe.splitlines()),
         "",
         f"{metrics['steps']:,} steps in {metrics['seconds']:,} s{'; main metric x 100:' if scores else '.'}",
-        *(table(["", "before", "after"], scores) if scores else []),
-        "",
-        *(cell(sentence) for sentence in in_words(metrics)),
+        *(table(["", "before", "after", "change"], scores) if scores else []),
         *plots,
         "",
         f"Made with {made_with({'commit': metrics['commit'] or 'unknown', **metrics['versions']})}.",
