@@ -132,7 +132,6 @@ class ByLength(CachedLossMixin, nn.Module):
         self.keep = keep
         inner = innermost(loss)
         self.model: Any = inner.model if hasattr(inner, "model") else inner.sentence_embedder  # BatchAllTripletLoss
-        self.saved = 0  # tokens of training batches that were not computed: padding, and texts that are there twice
 
     @property
     def uses_gradient_cache(self) -> bool:  # type: ignore[override]
@@ -221,9 +220,6 @@ class ByLength(CachedLossMixin, nn.Module):
         aligned = ALIGNED if _is(wrappers, "OptimizedModule") else 1
         runs = by_length(features, **room, multiple=aligned, keep_leading=counts_leading_padding(inner))
         if runs is not None:
-            if torch.is_grad_enabled():
-                read, padded = (sum(each["input_ids"].numel() for each in of) for of in (runs.features, features))
-                self.saved += padded - read
             # nobody looks up what is beyond a process's own
             missing = _of_all(len(runs.features), [*wrappers, inner]) - len(runs.features)
             runs.features.extend([runs.features[0]] * missing)

@@ -24,17 +24,16 @@ LEFT = "its gradient left weights that are not finite"
 class Meter(TrainerCallback):
     """Measures a trainer's loop: its seconds, without evaluation and without writing checkpoints, and its peak memory.
 
-    At a logging step it adds to what the callbacks behind it get, since the last one and over all processes:
-    "pairs_per_second" ("rows_per_second" of batches that are not pairs), "tokens" that the encoder read, padding
-    included, "padding_saved", the share of the padded batches' tokens that it did not, and "scale" of the loss
-    ("scale_NAME" by dataset). The trainer's own history stays as it is.
+    At a logging step it adds to what the callbacks behind it get: "pairs_per_second" of all processes since the last
+    one ("rows_per_second" of batches that are not pairs), and "scale" of the loss ("scale_NAME" by dataset). The
+    trainer's own history stays as it is.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.cuda = trainer.args.device.type == "cuda"
         self.seconds, self.first_step, self.last_step, self.peak = 0.0, 0, 0, 0.0
-        self.rows, self.tokens, self.unit, self.logged = 0, 0, "rows", 0.0
+        self.rows, self.unit, self.logged = 0, "rows", 0.0
         self._since = 0.0
 
     def count(self, inputs: Mapping[str, Any]) -> None:
@@ -42,7 +41,6 @@ class Meter(TrainerCallback):
         columns = [ids for key, ids in inputs.items() if key.endswith("input_ids")]
         self.unit = "pairs" if len(columns) == 2 else "rows"
         self.rows += len(columns[0]) if columns else 0
-        self.tokens += sum(ids.numel() for ids in columns)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.first_step = state.global_step  # more than 0 where a run resumes
@@ -70,14 +68,11 @@ class Meter(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not logs or "loss" not in logs:
             return
-        counts = torch.tensor([self.rows, self.tokens, self.trainer.padding_saved()], device=args.device)
-        rows, tokens, saved = self.trainer.accelerator.reduce(counts, "sum").tolist()
+        rows = self.trainer.accelerator.reduce(torch.tensor(self.rows, device=args.device), "sum").item()
         seconds, self.logged = self.seconds - self.logged, self.seconds
-        self.rows = self.tokens = 0
+        self.rows = 0
         if rows and seconds > 0:
             logs[f"{self.unit}_per_second"] = rows / seconds
-        if tokens:
-            logs |= {"tokens": tokens - saved, "padding_saved": saved / tokens}
         scales = self.trainer.scales
         logs |= {"scale" if len(scales) == 1 else f"scale_{name}": scale for name, scale in scales.items()}
 

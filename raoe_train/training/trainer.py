@@ -128,14 +128,6 @@ class Trainer(SentenceTransformerTrainer):
     def scales(self) -> dict[str, float]:
         return {name: inner.current_scale for name, inner in self._inner() if isinstance(inner, CachedLoss)}
 
-    def padding_saved(self) -> int:
-        """Tokens of the batches since it was asked last that were not computed."""
-        saved = 0
-        for loss in self.loss.values() if isinstance(self.loss, Mapping) else [self.loss]:
-            if isinstance(loss, ByLength):
-                saved, loss.saved = saved + loss.saved, 0
-        return saved
-
     def training_step(self, model: Any, inputs: dict[str, Any], *arguments: Any, **settings: Any) -> Any:
         self.meter.count(inputs)
         before, self.batch = self.batch, dict(inputs)
