@@ -24,6 +24,9 @@ from benchmarks.studies.cells import (
 )
 from benchmarks.studies.sweep_report import SweepReport, write_text
 
+# Keywords of a loss that change what a step costs, as its class does; others are alike to a dry run.
+COSTLY = ("gate", "mini_batch_size", "mini_batch_num_tokens")
+
 
 def sweep(
     study: str | Path,
@@ -35,6 +38,7 @@ def sweep(
     only: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Train every cell of a study and write OUTPUT/results.jsonl, OUTPUT/report.md and plots.
 
@@ -50,6 +54,7 @@ def sweep(
         only: shell patterns of the cells to run.
         changes: nested or dotted keys on top of the study.
         overwrite: train cells again whose settings changed.
+        dry_run: estimate steps, memory and time of each cell; train and write nothing.
 
     Returns:
         {"results": a row for each finished cell, "failed": names of cells that failed}.
@@ -68,6 +73,8 @@ def sweep(
         jobs.check(job, recipe, keys)
     for cell in wanted:
         jobs.check("train", cell.recipe, cell.overrides)
+    if dry_run:
+        return _estimate(wanted, needed)
     if needed:
         _check_files(wanted, needed)
         # data of polarity tasks is mined, so it is among the files
@@ -214,3 +221,32 @@ def _check_files(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> No
         except FileNotFoundError as error:
             problems.append(error)
     raise problems[0]
+
+
+def _estimate(cells: Sequence[Cell], needed: Mapping[str, Preparation]) -> dict[str, Any]:
+    """Print and return what each cell would take, by the dry run of `train`."""
+    for name, (job, _, keys) in needed.items():
+        if not Path(keys["output"]).exists():
+            print(f"[prepare] {name}: {keys['output']} does not exist yet; the job {job} makes it")
+    found: dict[str, dict[str, Any]] = {}
+    first_like: dict[str, str] = {}
+    for cell in cells:
+        start = cell
+        while start.after is not None:
+            start = start.after
+        overrides = merge(cell.overrides, {"dry_run": True})
+        if start is not cell:
+            overrides["model"] = {**overrides.get("model", {}), **start.overrides.get("model", {})}
+        alike = merge(overrides, {"training": {"seed": None}, "evaluation": {"before": None}})
+        loss = overrides.get("loss", {})
+        alike["loss"] = [loss.get("class_path"), *(loss.get("init_args", {}).get(key) for key in COSTLY)]
+        first = first_like.setdefault(json.dumps([cell.recipe, alike], sort_keys=True), cell.name)
+        print(f"{cell.name}:" if first == cell.name else f"{cell.name}, as {first}", flush=True)
+        try:
+            if first == cell.name:
+                found[cell.name] = jobs.run("train", cell.recipe, overrides)
+            elif first in found:
+                found[cell.name] = found[first]
+        except (OSError, ValueError) as error:
+            print(f"  {error}")
+    return {"results": found, "failed": [cell.name for cell in cells if cell.name not in found]}

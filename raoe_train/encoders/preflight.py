@@ -1,5 +1,6 @@
-"""What is known of a model before its weights are loaded: folder, device, 4 bits, new layers."""
+"""What is known of a model before its weights are loaded: folder, config, device, 4 bits, and the memory it takes."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from raoe_train.encoders.settings import Encoder, Model
+from raoe_train.artifacts.processes import rank_and_world
+from raoe_train.encoders.settings import SCRATCH, Encoder, Model
 
+GB = 1e9
+HALF = ("bfloat16", "float16")
 # QLoRA's weights (Dettmers et al., 2023): NF4, the constants of its blocks quantised once more.
 FOUR_BIT = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
@@ -65,6 +69,17 @@ def from_hub(encoder: Encoder) -> dict[str, Any]:
     return {"pretrained_model_name_or_path": place, "revision": revision, "trust_remote_code": trusted}
 
 
+def config_of(encoder: Encoder) -> Any:
+    """transformers' config of an encoder; OSError where there is none."""
+    from transformers import AutoConfig
+
+    from raoe_train.encoders.bidirectional import register
+
+    register()
+    with loading(str(encoder.name)):
+        return AutoConfig.from_pretrained(**from_hub(encoder))
+
+
 def new_layers(base: Any, model: Model) -> dict[str, Any]:
     """Changes to a decoder's config by mode "add": layers on top, of the last one's kind."""
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
@@ -81,3 +96,62 @@ def new_layers(base: Any, model: Model) -> dict[str, Any]:
 def last_layers(depth: int, count: int) -> tuple[str, ...]:
     """How the names of the weights of a decoder's last `count` layers begin."""
     return tuple(f"layers.{number}." for number in range(depth - count, depth))
+
+
+def sizes(model: Model) -> tuple[Any, int, int]:
+    """(config of an encoder, number of its weights, of those that are trained), from the meta device. OSError where
+    there is no config."""
+    from transformers import AutoModel
+
+    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
+    from raoe_train.encoders.scratch import add_lora
+
+    config = config_of(model)
+    changes = new_layers(config, model)
+    if isinstance(config, BidirectionalConfig):
+        config = config.text_config
+    config.update(changes)
+    with torch.device("meta"):
+        encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
+        parameters = sum(weight.numel() for weight in encoder.parameters())
+        if model.lora:
+            added = model.added_layers if changes else 0
+            add_lora(encoder, model.lora, leave=last_layers(config.num_hidden_layers, added))
+    trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
+    return config, parameters, trained
+
+
+def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, float]:
+    """GB of an encoder's weights, and of what is kept beside those that are trained."""
+    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
+    return {"weights": parameters * bytes_each / GB, "gradients and optimizer": 12 * trained / GB}
+
+
+def check_fits(model: Model, train: bool = True) -> None:
+    """ValueError for a model that by arithmetic takes more than its device's memory. Models without a plain config, or
+    on several devices, pass."""
+    kind = torch.device(model.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shared = model.device_map is not None or rank_and_world()[1] > 1
+    if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
+        return
+    try:
+        config, parameters, trained = sizes(model)
+    except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
+        return
+    has = device_memory(kind) / GB
+    if (needed := sum(held(model, config, parameters, trained if train else 0).values())) > has:
+        what, less = "its weights", "model.load_in_4bit makes them small"
+        if train:
+            what, less = f"{what}, gradients and Adam's moments", f"model.lora trains fewer, {less}"
+        raise ValueError(
+            f"model.name {model.name} does not fit: {what} take {needed:.1f} GB by arithmetic, and the {kind.type} has "
+            f"{has:.1f}; {less}"
+        )
+
+
+def device_memory(device: Any) -> int:
+    """Bytes of all memory of a GPU, or of this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -21,6 +21,7 @@ from raoe_train.config import Choice, recipe_text
 from raoe_train.data.settings import Data
 from raoe_train.data.tables import Texts
 from raoe_train.encoders.embed import embedder, remembered
+from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import SCRATCH, Model
 from raoe_train.evaluation.tasks import Polarity, evaluate_tasks
 from raoe_train.jobs.shared import job, needed
@@ -35,6 +36,7 @@ from raoe_train.training.arguments import (
     trainer_settings,
 )
 from raoe_train.training.callbacks import LogFile, keep_events
+from raoe_train.training.dry_run import would_take
 from raoe_train.training.run_directory import (
     CHECKPOINTS,
     EVENTS,
@@ -79,6 +81,7 @@ class TrainConfig:
     Args:
         output: directory for the model, recipe.yaml, metrics.json, log.jsonl and run.png
         overwrite: replace what another recipe left in output
+        dry_run: estimate steps and memory; load no weights, write nothing
     """
 
     model: Model = field(default_factory=Model)
@@ -90,6 +93,7 @@ class TrainConfig:
     polarity: Polarity = field(default_factory=Polarity)
     output: str | None = None
     overwrite: bool = False
+    dry_run: bool = False
 
     @classmethod
     def declare(cls, parser: Any) -> None:
@@ -120,10 +124,13 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
-    folder = Path(needed(config.output, "output", "the directory to write to")).expanduser()
+    folder = Path("" if config.dry_run else needed(config.output, "output", "the directory to write to")).expanduser()
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)
     tasks = measures.tasks_of(config.evaluation, data, config.model, config.polarity)
+    if config.dry_run:
+        return would_take(config, settings)
+    check_fits(config.model)
     output = on_rank_zero(lambda: Output(folder, settings_of(config, tasks), config.overwrite, folder=True))
     if on_rank_zero(output.finished) and (finished := read_json(output.path / METRICS)):
         print(f"{folder} is finished; nothing to do")
@@ -139,7 +146,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     start = functools.partial(starting_encoder, config.model, output.path / INITIAL, texts, seed)
     loaded = None if config.model.name == SCRATCH else start()
     on_rank_zero(lambda: output.begin(*FILES))  # here, and not before, a run that is to be overwritten goes
-    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite"))))
+    on_rank_zero(lambda: write_text(output.path / RECIPE, recipe_text(config, ("output", "overwrite", "dry_run"))))
     encoder = start() if loaded is None else loaded
 
     def measured(tasks: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ FILES = (RECIPE, METRICS, LOG, PICTURE, CHECKPOINTS, INITIAL, TEACHER, EVENTS)
 STATE = "trainer_state.json"  # of a checkpoint
 BEFORE = "\n## Training Details\n"  # of sentence-transformers' card; where it has none our section comes last
 # Settings that have no part in a result, by their whole path: keys of mappings (data.labels) may have any name.
-WHERE_IT_RUNS = {"output", "overwrite", "model.device", "model.device_map", "teacher.device",
+WHERE_IT_RUNS = {"output", "overwrite", "dry_run", "model.device", "model.device_map", "teacher.device",
                  "teacher.cache", "teacher.second.device", "teacher.second.cache", "polarity.reference.device",
                  "polarity.reference.cache", "training.report_to", "training.dataloader_num_workers"}  # fmt: skip
 

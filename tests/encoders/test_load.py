@@ -76,15 +76,3 @@ def test_the_tokenizer_is_the_same_in_every_process():
         )  # fmt: skip
         made.add(done.stdout)
     assert len(made) == 1
-
-
-def test_a_hubs_answer_names_the_model(monkeypatch):
-    """Theirs has several lines, and none that says which model it is."""
-
-    def gated(*args, **keys):
-        raise OSError("401 Client Error.\n\nCannot access gated repo.\nPlease log in.")
-
-    monkeypatch.setattr("raoe_train.encoders.load._load", gated)
-    said = "^a/b cannot be loaded: 401 Client Error. Cannot access gated repo. Please log in.$"
-    with pytest.raises(OSError, match=said):
-        load_encoder("a/b")

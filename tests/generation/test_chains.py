@@ -335,6 +335,16 @@ def test_what_cannot_be_is_said_before_anything_is_written(writer, sentences, tm
     assert files(tmp_path) == before
 
 
+def test_a_model_without_room_is_said_before_seeds_are_chosen(writer, sentences, tmp_path, monkeypatch):
+    before = files(tmp_path)
+    monkeypatch.setattr("raoe_train.encoders.preflight.device_memory", lambda device: 0)
+    seeds = {"encoder": {"name": "/no/such"}, "clusters": 2}
+    asked = {**options(writer, sentences, tmp_path / "chains.jsonl"), "seeds": seeds}
+    with pytest.raises(ValueError, match=r"does not fit: its weights take 0\.0 GB by arithmetic, and the cpu has 0\.0"):
+        run("generate", **asked)
+    assert files(tmp_path) == before
+
+
 def test_recipe():
     config = load("generate", "ranking-sentences", {"generation.temperature": 0.7, "generation.do_sample": "true"})
     wish = config.generation

@@ -1,0 +1,76 @@
+"""What a run would take, by arithmetic: the data is read, and the encoder made on the meta device, without weights."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raoe_train.encoders.preflight import GB, HALF, from_hub, held, loading, sizes
+from raoe_train.encoders.settings import SCRATCH
+from raoe_train.training.training_data import Teacher, enough_steps, read_training_data, with_dev
+
+SAMPLE = 500  # rows of each source that are counted in tokens, or up to twice as many
+
+
+def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """{"rows": {source: rows}, "steps", "tokens": real ones in all epochs, "parameters", "trained", "memory_gb":
+    {"weights", "gradients and optimizer", "activations", "sum"}} of one process: what a TrainConfig would take, with
+    the trainer's settings.
+
+    Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and of
+    activations s b h (34 + 5 a s / h) bytes a layer in 16 bits, twice that in 32 (Korthikanti et al. 2022, equation 2),
+    with attention's square, which fused kernels do not keep. Padding, teachers and evaluation are not in it.
+
+    ValueError for a model that is to be made from scratch; OSError where rows, a config or the tokenizer are not there.
+    """
+    from sentence_transformers import SentenceTransformerTrainingArguments
+    from transformers import AutoTokenizer
+
+    # as many rows are drawn in each epoch, and what a teacher says has no part in it
+    config = replace(config, data=replace(config.data, redraw=False), teacher=Teacher(information="ranking"))
+    model, loss = config.model, config.loss.init_args
+    datasets, _ = read_training_data(config, Path())
+    datasets, _ = with_dev(datasets, config.data, model.prompt, config.training.seed)
+    if model.name == SCRATCH:
+        raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
+    shape, parameters, trained = sizes(model)
+    with loading(model.name):
+        tokenizer = AutoTokenizer.from_pretrained(**from_hub(model))
+    longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
+
+    def counted(dataset: Any) -> tuple[float, float]:
+        """(tokens, texts) of a row, on average."""
+        rows = dataset[:: max(1, len(dataset) // SAMPLE)]
+        cells = [cell for name, values in rows.items() if name not in ("score", "label") for cell in values]
+        texts = [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
+        prompted = [(model.prompt or "{text}").replace("{text}", text) for text in texts]
+        tokens = sum(min(len(ids), longest) for ids in tokenizer(prompted)["input_ids"])
+        count = len(next(iter(rows.values())))
+        return tokens / count, len(texts) / count
+
+    arguments = SentenceTransformerTrainingArguments(**enough_steps(settings, datasets, config))
+    batch, epochs = arguments.per_device_train_batch_size, arguments.num_train_epochs
+    batches = sum(math.ceil(len(dataset) / batch) for dataset in datasets.values())
+    planned = math.ceil(math.ceil(batches / arguments.gradient_accumulation_steps) * epochs)
+    steps = arguments.max_steps if arguments.max_steps > 0 else planned
+    rows = {source: counted(dataset) for source, dataset in datasets.items()}
+    tokens = steps / planned * epochs * sum(rows[source][0] * len(dataset) for source, dataset in datasets.items())
+    a_row, texts = max(rows.values())
+    text = a_row / texts
+    mini = loss.get("mini_batch_num_tokens") or (loss.get("mini_batch_size") or 0) * a_row
+    width, heads, layers = shape.hidden_size, shape.num_attention_heads, shape.num_hidden_layers
+    half, again = arguments.bf16 or arguments.fp16 or model.dtype in HALF, config.training.gradient_checkpointing
+    a_layer = (34 * width + 5 * heads * text) * (1 if half else 2)
+    kept = layers * 2 * width * (1 if half else 2) + a_layer if again else layers * a_layer
+    memory = held(model, shape, parameters, trained) | {"activations": (mini or batch * a_row) * kept / GB}
+    memory["sum"] = sum(memory.values())
+    listed = ", ".join(f"{name} {value:.2f}" for name, value in memory.items())
+    print(f"{steps} steps, {tokens:.3g} tokens, {parameters:.3g} parameters ({trained:.3g} trained); GB: {listed}")
+    return {
+        "rows": {source: len(dataset) for source, dataset in datasets.items()},
+        "steps": steps,
+        "tokens": round(tokens),
+        "parameters": parameters,
+        "trained": trained,
+        "memory_gb": memory,
+    }

@@ -1,0 +1,128 @@
+"""What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
+
+from dataclasses import replace
+
+import pytest
+from transformers import BertConfig, BertModel
+
+from raoe_train import run
+from raoe_train.encoders import preflight as sizes
+from raoe_train.encoders.load import load_encoder
+from raoe_train.encoders.settings import Model
+from raoe_train.training import dry_run
+from tests.decoders import saved_decoder
+from tests.tiny import SENTENCES, tiny_encoder
+
+SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=120)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bert")
+    BertConfig(**SIZES, max_position_embeddings=64).save_pretrained(folder / "model")
+    tiny_encoder().tokenizer.save_pretrained(folder / "model")
+    for name, rows in (("a", 10), ("b", 3)):
+        lines = [f"{SENTENCES[n % 11]}\t{SENTENCES[(n + 1) % 11]}\t{n}\t{n % 3}\n" for n in range(rows)]
+        (folder / f"{name}.tsv").write_text("sentence1\tsentence2\tscore\tlabel\n" + "".join(lines))
+    return {
+        "recipe": "raoe-s1",
+        "dry_run": True,
+        "model": {"name": str(folder / "model"), "max_seq_length": 8, "device": "cpu"},
+        "data": {"train": [str(folder / "a.tsv"), str(folder / "b.tsv")]},
+        "training": {"per_device_train_batch_size": 4, "num_train_epochs": 3},
+    }
+
+
+def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    found = run("train", **asked)
+    assert found["rows"] == {"a": 10, "b": 3} and found["steps"] == 3 * (3 + 1)  # incomplete batches, and none mixed
+    tokenizer = tiny_encoder().tokenizer
+    tokens = {text: min(len(ids), 8) for text, ids in zip(SENTENCES, tokenizer(SENTENCES)["input_ids"], strict=True)}
+    rows = {name: [tokens[SENTENCES[n % 11]] + tokens[SENTENCES[(n + 1) % 11]] for n in range(count)]
+            for name, count in found["rows"].items()}  # fmt: skip
+    assert found["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
+    size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
+    assert found["parameters"] == found["trained"] == size
+    memory = found["memory_gb"]
+    assert memory["weights"] == pytest.approx(4 * size / 1e9)
+    assert memory["gradients and optimizer"] == pytest.approx(12 * size / 1e9)
+    row = max(sum(its) / len(its) for its in rows.values())  # of the longer source
+    layer = 2 * (34 * 16 + 5 * 2 * row / 2)
+    assert memory["activations"] == pytest.approx(4 * row * 3 * layer / 1e9)
+    assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
+    assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+def test_what_takes_less(asked):
+    plain = run("train", **asked)["memory_gb"]
+    smaller = run("train", **{**asked, "loss": {"mini_batch_size": 1}})["memory_gb"]
+    assert smaller["activations"] == pytest.approx(plain["activations"] / 4) and smaller["weights"] == plain["weights"]
+    few, more = (run("train", **{**asked, "loss": {"mini_batch_num_tokens": size}})["memory_gb"] for size in (10, 30))
+    assert more["activations"] == pytest.approx(3 * few["activations"]) and more["activations"] < plain["activations"]
+    short = run("train", **{**asked, "training": {"per_device_train_batch_size": 4, "max_steps": 6, "bf16": True}})
+    assert short["steps"] == 6 and short["memory_gb"]["activations"] == pytest.approx(plain["activations"] / 2)
+    lora = {"r": 2, "target_modules": ["query", "value"]}
+    adapted = run("train", **{**asked, "model": {**asked["model"], "lora": lora}})
+    assert adapted["trained"] == 3 * 2 * 2 * (16 + 16)
+
+
+def test_what_does_not_fit(asked, tmp_path, monkeypatch):
+    """An error before anything is loaded: the folder has no weights."""
+    size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
+    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size - 1)
+    real = {**asked, "dry_run": False, "output": str(tmp_path / "out")}
+    with pytest.raises(ValueError, match=r"does not fit: its weights, gradients and Adam's moments take 0\.0 GB"):
+        run("train", **real)
+    monkeypatch.setattr(sizes, "device_memory", lambda device: 16 * size)
+    with pytest.raises(OSError, match="no file named"):  # now it is the weights that are missing
+        run("train", **real)
+
+
+def test_what_is_missing_is_said(asked, tmp_path):
+    data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
+    with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
+        run("train", **{**asked, "data": data})
+    taught = {**asked, "loss": "RankDistillationLoss"}
+    run("train", **taught, teacher={"name": asked["model"]["name"]})
+    with pytest.raises(FileNotFoundError, match=r"no such model directory: \./nowhere"):
+        run("train", **{**asked, "model": {"name": "./nowhere"}})
+
+
+def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
+    """Theirs has several lines, and none that says which model it is."""
+    from transformers import AutoConfig
+
+    def gated(*args, **keys):
+        raise OSError("401 Client Error.\n\nCannot access gated repo.\nPlease log in.")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", gated)
+    monkeypatch.setattr("raoe_train.encoders.load._load", gated)
+    for dry in (True, False):
+        said = "^a/b cannot be loaded: 401 Client Error. Cannot access gated repo. Please log in.$"
+        with pytest.raises(OSError, match=said):
+            run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": str(tmp_path / "out")})
+
+
+def test_what_has_no_config(asked):
+    with pytest.raises(ValueError, match=r"dry_run is for a model with a config"):
+        run("train", **{**asked, "model": {"name": "scratch"}})
+    with pytest.raises(ValueError, match=r"--output is missing"):
+        run("train", **{**asked, "dry_run": False})
+
+
+def test_an_older_folder_of_sentence_transformers(asked, tmp_path):
+    """With transformer and tokenizer in a folder of their own."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "0_Transformer").symlink_to(asked["model"]["name"])
+    older = {**asked["model"], "name": str(tmp_path / "old")}
+    assert run("train", **{**asked, "model": older}) == run("train", **asked)
+
+
+def test_new_layers_are_counted_once(tmp_path):
+    base = Model(name=saved_decoder(tmp_path), device="cpu", bidirectional_mode="add", bidirectional_layers=2)
+    encoder = load_encoder(base, train=True)
+    encoder.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
+    parameters = sum(weight.numel() for weight in encoder.parameters())
+    assert dry_run.sizes(base)[1] == parameters
+    assert dry_run.sizes(replace(base, name=str(tmp_path / "saved")))[1] == parameters
