@@ -79,7 +79,7 @@ def _main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_help(), flush=True)
         return 0 if words else 2
-    if words[0] == "--version":
+    if "--version" in words[:2]:
         print(f"raoe {version('raoe')}", flush=True)
         return 0
     # It says at import that an optional kernel of its own is not installed, which is nothing to act on.

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -160,6 +160,8 @@ def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
     parser = parser_of(config)
     try:
         for layer in layers:
+            if "config" in layer:
+                raise ValueError("unknown key config: it is for the command line, --config FILE, once for each layer")
             # classes before their keywords
             flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
             for key, value in flat:
@@ -309,11 +311,19 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    """A text's value; ValueError where it is not valid."""
+    """A text's value; ValueError where it is not valid. What YAML 1.1 takes for numbers and dates and people for names
+    (007, 1_000, 1:30, 2026-11-26) stays a text."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+            first: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in ("int", "timestamp")]
+            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9]\d*)$"), [*"-+0123456789"])
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader)
     except (yaml.YAMLError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(error) from None
 
@@ -360,7 +370,9 @@ def _described(hint: Any) -> str:
     if isinstance(hint, types.UnionType) or origin is typing.Union:
         return " or ".join(map(_described, of))
     if origin in (list, dict, Sequence) or hint in (list, dict):
-        return "a list" if dict not in (origin, hint) else "a mapping, NAME=VALUE ..."
+        if dict in (origin, hint):
+            return "a mapping, NAME=VALUE ..."
+        return ", each ".join(["a list", *map(_described, of)])
     if hint in words or not inspect.isclass(hint):
         return words.get(hint, str(hint))
     base = next((words[kind] for kind in (int, float) if issubclass(hint, kind)), hint.__name__)

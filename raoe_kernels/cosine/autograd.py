@@ -77,7 +77,7 @@ class _Cosine(torch.autograd.Function):
         result = _forward(a, b, eps, *dims, module)
         ctx.save_for_backward(a, b, *result)
         ctx.dims, ctx.module = dims, module
-        return result[0]
+        return result[0].clone()  # which may be changed in place; the backward needs what it was
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor):

@@ -21,19 +21,20 @@ from raoe_train.data.columns import (
     resolve_label_map,
 )
 from raoe_train.data.files import cell
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Pairs
 from raoe_train.data.sources import Source, open_source
 from raoe_train.data.tables import Reader, Table, Tally, by_column, read_table, to_table
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from pandas import DataFrame
 
 TEXTS = ("sentence1", "sentence2")
 OPTIONAL = ("score", "label", "subset")
 
 
 def read_pairs(
-    source: str | os.PathLike[str],
+    source: "str | os.PathLike[str] | Dataset | DataFrame",
     *,
     columns: Mapping[str, str | None] | None = None,
     labels: LabelMap | None = None,
@@ -45,7 +46,8 @@ def read_pairs(
 
     Args:
         source: FILE or FILE#split (TSV, CSV, JSONL or parquet, all but parquet also .gz); "builtin#train", #dev or
-            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#split]`; or a pool of such sources, A+B.
+            #test; a dataset on a hub, NAME or `hub:OWNER/NAME[:CONFIG][#split]`; or a pool of such sources, A+B. Also a
+            datasets.Dataset or a pandas.DataFrame.
         columns: {our column: the source's} where a column has another name; None leaves it unread.
         labels: {word or int: class} in place of entailment, neutral, contradiction -> 0, 1, 2 and 0, 1, 2 ->
             themselves. A class of None leaves rows with such a label out, and counts them.
@@ -69,7 +71,7 @@ def read_pairs(
 
 
 def pair_table(
-    source: str | os.PathLike[str],
+    source: Any,
     names: Sequence[str] | None = None,
     *,
     labels: LabelMap | None = None,
@@ -178,7 +180,7 @@ class PairsToScore:
     in order), `left_out` ({reason: rows}) and `digest` (of all rows).
     """
 
-    def __init__(self, data: Input, kind: str, added: Sequence[str] = ()) -> None:
+    def __init__(self, data: Pairs, kind: str, added: Sequence[str] = ()) -> None:
         label_map, tally = resolve_label_map(data.labels), Tally(data.on_error)
         columns, labels, sha256 = dict[str, None](), list[int](), hashlib.sha256()
 

@@ -14,12 +14,10 @@ class Rows:
 
     Args:
         columns: our column name: its name in the file
-        labels: label: class, larger = less related, null to leave rows out; or such a map by file name
         on_error: raise at a malformed row, or skip and count it
     """
 
     columns: dict[str, str | None] = field(default_factory=dict)
-    labels: dict[str, Any] | None = None
     on_error: Literal["raise", "skip"] = "raise"
 
 
@@ -29,10 +27,30 @@ class Input(Rows):
 
     Args:
         input: file, FILE#split, built-in or hub data set to read
-        max_rows: largest number of rows to use
     """
 
     input: str | None = None
+
+
+@dataclass
+class Pairs(Input):
+    """Where pairs come from.
+
+    Args:
+        labels: label: class, larger = less related
+    """
+
+    labels: dict[str, Any] | None = None
+
+
+@dataclass
+class Sentences(Input):
+    """Where sentences come from.
+
+    Args:
+        max_rows: largest number of rows to use
+    """
+
     max_rows: PositiveInt | None = None
 
 
@@ -55,6 +73,7 @@ class Data(Rows):
 
     Args:
         train: sources (FILE, FILE#split, builtin#train, hub name), which no batch mixes, or pools A+B
+        labels: label: class, larger = less related, null to leave rows out; or such a map by file name
         dev: sources of development pairs; the best encoder on them is kept
         dev_share: share of the first source to hold out for development, where there is no dev
         score_scale: lowest and highest score of train; two numbers, or two for each source
@@ -67,6 +86,7 @@ class Data(Rows):
     """
 
     train: list[str] = field(default_factory=list)
+    labels: dict[str, Any] | None = None
     dev: list[str] | None = None
     dev_share: Share = 0
     score_scale: list[float] = field(default_factory=list)

@@ -55,7 +55,10 @@ def pool(name: str | os.PathLike[str]) -> list[str]:
 
 
 def open_source(name: str | os.PathLike[str], mapping: Mapping[str, str | None] | None = None) -> Source:
-    """The rows that a source's name stands for. An unknown split is an error only when the rows are read."""
+    """The rows that a source's name stands for, or of a datasets.Dataset or a pandas.DataFrame. An unknown split is an
+    error only when the rows are read."""
+    if not isinstance(name, (str, os.PathLike)):
+        return Source(type(name).__name__, "row", Columns(mapping), enumerate(_table_rows(name), 1))
     if len(parts := pool(name)) > 1:
         return pooled(str(name), [open_source(part, mapping) for part in parts], Columns(mapping))
     base, _, split = str(name).partition("#")
@@ -122,6 +125,21 @@ def _only(source: Source, rows: Iterator[Row], split: str) -> Iterator[Row]:
         raise ValueError(f"{source.name}: no split {split!r}; there are: {there}")
 
 
+def _table_rows(table: Any) -> Iterator[dict[str, Any]]:
+    from datasets import Dataset
+    from pandas import DataFrame
+
+    table = Dataset.from_pandas(table, preserve_index=False) if isinstance(table, DataFrame) else table
+    if not isinstance(table, Dataset):
+        raise ValueError(f"rows are read from a file, a name on a hub, a Dataset or a DataFrame, got {table!r:.100}")
+    return _named_rows(table)
+
+
+def _named_rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    classes = class_labels(dataset.features)
+    return (named(row, classes) for row in dataset)
+
+
 def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
     from datasets import DatasetDict, load_dataset
 
@@ -133,5 +151,4 @@ def _hub_rows(name: str, split: str) -> Iterator[dict[str, Any]]:
         if split not in loaded:
             raise ValueError(f"{name}: say which split, hub:{name}#SPLIT; there are: {', '.join(map(str, loaded))}")
         loaded = loaded[split]
-    classes = class_labels(loaded.features)
-    yield from (named(row, classes) for row in loaded)
+    yield from _named_rows(loaded)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from sentence_transformers.util import ORIGINAL_TRANSFORMER_MODELS, is_sentence_transformer_model
@@ -99,6 +100,8 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
         return
+    if beyond := _layers_left_out(Path(name).expanduser(), inner):
+        raise ValueError(f"{name} has weights of layers that its config.json does not have: {', '.join(beyond[:3])}")
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is not a whole encoder: its tokenizer has {words} words, its embeddings {rows}")
@@ -115,8 +118,24 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
         logger.warning("%s", problem)
 
 
+def _layers_left_out(folder: Path, inner: Any) -> list[str]:
+    """Weights in a folder of layers beyond those that a model has: its config.json is another's."""
+    known, found = set(inner.state_dict()), list[str]()
+    alike = {re.sub(r"\d+", "0", key) for key in known}
+    ignored = "|".join(getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ["(?!)"])
+    for file in [*folder.glob("*.safetensors"), *folder.glob("0_Transformer/*.safetensors")]:
+        with safe_open(file, "pt") as weights:
+            for key in weights.keys():
+                ends = {key.split(".", count)[-1] for count in range(key.count(".") + 1)}  # without a head's prefix
+                beyond = not known & ends and alike & {re.sub(r"\d+", "0", end) for end in ends}
+                found += [key] if beyond and not re.search(ignored, key) else []
+    return found
+
+
 def _check(chosen: Model, train: bool) -> None:
     layers, mode = chosen.bidirectional_layers, chosen.bidirectional_mode
+    if not chosen.name:
+        raise ValueError("model.name is missing: the encoder, by name or path")
     if mode != "modify" and layers in (None, 0):
         raise ValueError(f"model.bidirectional_mode {mode} needs model.bidirectional_layers")
     if mode == "add" and layers == ALL:

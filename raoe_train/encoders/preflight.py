@@ -1,6 +1,7 @@
 """What is known of a model before its weights are loaded: folder, config, device, 4 bits, and the memory it takes."""
 
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,9 +43,12 @@ def loading(name: str) -> Iterator[None]:
         yield
     except SafetensorError as error:
         raise ValueError(f"the weights of {name} are damaged, or cut off: {error}") from None
-    except OSError as error:
-        raise OSError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
-    except (ValueError, ImportError, torch.OutOfMemoryError):
+    except (OSError, ValueError) as error:
+        if "raoe_train" in traceback.extract_tb(error.__traceback__)[-1].filename:
+            raise  # a sentence of ours
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
+    except (ImportError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a damaged folder has many ways to fail in the libraries
         said = " ".join(str(error).split())[:200]

@@ -96,7 +96,7 @@ class Model(Encoder):
         scratch: architecture of a model that is made (name scratch)
     """
 
-    name: str = "bert-base-uncased"
+    name: str = ""
     random_weights: bool = False
     dropout: Share | None = None
     dtype: Dtype | None = None

@@ -1,6 +1,5 @@
 """Semantic textual similarity: correlation of an encoder's cosines with human scores; submissions for C-STS."""
 
-import json
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +10,7 @@ import numpy as np
 from scipy import stats
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
-from raoe_train.artifacts.writing import write_json
+from raoe_train.artifacts.writing import read_json, write_json
 from raoe_train.data.pairs import conditional_table, is_conditional, read_scored
 from raoe_train.encoders.embed import cosines, encode_sentences, rounding
 from raoe_train.encoders.settings import CONDITIONAL, Model
@@ -86,8 +85,9 @@ def conditional_prompt(model: Any) -> str | None:
         return model.prompt
     else:
         saved = Path(model.name).expanduser() / "config_sentence_transformers.json"
-        prompts = json.loads(saved.read_text(encoding="utf-8")).get("prompts", {}) if saved.is_file() else {}
-    return prompts[CONDITIONAL] + "{text}" if CONDITIONAL in prompts else None
+        prompts = read_json(saved).get("prompts")  # where the file is damaged the loader says so
+    before = prompts.get(CONDITIONAL) if isinstance(prompts, dict) else None
+    return before + "{text}" if isinstance(before, str) else None
 
 
 def read_unlabelled(source: str | None, columns: dict[str, Any] | None, prompt: str | None) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,7 +145,7 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         raise ValueError(f"tasks must list at least one task, got {tasks!r}")
     if taken := {"average", "dev"}.intersection(tasks):
         raise ValueError(f"a task may not be called {min(taken)}, which is a column of reports: name its file")
-    if repeated := sorted({task for task in tasks if list(tasks).count(task) > 1}):
+    if repeated := sorted(task for task, count in Counter(tasks).items() if count > 1):
         raise ValueError(f"tasks names {', '.join(repeated)} more than once")
     reading, found, missing = Reading(data_dir, **how), dict[str, Task](), dict[str, None]()
     for word in tasks:

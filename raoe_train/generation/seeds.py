@@ -10,7 +10,7 @@ import numpy as np
 
 from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.config import PositiveInt, Seed
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Sentences
 from raoe_train.data.tables import each_sentence
 from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, settings_said
@@ -43,7 +43,7 @@ class Seeds:
         return {**asdict(self), "encoder": settings_said(self.encoder)}
 
 
-def read_starts(data: Input, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
+def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[list[tuple[int, str]], dict[str, int]]:
     """([(number of the row from 1, sentence)] of data.input, data.max_rows at most, {reason: skipped rows}).
 
     Skipped are empty rows, duplicates, more than one line, no letters, and what `accept` has a reason against. A row

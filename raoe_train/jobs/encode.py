@@ -44,6 +44,7 @@ def encode(config: EncodeConfig) -> dict[str, Any]:
         {"output", "sentences", "dimension", "model", "versions", "settings"}, also written to OUTPUT.json.
     """
     source = needed(config.data.input, "data.input", "the file to encode")
+    needed(config.model.name, "model.name", "the encoder")
     path = needed(config.output, "output", "the .npy file to write")
     if not path.endswith(".npy"):
         raise ValueError(f"output must name a .npy file, got {path!r}")

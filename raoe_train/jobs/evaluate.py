@@ -24,7 +24,7 @@ from raoe_train.evaluation.tasks import (
     table,
     write_outcomes,
 )
-from raoe_train.jobs.shared import check_paths, job
+from raoe_train.jobs.shared import check_paths, job, needed
 
 
 @dataclass
@@ -86,6 +86,8 @@ def evaluate_model(model: Any, **settings: Any) -> dict[str, Any]:
 
 
 def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
+    if model is None:
+        needed(config.model.name, "model.name", "the encoder to evaluate")
     # before the model is loaded, so that a misspelt task costs no time
     data, prompt = config.data, conditional_prompt(config.model if model is None else model)
     rows = read_unlabelled(data.input, data.columns, prompt) if config.submission else None

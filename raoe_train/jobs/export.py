@@ -43,7 +43,7 @@ def export(config: ExportConfig) -> dict[str, Any]:
     from raoe_train.encoders.load import check_whole
 
     model = config.model
-    source = Path(model.name).expanduser()
+    source = Path(needed(model.name, "model.name", "the encoder to export")).expanduser()
     if not (source / "modules.json").is_file():
         raise FileNotFoundError(f"no model of sentence-transformers in {str(source)!r}")
     target = needed(config.output, "output", "the directory to write to")

@@ -14,7 +14,7 @@ from raoe_train.artifacts.processes import rank_and_world
 from raoe_train.artifacts.provenance import digest, versions
 from raoe_train.artifacts.resume import Lines, Output
 from raoe_train.artifacts.writing import write_json
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Sentences
 from raoe_train.encoders.preflight import check_fits
 from raoe_train.encoders.settings import Model, identity
 from raoe_train.generation.decoding import GuidedDecoder, Sampling
@@ -35,7 +35,7 @@ class GenerateConfig:
     """
 
     model: LanguageModel = field(default_factory=LanguageModel)
-    data: Input = field(default_factory=Input)
+    data: Sentences = field(default_factory=Sentences)
     seeds: Seeds = field(default_factory=Seeds)
     generation: Generation = field(default_factory=Generation)
     output: str | None = None

@@ -16,7 +16,7 @@ from raoe_train.config import PositiveInt, make
 from raoe_train.data.columns import NLI_LABELS
 from raoe_train.data.files import known_kind, write_rows
 from raoe_train.data.pairs import PairsToScore
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Pairs
 from raoe_train.encoders.embed import cosines, embedder
 from raoe_train.encoders.settings import FrozenEncoder, identity
 from raoe_train.jobs.shared import job, needed
@@ -47,7 +47,7 @@ class ScoreConfig:
         overwrite: replace an output of other settings
     """
 
-    data: Input = field(default_factory=Input)
+    data: Pairs = field(default_factory=Pairs)
     teachers: list[str] = field(default_factory=list)
     teacher: dict[str, dict[str, Any]] = field(default_factory=dict)
     trust_remote_code: bool = False

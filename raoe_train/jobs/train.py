@@ -124,6 +124,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     """
     data, training, seed = config.data, config.training, config.training.seed
     check_config(config)
+    needed(config.model.name, "model.name", "the encoder to train")
     folder = Path("" if config.dry_run else needed(config.output, "output", "the directory to write to")).expanduser()
     has_dev = bool(data.dev or data.dev_share)
     settings = trainer_settings(training, folder, device=config.model.device, has_dev=has_dev)

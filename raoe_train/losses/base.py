@@ -99,6 +99,8 @@ class CachedLoss(CachedLossMixin, Loss):
         features = list(sentence_features)
         beside = self.beside(features, labels)
         if self.uses_gradient_cache:
+            if any("offsets" in column for column in features):
+                raise ValueError("a StaticEmbedding's batches cannot be cut: leave mini_batch_size out")
             return with_own_gradients(self, lambda: self.forward_cached(features, beside))  # type: ignore[arg-type]
         return self.compute_loss_from_embeddings(embed_columns(self.model, features), **beside)
 

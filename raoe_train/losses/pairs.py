@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 from torch.nn import functional
@@ -79,6 +81,8 @@ class PairLoss(CachedLoss):
         """The loss of two columns of (B, D) embeddings. ValueError for labels that are missing, too many or NaN."""
         if len(embeddings) != 2:
             raise ValueError(f"{type(self).__name__} compares 2 columns of sentences, got {len(embeddings)}")
+        if isinstance(labels, (list, np.ndarray)):
+            labels = torch.as_tensor(labels, device=embeddings[0].device)
         score, label = self.targets(labels, embeddings[0].shape[0])
         similarity = self.similarity(embeddings[0], embeddings[1])
         if self.gather_across_devices:
@@ -237,6 +241,8 @@ def calibrate(model: Any, loss: PairLoss, pairs: Any, *, batch_size: int = 64, s
     Raises:
         ValueError: another loss, or other columns.
     """
+    if not isinstance(pairs, Dataset):
+        raise ValueError(f"pairs must be a datasets.Dataset, got {type(pairs).__name__}")
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
     if not isinstance(loss, PairLoss) or len(texts) != 2 or "score" not in pairs.column_names:
         raise ValueError(

@@ -137,7 +137,7 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
         # A checkpoint for each evaluation, so that the best model is one that was kept.
-        "save_strategy": when if when != "no" else "epoch",
+        "save_strategy": "steps" if "save_steps" in given else when if when != "no" else "epoch",
         "save_steps": given.get("eval_steps", 500),
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,

@@ -7,7 +7,7 @@ import pytest
 from raoe_train.config import Choice
 from raoe_train.data import read_pairs
 from raoe_train.data.pairs import PairsToScore, pair_table
-from raoe_train.data.settings import Data, Input
+from raoe_train.data.settings import Data, Pairs
 from raoe_train.data.sources import contents, is_file, pool
 from raoe_train.jobs.train import TrainConfig
 from tests.data.made import HEADER, write
@@ -107,7 +107,7 @@ def test_the_same_bytes_in_another_format_are_other_rows(tmp_path):
 
 
 def test_a_pool_to_be_scored(two_files):
-    table = PairsToScore(Input(input="+".join(two_files)), "jsonl", ("score_1",))
+    table = PairsToScore(Pairs(input="+".join(two_files)), "jsonl", ("score_1",))
     assert table.pairs["sentence1"][:] == ["a", "c", "e"] and table.labels.tolist() == [1, 1, 0]
     assert table.columns == ["sentence1", "sentence2", "score", "label", "split", "premise", "hypothesis"]
     assert [len(row) for row in table.rows()] == [5, 5, 4]

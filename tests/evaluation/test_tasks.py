@@ -217,8 +217,10 @@ def test_results_without_kinds_stay_readable():
 
 def test_the_summary_of_training_shows_main_metrics():
     after = {"tasks": {"mr": {"kind": "transfer", "main": "accuracy", "accuracy": 75.5}}, "average": 75.5}
-    for before, shown in (({}, "-"), ({"tasks": {"mr": {"main": "accuracy", "accuracy": 70.25}}}, "70.25")):
-        assert summary({"before": before, "after": after}).splitlines()[1].split() == ["mr", shown, "75.50"]
+    earlier = {"tasks": {"mr": {"main": "accuracy", "accuracy": 70.25}}}
+    for before, *shown in (({}, "-", "-"), (earlier, "70.25", "+5.25")):
+        row = summary({"before": before, "after": after}).splitlines()[1].split()
+        assert row == ["mr", shown[0], "75.50", shown[1]]
 
 
 def test_command_line(model, folder, tmp_path, capsys):

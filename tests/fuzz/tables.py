@@ -12,7 +12,7 @@ from typing import Any
 from raoe_train.data.files import read_rows, write_rows
 from raoe_train.data.mining import labelled_table
 from raoe_train.data.pairs import PairsToScore, conditional_table, pair_table
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Pairs
 from raoe_train.data.tables import read_sentences
 from raoe_train.data.triplets import list_table, triplet_table
 from raoe_train.evaluation.retrieval import read_candidates, read_captions
@@ -226,7 +226,7 @@ def _right_sentences(records: list[Record]) -> list[Any]:
 
 
 def _read_to_score(path: str, on_error: str) -> tuple[list[Any], dict[str, Any]]:
-    read = PairsToScore(Input(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
+    read = PairsToScore(Pairs(input=path, on_error=on_error), "jsonl")  # type: ignore[arg-type]
     rows = list(read.rows())
     longest = max((len(str(value)) for row in rows for value in row.values()), default=0)
     if path.endswith((".tsv", ".csv")) and longest <= csv.field_size_limit():  # can be written, and is the same again

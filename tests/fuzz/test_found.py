@@ -125,7 +125,7 @@ def test_a_class_that_no_column_holds(tmp_path):
         pair_table(path, labels={"yes": 10**30})
 
 
-@pytest.mark.parametrize("text", ["seed: 2020-13-45", "seed: !!bool x", "seed: !!timestamp x", "seed: !!int x", "\x00"])
+@pytest.mark.parametrize("text", ["seed: !!bool x", "seed: !!timestamp x", "seed: !!int x", "\x00"])
 def test_yaml_that_no_value_comes_of(tmp_path, text):
     path = write(tmp_path / "r.yaml", text)
     with pytest.raises(ValueError, match=r"r\.yaml is not valid YAML"):

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from raoe_train.data.settings import Input
+from raoe_train.data.settings import Sentences
 from raoe_train.encoders.settings import FrozenEncoder
 from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts, verify_chain, verify_sentence
 from raoe_train.generation.seeds import Seeds, draw_from_clusters, read_starts, select_seeds
@@ -160,35 +160,35 @@ def test_rules_that_look_at_more_than_the_sentence():
 def test_inputs_that_cannot_be_used_are_counted(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes("\n".join(["a man", "", "two dogs", " a man ", "12 .", "x" * 50, "  ", "more"]).encode())
-    data = Input(input=str(path))
+    data = Sentences(input=str(path))
     kept, skipped = read_starts(data, lambda text: "too long" if len(text) > 20 else None)
     assert kept == [(1, "a man"), (3, "two dogs"), (8, "more")]
     assert skipped == {"empty": 2, "duplicate": 1, "no letters": 1, "too long": 1}
-    assert read_starts(Input(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
+    assert read_starts(Sentences(input=str(path), max_rows=2), lambda _: None)[0] == kept[:2]
     with pytest.raises(ValueError, match=r"no sentences to begin with \(5 bad, 3 empty"):
         path.write_text("a\nb\n\n\n\nc\nd\ne\n")
         read_starts(data, lambda _: "bad")
     with pytest.raises(ValueError, match=r"data\.input is missing"):
-        read_starts(Input(), lambda _: None)
+        read_starts(Sentences(), lambda _: None)
 
 
 def test_bytes_and_rows_that_are_no_text(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes(b"a man\n\xff\xfe\ntwo dogs\n")
     with pytest.raises(ValueError, match=r"line 2: not UTF-8; data\.on_error skip leaves such rows out"):
-        read_starts(Input(input=str(path)), lambda _: None)
-    kept, skipped = read_starts(Input(input=str(path), on_error="skip"), lambda _: None)
+        read_starts(Sentences(input=str(path)), lambda _: None)
+    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
     assert (kept, skipped) == ([(1, "a man"), (3, "two dogs")], {"not a text": 1})
     path = tmp_path / "in.jsonl"
     rows = [{"sentence": "a man"}, {"sentence": 7}, {"sentence": "two\nlines"}, {"sentence": "dogs"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{\n\n")
-    kept, skipped = read_starts(Input(input=str(path), on_error="skip"), lambda _: None)
+    kept, skipped = read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
     assert (kept, skipped) == ([(1, "a man"), (4, "dogs")], {"not a text": 2, "more than one line": 1, "empty": 1})
     path = tmp_path / "in.tsv"
     path.write_text("id\tpremise\n1\ta man\n2\tdogs\n")
     with pytest.raises(ValueError, match=r"no column for sentence \(looked for sentence, text\)"):
-        read_starts(Input(input=str(path), on_error="skip"), lambda _: None)
-    kept, _ = read_starts(Input(input=str(path), columns={"sentence": "premise"}), lambda _: None)
+        read_starts(Sentences(input=str(path), on_error="skip"), lambda _: None)
+    kept, _ = read_starts(Sentences(input=str(path), columns={"sentence": "premise"}), lambda _: None)
     assert kept == [(1, "a man"), (2, "dogs")]
 
 

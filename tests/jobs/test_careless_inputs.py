@@ -6,15 +6,22 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from datasets import ClassLabel, Dataset
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import raoe_train as rt
 from raoe_train.artifacts import report
 from raoe_train.artifacts.provenance import fingerprint
+from raoe_train.cli import load
 from raoe_train.losses.by_length import fits
+from raoe_train.training.arguments import trainer_settings
 from tests.tiny import saved_encoder, tiny_encoder
 from tests.training.small_runs import write_pairs
 
@@ -23,6 +30,22 @@ def changed(folder: Path) -> None:
     """An encoder trained anew: its weights are others."""
     (file,) = folder.rglob("model.safetensors")
     save_file({name: weight + 0.1 for name, weight in load_file(file).items()}, file, {"format": "pt"})
+
+
+SAID = "config_sentence_transformers.json"
+
+
+def configured(folder: Path, **values: object) -> None:
+    """Its config.json says something else."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+
+
+def a_layer_more(folder: Path) -> None:
+    """Its weights have a layer that its config.json does not have."""
+    weights = load_file(folder / "model.safetensors")
+    more = {name.replace("layer.0.", "layer.1."): weight.clone() for name, weight in weights.items()}
+    save_file({**more, **weights}, folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize("how", ["a linked folder", "a link to itself", "an adapter", "our adapter"])
@@ -57,16 +80,100 @@ def test_what_stands_behind_a_model_is_part_of_it(how, tmp_path):
         lambda folder: (folder / "modules.json").write_text("null"),
         lambda folder: (folder / "modules.json").write_text('[{"idx": 0}]'),
         lambda folder: next(folder.glob("*_Pooling/config.json")).write_text("[1]"),
-        lambda folder: (folder / "config.json").write_text(
-            (folder / "config.json").read_text().replace('"hidden_size": 16', '"hidden_size": 32')
-        ),
+        lambda folder: (folder / SAID).write_text("null"),
+        lambda folder: (folder / SAID).write_text("{"),
+        lambda folder: (folder / SAID).write_text('{"prompts": [1]}'),
+        lambda folder: (folder / SAID).write_text('{"prompts": null}'),
+        lambda folder: configured(folder, hidden_size=32),
+        lambda folder: configured(folder, hidden_act="gelx"),
+        lambda folder: configured(folder, num_attention_heads=3),
+        lambda folder: configured(folder, num_hidden_layers=2),
+        lambda folder: a_layer_more(folder),
     ],
-    ids=["no tokenizer", "null", "no type", "a list", "other sizes"],
 )
 def test_a_damaged_encoder_is_an_error_in_a_sentence(damage, tmp_path):
     damage(folder := Path(saved_encoder(tmp_path / "enc")))
-    with pytest.raises((ValueError, OSError), match="enc"):
-        rt.load_encoder(folder)
+    tasks = [write_pairs(tmp_path / "p.tsv")]
+    for use in (rt.load_encoder, lambda name: rt.evaluate(tasks=tasks, model={"name": name})):
+        with pytest.raises((ValueError, OSError), match="enc"):
+            use(str(folder))
+
+
+def test_a_model_without_a_name_is_none(tmp_path):
+    pairs = write_pairs(tmp_path / "p.tsv")
+    for use in (
+        lambda: rt.evaluate(None, tasks=[pairs]),
+        lambda: rt.evaluate_model(None, tasks=[pairs]),
+        lambda: rt.train(None, data={"train": [pairs]}, loss="CoSENTLoss", output=str(tmp_path / "out")),
+        lambda: rt.export(output=str(tmp_path / "out")),
+        rt.check,
+    ):
+        with pytest.raises(ValueError, match=r"model\.name is missing"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("output: 2026_11_26", "output", "2026_11_26"),
+        ("output: 2026-11-26", "output", "2026-11-26"),
+        ("model: {name: 007}", "model.name", "007"),
+        ("data: {train: [1:30, 007, x]}", "data.train", ["1:30", "007", "x"]),
+        ("data: {labels: {007: 1, 1:30: 0}}", "data.labels", {"007": 1, "1:30": 0}),
+        ("training: {seed: 7, learning_rate: 1e-4}", "training.seed", 7),
+    ],
+)
+def test_names_that_look_like_numbers_stay_names(text, key, value, tmp_path):
+    (tmp_path / "r.yaml").write_text(text)
+    found = load("train", tmp_path / "r.yaml")
+    for part in key.split("."):
+        found = getattr(found, part)
+    assert found == value
+
+
+def test_keys_that_have_no_effect_are_errors(tmp_path):
+    for job, key in (("score", "data.max_rows"), ("encode", "data.max_rows"), ("mine", "data.labels"),
+                     ("generate", "data.labels"), ("evaluate", "data.labels"), ("train", "config")):  # fmt: skip
+        with pytest.raises(ValueError, match=f"unknown key {key}"):
+            load(job, None, {key: 1})
+
+
+def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
+    path = write_pairs(tmp_path / "p.tsv")
+    expected = rt.read_pairs(path).to_dict()
+    table = pd.read_csv(path, sep="\t")
+    assert rt.read_pairs(table).to_dict() == rt.read_pairs(Dataset.from_pandas(table)).to_dict() == expected
+    words = ClassLabel(names=["contradiction", "entailment"])
+    named = Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"], "label": [0]}).cast_column("label", words)
+    assert rt.read_pairs(named)["label"][:] == [2]
+    for wrong in (None, 3, [{"sentence1": "a"}]):
+        with pytest.raises(ValueError, match="a Dataset or a DataFrame, got"):
+            rt.read_pairs(wrong)
+
+
+def test_what_a_loss_takes_for_numbers_and_rows():
+    model = tiny_encoder()
+    features = [model.preprocess(["a", "b"]), model.preprocess(["a", "dog"])]
+    loss = rt.losses.CoSENTLoss(model)
+    expected = loss(features, torch.tensor([1.0, 0.0]))
+    assert loss(features, [1.0, 0.0]) == loss(features, np.array([1.0, 0.0])) == expected
+    for pairs in ([], Dataset.from_dict({"a": ["b"]}).to_iterable_dataset(), None):
+        with pytest.raises(ValueError, match=r"pairs must be a datasets\.Dataset"):
+            rt.calibrate(model, loss, pairs)
+    static = SentenceTransformer(modules=[StaticEmbedding(model.tokenizer, embedding_dim=16)], device="cpu")
+    columns = [static.preprocess(["a", "b"]), static.preprocess(["a", "dog"])]
+    for of in (rt.losses.CoSENTLoss, rt.losses.RankMarginLoss, rt.losses.InfoNCELoss):
+        with pytest.raises(ValueError, match="leave mini_batch_size out"):
+            of(static, mini_batch_size=1)(columns, torch.tensor([1.0, 0.0]))
+
+
+def test_a_number_of_steps_says_when_to_save(tmp_path):
+    asked = {"model": {"name": saved_encoder(tmp_path / "enc")}, "data": {"train": [write_pairs(tmp_path / "p.tsv")]}}
+    off = {"save_steps": 2, "save_strategy": "no"}
+    for training, when in (({"save_steps": 2}, "steps"), (off, "no"), ({}, "epoch")):
+        config = load("train", None, {**asked, "training": training})
+        found = trainer_settings(config.training, tmp_path, device="cpu", has_dev=False)
+        assert found["save_strategy"] == when
 
 
 @pytest.mark.parametrize("key", ["data.input", "submission", "beside"])

@@ -103,7 +103,7 @@ def test_nested_and_dotted_settings_are_the_same():
         ("--model.name a b", "model.name takes one value, got 2"),
         ("--output", "output takes one value, got 0"),
         ("--data.columns premise", "data.columns must be a mapping, NAME=VALUE ..., got 'premise'"),
-        ("--data.score_scale 1 x", "data.score_scale must be a list, got [1.0, 'x']"),
+        ("--data.score_scale 1 x", "data.score_scale must be a list, each a number, got [1.0, 'x']"),
         ("--data.train a --data.train b", "--data.train is given twice; list several values after one"),
         ("oops", "expected --section.key, got 'oops'"),
         ("--config raoe-s11", "no recipe is called 'raoe-s11' (did you mean raoe-s1?)"),

@@ -168,6 +168,16 @@ def test_double_backward_is_refused(place):
         torch.autograd.grad(pairwise_cosine(a, b, backend=backend).sum(), a, create_graph=True)
 
 
+def test_its_result_may_be_changed_in_place(place):
+    device, backend = place
+    a, b = (x.requires_grad_() for x in rows((4, 64), torch.float64, device))
+    similarity = pairwise_cosine(a, b, backend=backend)
+    similarity.mul_(20)
+    expected = torch.autograd.grad(20 * F.cosine_similarity(a, b).sum(), (a, b))
+    for found, wanted in zip(torch.autograd.grad(similarity.sum(), (a, b)), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("backend", ["native", "triton"])
 def test_a_call_allocates_and_nothing_else(backend, monkeypatch):
     a, b = (x.requires_grad_() for x in rows((4, 64), torch.float32, "cpu"))
@@ -179,4 +189,5 @@ def test_a_call_allocates_and_nothing_else(backend, monkeypatch):
     upstream = torch.ones(4)
     found = operations(lambda: torch.autograd.grad(pairwise_cosine(a, b, backend=backend), (a, b), upstream))
     made = "aten.empty" if backend == "native" else "aten.new_empty"
-    assert [name for name in found if name != "aten.detach"] == [made, "aten.unbind", made, made]
+    # the clone is the caller's, who may change it in place
+    assert [name for name in found if name != "aten.detach"] == [made, "aten.unbind", "aten.clone", made, made]

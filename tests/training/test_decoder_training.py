@@ -109,7 +109,7 @@ def test_evaluate_with_analyses(decoder, tmp_path):
     assert -1 <= found["dependency"]["lower_quartile"] <= found["dependency"]["upper_quartile"] <= 1
     assert found["words"]["sentences"] == 12 and 0 <= found["words"]["rare_share"] <= 1
     assert [path.name for path in tmp_path.glob("*.png")] == ["found-degradation.png"]
-    with pytest.raises(ValueError, match="analyses must be a list, got"):
+    with pytest.raises(ValueError, match="analyses must be a list, each one of degradation, dependency, words, got"):
         run("evaluate", **{**asked, "analyses": ["layers"]})
 
 
