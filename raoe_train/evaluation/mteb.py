@@ -6,44 +6,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from raoe_train.config import nearest
-from raoe_train.evaluation.tasks import BENCHMARKS, Reading, Task
+from raoe_train.evaluation.tasks import Reading, Task
 
 
-def read_mteb(name: str, reading: Reading, kind: str = "mteb") -> Task:
-    """A task by its name in mteb, or in a benchmark of mteb. Its data is loaded when it is run."""
+def read_mteb(name: str, reading: Reading) -> Task:
+    """A task by its name in mteb. Its data is loaded when it is run."""
     import mteb
 
-    if kind in BENCHMARKS:
-        tasks = benchmark(kind)
-        if name not in tasks:
-            raise ValueError(f"{BENCHMARKS[kind]} has no task {name!r}{nearest(repr(name), map(repr, tasks))}")
-        return of_task(tasks[name], reading.cache, kind)
     try:
         return of_task(mteb.get_task(name), reading.cache)
     except KeyError as error:  # its message suggests the nearest name
         raise ValueError(f"mteb has no task {name!r}: {error.args[0]}") from None
 
 
-read_english_v1 = partial(read_mteb, kind="mteb-english-v1")
-read_english_v2 = partial(read_mteb, kind="mteb-english-v2")
-
-
-def benchmark(kind: str) -> dict[str, Any]:
-    """{name: task} of a benchmark of BENCHMARKS, with the languages and splits that its leaderboard counts."""
-    import mteb
-
-    return {task.metadata.name: task for task in mteb.get_benchmark(BENCHMARKS[kind]).tasks}
-
-
-def of_task(task: Any, cache: Path | None = None, kind: str = "mteb") -> Task:
-    """An mteb task, whose results are kept in `cache`; of a benchmark the result also has its category."""
-    metadata, more = task.metadata, {}
-    content = [metadata.name, metadata.dataset.get("revision"), version("mteb")]
-    if kind in BENCHMARKS:
-        content += [list(task.hf_subsets), list(task.eval_splits)]
-        more = {"category": metadata.type}
-    return Task(kind, "main_score", content, run=lambda model, size: _run(task, cache, model, size) | more)
+def of_task(task: Any, cache: Path | None = None) -> Task:
+    """An mteb task, whose results are kept in `cache`."""
+    content = [task.metadata.name, task.metadata.dataset.get("revision"), version("mteb")]
+    return Task("mteb", "main_score", content, run=partial(_run, task, cache))
 
 
 def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str, Any]:
@@ -60,7 +39,6 @@ def _run(task: Any, cache: Path | None, model: Any, batch_size: int) -> dict[str
         show_progress_bar=watched,
         co2_tracker=False,
     ).task_results[0]
-    found = found.validate_and_filter_scores(task)  # the cache may have other subsets, too
     model.train(training)
     scores = {
         split: {part["hf_subset"]: 100 * float(part["main_score"]) for part in parts}

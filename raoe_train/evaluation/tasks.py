@@ -28,8 +28,6 @@ KINDS = {
     "rerank": "raoe_train.evaluation.retrieval:read_rerank",
     "captions": "raoe_train.evaluation.retrieval:read_caption_task",
     "mteb": "raoe_train.evaluation.mteb:read_mteb",
-    "mteb-english-v1": "raoe_train.evaluation.mteb:read_english_v1",
-    "mteb-english-v2": "raoe_train.evaluation.mteb:read_english_v2",
     "polarity": "raoe_train.evaluation.polarity:read_polarity",
 }
 SUITES: dict[str, tuple[str, ...]] = {
@@ -38,7 +36,6 @@ SUITES: dict[str, tuple[str, ...]] = {
     "rerank": ("AskUbuntuDupQuestions", "MindSmallReranking", "SciDocsRR", "StackOverflowDupQuestions"),
 }  # names that need no kind in front of them
 DEFAULT = "sts"  # kind of other bare names
-BENCHMARKS = {"mteb-english-v1": "MTEB(eng, v1)", "mteb-english-v2": "MTEB(eng, v2)"}  # suites; each is a kind
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
 Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
@@ -113,11 +110,9 @@ class NoSuchTask(ValueError):
 def suite_tasks(suites: Sequence[str]) -> list[str]:
     """The tasks of suites, each once; "all" is every one of SUITES."""
     for name in suites:
-        if name not in (*SUITES, *BENCHMARKS, "all"):
-            raise ValueError(f"suite must be of {', '.join([*SUITES, *BENCHMARKS])} or all, got {name!r}")
-    tasks = [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
-    benchmark = pkgutil.resolve_name("raoe_train.evaluation.mteb:benchmark")
-    return tasks + [f"{kind}:{name}" for kind in BENCHMARKS if kind in suites for name in benchmark(kind)]
+        if name not in (*SUITES, "all"):
+            raise ValueError(f"suite must be of {', '.join(SUITES)} or all, got {name!r}")
+    return [task for suite in SUITES if suite in suites or "all" in suites for task in SUITES[suite]]
 
 
 def split_word(word: str) -> tuple[str, str]:
@@ -220,8 +215,8 @@ def _data_files(folder: Path, *places: str) -> dict[str, list[Path]]:
 def evaluate_tasks(
     model: Any, tasks: Mapping[str, Task], batch_size: int = 64, outcomes: dict[str, Outcomes] | None = None
 ) -> dict[str, Any]:
-    """Scores of a SentenceTransformer: "tasks", "average", "averages" and "categories" of the job `evaluate`. Texts
-    that tasks share are encoded once. `outcomes` is filled with those of each task that has them."""
+    """Scores of a SentenceTransformer: "tasks", "average" and "averages" of the job `evaluate`. Texts that tasks share
+    are encoded once. `outcomes` is filled with those of each task that has them."""
     scored = [task for task in tasks.values() if task.score]
     texts = [text for task in scored for text in task.sentences]
     embeddings = encode_sentences(model, texts, batch_size) if texts else np.empty((0, 0))
@@ -237,15 +232,9 @@ def evaluate_tasks(
         if task.run:
             results[word] |= task.run(model, batch_size)
     by_kind: dict[str, list[float | None]] = {}
-    categories: dict[str, dict[str, list[float | None]]] = {}
     for result in results.values():
         by_kind.setdefault(result["kind"], []).append(main_score(result))
-        if "category" in result:
-            categories.setdefault(result["kind"], {}).setdefault(result["category"], []).append(main_score(result))
     found: dict[str, Any] = {"tasks": results, "average": mean_of_all([*map(main_score, results.values())])}
-    for kind, groups in categories.items():
-        means = {name: {"mean": mean_of_all(scores), "tasks": len(scores)} for name, scores in sorted(groups.items())}
-        found.setdefault("categories", {})[kind] = means
     if len(by_kind) > 1:
         found["averages"] = {kind: mean_of_all(scores) for kind, scores in by_kind.items()}
     return found
@@ -277,8 +266,6 @@ def table(result: Mapping[str, Any]) -> str:
         for word, cells in [*rows.items(), ("average", {**dict.fromkeys(metrics, ""), main: _cell(average)})]:
             line = (f"  {cells.get(name, '-'):>{max(9, len(name))}}" for name in metrics)
             page.append("".join([f"{word:<{width}}", *line]).rstrip())
-        for name, of in result.get("categories", {}).get(kind, {}).items():
-            page.append(f"{name:<{width}}  {_cell(of['mean']):>10}  {of['tasks']} tasks")
         page.append("")
     if len(by_kind) > 1:
         page.append(f"{'average of all':<{width}}  {_cell(result['average']):>9}")

@@ -34,7 +34,7 @@ class EvaluateConfig:
     Args:
         tasks: NAME (looked up in data.dir), FILE, or KIND:NAME and KIND:FILE of sts, transfer, rerank, captions, mteb,
             polarity
-        suite: tasks beside these: sts, transfer, rerank or all; mteb-english-v1 or -v2
+        suite: tasks beside these: sts, transfer, rerank or all
         classifier: classifier of transfer tasks
         batcher: change sentences of sts and transfer as the code of bellm or angle does
         analyses: BeLLM's analyses of the tasks' sentences
@@ -69,8 +69,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
     Returns:
         {"tasks": {word: {"kind", "main": name of the main metric, metric: value, …}}, "average": mean of the main
-        metrics, x100, "averages": {kind: that of its tasks} where there are several, "categories" of the suites
-        mteb-english, {kind: {category: {"mean", "tasks"}}}, "analyses": {name: …},
+        metrics, x100, "averages": {kind: that of its tasks} where there are several, "analyses": {name: …},
         "predictions": how many of a submission, "model": its name, None of one in memory, "versions", "commit",
         "settings"}. A metric that is undefined, and averages over it, are None.
     """

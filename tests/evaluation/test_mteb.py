@@ -2,15 +2,13 @@
 
 import shutil
 import sys
-from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from raoe_train.cli import main
-from raoe_train.evaluation.mteb import benchmark, of_task
-from raoe_train.evaluation.tasks import SUITES, evaluate_tasks, read_tasks, suite_tasks, table
+from raoe_train.evaluation.mteb import of_task
+from raoe_train.evaluation.tasks import evaluate_tasks, read_tasks
 from tests.tiny import SENTENCES, tiny_encoder
 
 
@@ -19,8 +17,6 @@ def test_without_mteb(monkeypatch, capsys, tmp_path):
     assert main(["evaluate", "--model.name", "x", "--tasks", "mteb:STS12"]) == 2
     assert "mteb is not installed: pip install 'raoe[eval]'" in capsys.readouterr().err
     assert main(["evaluate", "--model.name", "x", "--tasks", "SciDocsRR", "--data.dir", str(tmp_path)]) == 2
-    assert "raoe[eval]" in capsys.readouterr().err
-    assert main(["evaluate", "--model.name", "x", "--suite", "mteb-english-v1"]) == 2
     assert "raoe[eval]" in capsys.readouterr().err
 
 
@@ -112,59 +108,6 @@ def test_reranking_has_map_and_mrr(mteb):
     found = evaluate_tasks(tiny_encoder(double=False), {"mock": of_task(MockRerankingTask())})["tasks"]["mock"]
     # two queries, two candidates each, one of them relevant: map and mrr are 1 or 1/2 a query
     assert found["map"] == found["mrr"] == found["main_score"] and found["map"] in (50, 75, 100)
-
-
-def test_suites_are_what_leaderboards_count(mteb):
-    """The papers' 56 tasks: English alone, the test split but of MSMARCO; seven categories."""
-    assert len(suite_tasks(["mteb-english-v1"])) == 56 and len(suite_tasks(["mteb-english-v2"])) == 41
-    words = ["sts", *suite_tasks(["mteb-english-v1"])]
-    assert suite_tasks(["sts", "mteb-english-v1"])[len(SUITES["sts"]) :] == words[1:]
-    of = {name: task.content[3:] for name, task in read_tasks(words[1:]).items()}
-    assert of["mteb-english-v1:STS17"] == [["en-en"], ["test"]] and of["mteb-english-v1:STS22"] == [["en"], ["test"]]
-    assert of["mteb-english-v1:MassiveIntentClassification"] == [["en"], ["test"]]
-    assert {word for word, (_, splits) in of.items() if splits != ["test"]} == {"mteb-english-v1:MSMARCO"}
-    assert Counter(task.metadata.type for task in benchmark("mteb-english-v1").values()) == {
-        "Classification": 12, "Clustering": 11, "PairClassification": 3, "Reranking": 4, "Retrieval": 15, "STS": 10,
-        "Summarization": 1,
-    }  # fmt: skip
-    (task,) = read_tasks(["mteb:STS17"]).values()
-    assert task.kind == "mteb" and len(task.content) == 3
-    with pytest.raises(ValueError, match=r"MTEB\(eng, v2\) has no task 'STS16' \(did you mean 'STS1"):
-        read_tasks(["mteb-english-v2:STS16"])
-
-
-def test_a_benchmark(mteb, tmp_path, monkeypatch):
-    """Two categories, a task with one of its two languages; the mean of each, and that of all tasks."""
-    from mteb.mocks.mock_tasks import MockMultilingualSTSTask, MockRerankingTask, MockSTSTask
-
-    def multilingual(*subsets):
-        return MockMultilingualSTSTask().filter_languages(None, hf_subsets=list(subsets))
-
-    tasks = [multilingual("eng"), MockSTSTask(), MockRerankingTask()]
-    monkeypatch.setattr("mteb.get_benchmark", lambda name: SimpleNamespace(tasks=tasks))
-    encoder, cache = tiny_encoder(double=False), tmp_path / "cache"
-    both = evaluate_tasks(encoder, {"both": of_task(multilingual("eng", "fra"), cache)})["tasks"]["both"]
-    assert set(both["scores"]["test"]) == {"eng", "fra"}
-    found = evaluate_tasks(encoder, read_tasks(suite_tasks(["mteb-english-v1"]), cache=cache))
-    scores = {word.removeprefix("mteb-english-v1:"): task["main_score"] for word, task in found["tasks"].items()}
-    # one of them, though the other one is in the cache
-    assert found["tasks"]["mteb-english-v1:MockMultilingualSTSTask"]["scores"] == {
-        "test": {"eng": pytest.approx(both["scores"]["test"]["eng"])}
-    }
-    assert found["average"] == pytest.approx(np.mean(list(scores.values())))
-    sts = (scores["MockMultilingualSTSTask"] + scores["MockSTSTask"]) / 2
-    assert found["categories"] == {
-        "mteb-english-v1": {
-            "Reranking": {"mean": scores["MockRerankingTask"], "tasks": 1},
-            "STS": {"mean": pytest.approx(sts), "tasks": 2},
-        }
-    }
-    assert f"{sts:10.2f}  2 tasks" in table(found)
-    # a task at a time: what was evaluated is not evaluated again
-    monkeypatch.setattr(MockSTSTask, "evaluate", None)
-    tasks.pop()
-    again = evaluate_tasks(encoder, read_tasks(suite_tasks(["mteb-english-v1"]), cache=cache))
-    assert again["average"] == pytest.approx(sts)
 
 
 def test_names(mteb, tmp_path):
