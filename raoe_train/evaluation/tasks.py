@@ -4,7 +4,7 @@ import os
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,6 @@ SUITES: dict[str, tuple[str, ...]] = {
 DEFAULT = "sts"  # kind of other bare names
 ALL_PAIRS, TRAIN, TEST = "-all", "train", "test"
 EXAMPLES = ".examples.npz"
-Batcher = Literal["bellm", "angle"] | None  # change sentences of sts and transfer as these papers' code does
 
 
 @dataclass
@@ -75,7 +74,6 @@ class Reading:
     cache: Path | None = None  # for results of tasks that take long, so that they can resume
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None  # of transfer tasks
-    batcher: Batcher = None
 
     @property
     def rows(self) -> dict[str, Any]:
@@ -148,24 +146,12 @@ def read_tasks(tasks: Sequence[str], data_dir: str | Path | None = None, **how: 
         if is_conditional(reading.prompt) and kind != "sts":
             raise ValueError(f"task {word!r}: the prompt has a {{condition}}, and tasks of kind {kind} have none")
         try:
-            task = found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
+            found[word] = pkgutil.resolve_name(KINDS[kind])(name, reading)
         except NoSuchTask as error:
             missing[str(error)] = None
-            continue
-        if reading.batcher and kind in ("sts", "transfer"):
-            sentences = [batched(text, reading.batcher) for text in task.sentences]
-            found[word] = replace(task, sentences=sentences, content=[task.content, reading.batcher])
     if missing:
         raise NoSuchTask("\n".join(missing))
     return found
-
-
-def batched(text: str, batcher: str) -> str:
-    """A sentence as BeLLM's eval_sts.py changes it: it ends with a full stop where it has no end mark or a question
-    mark. AnglE's eval_nli.py also makes double quotes single ones."""
-    text = text if text[-1] in ".?\"'" else text + "."
-    text = text.replace('"', "'") if batcher == "angle" else text
-    return text[:-1] + "." if text.endswith("?") else text
 
 
 def find_task(task: str, data_dir: str | Path | None, kind: str = "sts", *, whole: bool = False) -> str:

@@ -14,7 +14,6 @@ from raoe_train.evaluation.analyses import ANALYSES, is_decoder
 from raoe_train.evaluation.classifiers import Classifier
 from raoe_train.evaluation.sts import conditional_prompt, read_unlabelled, submit
 from raoe_train.evaluation.tasks import (
-    Batcher,
     Outcomes,
     Polarity,
     Task,
@@ -36,7 +35,6 @@ class EvaluateConfig:
             polarity
         suite: tasks beside these: sts, transfer, rerank or all
         classifier: classifier of transfer tasks
-        batcher: change sentences of sts and transfer as the code of bellm or angle does
         analyses: BeLLM's analyses of the tasks' sentences
         submission: JSON file of predictions for data.input, C-STS rows without labels
         batch_size: sentences at a time
@@ -50,7 +48,6 @@ class EvaluateConfig:
     suite: list[str] = field(default_factory=list)
     polarity: Polarity = field(default_factory=Polarity)
     classifier: Classifier | None = None
-    batcher: Batcher = None
     analyses: list[Literal["degradation", "dependency", "words"]] = field(default_factory=list)
     submission: str | None = None
     batch_size: PositiveInt = 64
@@ -105,7 +102,6 @@ def _evaluate(config: EvaluateConfig, model: Any) -> dict[str, Any]:
             cache=beside(path, ".mteb") / digest(model_settings)[:16] if path and model is None else None,
             polarity=config.polarity,
             classifier=config.classifier,
-            batcher=config.batcher,
         )
     settings = {
         "model": model_settings,

@@ -14,7 +14,7 @@ from raoe_train.config import PositiveInt
 from raoe_train.data.settings import Data
 from raoe_train.encoders.settings import SCRATCH, FrozenEncoder, Model
 from raoe_train.evaluation.classifiers import Classifier
-from raoe_train.evaluation.tasks import Batcher, Polarity, Task, main_score, read_tasks
+from raoe_train.evaluation.tasks import Polarity, Task, main_score, read_tasks
 
 SPEARMAN = "_spearman_cosine"
 # keys of a log entry that are not parts of the loss
@@ -30,14 +30,12 @@ class Evaluation:
         before: evaluate them before training, too
         batch_size: sentences at a time
         classifier: classifier of transfer tasks
-        batcher: change sentences of sts and transfer as the code of bellm or angle does
     """
 
     tasks: list[str] = field(default_factory=list)
     before: bool = True
     batch_size: PositiveInt = 64
     classifier: Classifier | None = None
-    batcher: Batcher = None
 
 
 def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarity) -> dict[str, Task]:
@@ -53,7 +51,6 @@ def tasks_of(evaluation: Evaluation, data: Data, model: Model, polarity: Polarit
         prompt=model.prompt,
         polarity=polarity,
         classifier=evaluation.classifier,
-        batcher=evaluation.batcher,
     )
 
 

@@ -69,28 +69,6 @@ def test_words():
         split_word("transfr:mr")
 
 
-@pytest.mark.parametrize(
-    ("text", "bellm", "angle"),
-    [
-        ("a b", "a b.", "a b."),
-        ("a b .", "a b .", "a b ."),
-        ("a ?", "a .", "a ."),
-        ('say " hi "', 'say " hi "', "say ' hi '"),
-        ('" a !', '" a !.', "' a !."),
-    ],
-)
-def test_batchers(folder, text, bellm, angle):
-    """As eval_sts.py of BeLLM and eval_nli.py of AnglE: the texts that are encoded, and nothing else."""
-    rows = [{"sentence1": text, "sentence2": f"w{n}.", "score": n} for n in range(3)]
-    write_rows(folder / "sts" / "ends.jsonl", list(rows[0]), rows)
-    plain = read_tasks(["ends", "rerank:asked"], folder)
-    for batcher, expected in (("bellm", bellm), ("angle", angle)):
-        found = read_tasks(["ends", "rerank:asked"], folder, batcher=batcher)
-        assert found["ends"].sentences == [expected] * 3 + ["w0.", "w1.", "w2."]
-        assert found["ends"].content != plain["ends"].content
-        assert found["rerank:asked"].sentences == plain["rerank:asked"].sentences
-
-
 def test_suites():
     assert suite_tasks(["transfer"]) == ["mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc"]
     assert suite_tasks(["sts", "all"]) == [task for names in SUITES.values() for task in names]
