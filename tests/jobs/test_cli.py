@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import raoe_train
 from raoe_train import cli
 from raoe_train.config import parse_words
 from raoe_train.jobs.encode import EncodeConfig
@@ -129,14 +128,6 @@ def test_the_commands_of_a_page_are_understood(command):
     if not rest[0].startswith("--"):
         rest.insert(0, "--names" if job == "prepare" else "--config")
     assert isinstance(parse_words(config, rest), config)
-
-
-def test_run_is_the_same_from_python():
-    assert raoe_train.run is cli.run
-    with pytest.raises(ValueError, match="unknown job 'mines'"):
-        raoe_train.run("mines")
-    with pytest.raises(AttributeError):
-        _ = raoe_train.nothing
 
 
 def test_module_runs_as_a_command():

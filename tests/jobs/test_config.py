@@ -190,7 +190,7 @@ def test_help(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {job} " in text for job in JOBS) and all(name in text for name in shipped())
-    assert main([]) == 2 and main(["--version"]) == 0
+    assert main([]) == 2 and main(["--version"]) == main(["train", "--version"]) == 0
     assert capsys.readouterr().out.endswith(f"raoe {cli.version('raoe')}\n")
 
 

@@ -12,15 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 572,
-    "data": 1488,
-    "encoders": 1766,
-    "evaluation": 1216,
+    "artifacts": 581,
+    "data": 1527,
+    "encoders": 1789,
+    "evaluation": 1168,
     "generation": 1037,
-    "jobs": 1365,
-    "losses": 1969,
-    "training": 1268,
-    "the root": 623,
+    "jobs": 1362,
+    "losses": 1973,
+    "training": 1209,
+    "the root": 638,
 }
 LONGEST = 400  # lines of a file
 
@@ -33,6 +33,7 @@ def lines() -> dict[str, int]:
 
 def test_imports_keep_to_the_contracts_of_pyproject(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("logging.config.dictConfig", lambda config: None)  # it would switch other loggers off
     assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
     texts = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*") if path.suffix in (".py", ".yaml")}
     assert not [path for path, text in texts.items() if re.search(r"\bbenchmarks[./]", text)]  # by a string

@@ -41,18 +41,10 @@ def test_public_names_are_there_and_say_what_they_do(name):
         assert "return" in inspect.get_annotations(found)
 
 
-def test_importing_does_nothing():
-    """No transformers, no registration, no look at the command line: whatever sys.argv is."""
+def test_importing_registers_nothing():
     code = (
-        "import sys; sys.argv = {argv}; import raoe_train; "
-        "loaded = {{'torch', 'transformers', 'sentence_transformers', 'datasets', 'numpy'}} & set(sys.modules); "
-        "assert not loaded, loaded; "
+        "import raoe_train as rt; from transformers import CONFIG_MAPPING as kn; assert 'raoe_bidirectional' not in kn; "
+        "rt.register(); assert 'raoe_bidirectional' in kn"
     )
-    registered = (
-        "from transformers import CONFIG_MAPPING; assert 'raoe_bidirectional' not in CONFIG_MAPPING; "
-        "raoe_train.register(); assert 'raoe_bidirectional' in CONFIG_MAPPING"
-    )
-    for argv, more in (("['script.py']", ""), ("['raoe-train']", ""), ("[]", registered)):
-        command = [sys.executable, "-c", code.format(argv=argv) + more]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
