@@ -42,9 +42,7 @@ def test_public_names_are_there_and_say_what_they_do(name):
 
 
 def test_importing_registers_nothing():
-    code = (
-        "import raoe_train as rt; from transformers import CONFIG_MAPPING as kn; assert 'raoe_bidirectional' not in kn; "
-        "rt.register(); assert 'raoe_bidirectional' in kn"
-    )
+    known = "'raoe_bidirectional' in __import__('transformers').CONFIG_MAPPING"
+    code = f"import raoe_train; assert not {known}; raoe_train.register(); assert {known}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
