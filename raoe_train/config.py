@@ -316,7 +316,7 @@ def _yaml(text: str) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
             first: [(tag, form) for tag, form in known if tag.rpartition(":")[2] not in ("int", "timestamp")]
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }

@@ -102,6 +102,7 @@ def save_with_card(encoder: Any, output: Output, config: Any, metrics: Mapping[s
     `plots`, lines of Markdown."""
     drop_head(encoder)
     card = encoder.model_card_data
+    card.tags = [tag for tag in card.tags if tag != "loss:ByLength"]  # how batches are read; the loss has its own
     for dataset in (*card.train_datasets, *card.eval_datasets):  # which show a file's texts as they are
         if dataset.get("name"):
             dataset["name"] = cell(dataset["name"])
