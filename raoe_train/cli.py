@@ -23,9 +23,9 @@ JOBS = {
     "check": "check that embeddings do not depend on padding and batch size",
 }
 # what our extras bring, by the names that it is imported by
-OURS = ("accelerate", "bitsandbytes", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
+OURS = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
-EXTRAS = {**dict.fromkeys(OURS, "train"), "mteb": "eval", "openai": "endpoint"}
+EXTRAS = {**dict.fromkeys(OURS, "train"), "bitsandbytes": "4bit", "mteb": "eval", "openai": "endpoint"}
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:
