@@ -40,7 +40,7 @@ def load_encoder(
     seed: int = 42,
     train: bool = False,
     **settings: Any,
-) -> Any:
+) -> SentenceTransformer:
     """A SentenceTransformer.
 
     Args:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sentence_transformers import SentenceTransformer
+
 from raoe_train.artifacts.provenance import commit, digest, versions
 from raoe_train.artifacts.resume import Output, beside
 from raoe_train.config import PositiveInt, parse
@@ -73,7 +75,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     return _evaluate(config, None)
 
 
-def evaluate_model(model: Any, **settings: Any) -> dict[str, Any]:
+def evaluate_model(model: SentenceTransformer, **settings: Any) -> dict[str, Any]:
     """As the job `evaluate`, of a SentenceTransformer in memory. What it gives is never taken for finished, as nothing
     tells its weights from others."""
     config = parse(EvaluateConfig, None, settings)

@@ -224,7 +224,9 @@ SCALES = tuple(round(2 ** (k / 4), 2) for k in range(0, 25))  # 1, 1.19, … 64
 PAIRS = 1024  # read at most
 
 
-def calibrate(model: Any, loss: PairLoss, pairs: Any, *, batch_size: int = 64, seed: int = 42, **encode: Any) -> float:
+def calibrate(
+    model: SentenceTransformer, loss: PairLoss, pairs: Dataset, *, batch_size: int = 64, seed: int = 42, **encode: Any
+) -> float:
     """The scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
     Above that scale the cheapest way down for the gradient is to bring all cosines together (docs/study.md). The
@@ -236,7 +238,7 @@ def calibrate(model: Any, loss: PairLoss, pairs: Any, *, batch_size: int = 64, s
         pairs: a datasets.Dataset of two columns of texts, `score` and, where the loss needs it, `label`.
         batch_size: pairs of a batch, as in training.
         seed: of the pairs that are drawn.
-        encode: keywords of the model's `encode`, such as a prompt that training uses.
+        encode: keywords of the model's `encode`, such as the prompt that training uses, or {column: keyword}.
 
     Raises:
         ValueError: another loss, or other columns.
@@ -251,7 +253,12 @@ def calibrate(model: Any, loss: PairLoss, pairs: Any, *, batch_size: int = 64, s
         )
     rows = min(len(pairs), max(PAIRS, batch_size))
     drawn = pairs.shuffle(seed=seed, keep_in_memory=True).select(range(rows))
-    columns = [torch.as_tensor(encode_sentences(model, drawn[name][:], 64, **encode)) for name in texts]
+
+    def embedded(name: str) -> Tensor:
+        its = {key: value.get(name) if isinstance(value, dict) else value for key, value in encode.items()}
+        return torch.as_tensor(encode_sentences(model, drawn[name][:], 64, **its))
+
+    columns = [*map(embedded, texts)]
     targets = {name: torch.tensor(drawn[name][:]) for name in ("score", "label") if name in drawn.column_names}
     size = min(batch_size, rows)
     # whole batches only: a short one has another, easier problem

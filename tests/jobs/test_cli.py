@@ -128,9 +128,3 @@ def test_the_commands_of_a_page_are_understood(command):
     if not rest[0].startswith("--"):
         rest.insert(0, "--names" if job == "prepare" else "--config")
     assert isinstance(parse_words(config, rest), config)
-
-
-def test_module_runs_as_a_command():
-    done = subprocess.run([sys.executable, "-m", "raoe_train", "nonsense"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "unknown job" in done.stderr
