@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as suite
-from benchmarks import chains, gate, generation, gpu, ledger, report, timing, train_step
+from benchmarks import chains, forms, gate, generation, gpu, ledger, report, timing, train_step
 from benchmarks.case import Case
 
 TESTS = {
@@ -39,6 +39,10 @@ def test_no_ratio_without_passing_tests(case):
     assert "no ratios" in hidden and "x ours" not in hidden and "1.00" not in hidden
     for text in (shown, hidden):
         assert "theirs" in text and "absent" in text and "missing: No module named 'absent'" in text
+
+
+def test_the_page_says_what_serves_a_call_on_cuda():
+    assert forms.table() in forms.PAGE.read_text(encoding="utf-8")
 
 
 def test_chosen_contenders(case, monkeypatch):

@@ -107,8 +107,6 @@ def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
 def test_what_has_no_config(asked):
     with pytest.raises(ValueError, match=r"dry_run is for a model with a config"):
         run("train", **{**asked, "model": {"name": "scratch"}})
-    with pytest.raises(ValueError, match=r"--output is missing"):
-        run("train", **{**asked, "dry_run": False})
 
 
 def test_an_older_folder_of_sentence_transformers(asked, tmp_path):

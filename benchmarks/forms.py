@@ -1,0 +1,117 @@
+"""`python -m benchmarks.forms`: the table of docs/functions.md that says what serves each form of an op on CUDA.
+
+The calls are made on the CPU, with the choice that `backend="auto"` makes on a GPU, up to the first function of the
+module that serves them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+
+import raoe_kernels as rk
+from raoe_kernels import _widths
+from raoe_kernels._dispatch import Op
+
+PAGE = Path(__file__).parents[1] / "docs" / "functions.md"
+FILES = {"native.py": "CUDA C++", "triton_kernels.py": "Triton", "scan.py": "plain torch"}
+CHOOSE = ("most", "takes_packed")  # functions of these modules that only help to choose
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def forms() -> dict[str, Callable[[], Any]]:
+    """{op and form: a call}."""
+    a, b, scores, labels = rows(4, 8), rows(4, 8), torch.arange(4.0), torch.arange(4)
+    q = rows(2, 2, 16, 64, dtype=torch.bfloat16)
+    long = rows(1, 2, 1024, 64, dtype=torch.bfloat16)
+    logits, lengths = rows(2, 32), torch.tensor([16, 9])
+    both: Any = ("query_to_doc", "doc_to_query")
+    return {
+        "pair losses": lambda: rk.raoe_loss(scores, scores, labels),
+        "pair losses of more than 2,048 pairs": lambda: rk.cosent_loss(torch.arange(4096.0), torch.arange(4096.0)),
+        "pair losses of several widths, (K, B)": lambda: rk.cosent_loss(torch.stack([scores, scores]), scores),
+        "`pairwise_cosine`": lambda: rk.pairwise_cosine(a, b),
+        "`pairwise_cosine(dims=…)`": lambda: rk.pairwise_cosine(a, b, dims=(4, 8)),
+        "`info_nce_loss`, also with `ignore` and `targets`": lambda: rk.info_nce_loss(a, b, b, targets=labels),
+        "`info_nce_loss(symmetric=True)`": lambda: rk.info_nce_loss(a, b, symmetric=True),
+        "`info_nce_loss(directions=…)`, other directions": lambda: rk.info_nce_loss(a, b, directions=both),
+        "`info_nce_loss(scale=TENSOR)`, a learnt one": lambda: rk.info_nce_loss(a, b, scale=torch.tensor(20.0)),
+        "`info_nce_loss(guide=…)`": lambda: rk.info_nce_loss(a, b, guide=(a, b)),
+        "`info_nce_loss(hardness_mode=…)`": lambda: rk.info_nce_loss(
+            a, b, b, hardness_mode="all_negatives", hardness_strength=1.0
+        ),
+        "`info_nce_loss(dims=…)`": lambda: rk.info_nce_loss(a, b, dims=(4, 8)),
+        "`sigmoid_loss`": lambda: rk.sigmoid_loss(a, b),
+        "attention, padded": lambda: rk.bidirectional_attention(q, q, q, lengths=lengths),
+        "attention without padding, 16 bits, more than 512 tokens": lambda: rk.dual_attention(long, long, long),
+        "`guided_log_probs`, `guided_argmax`": lambda: rk.guided_log_probs(logits, logits, guidance=1.5),
+        "`list_mle_loss`, `refine_similarity`": lambda: rk.list_mle_loss(a[:, :4], b[:, :4]),
+    }
+
+
+class Served(Exception):
+    """The module that serves a call."""
+
+
+@contextmanager
+def as_on_cuda(compiled: bool):
+    """In this block ops choose as for a GPU, with or without compiled modules, and whatever serves a call raises
+    Served."""
+
+    def missing(self: Op, name: str, device: torch.device) -> str | None:
+        entry = self.backends.get(name)
+        if entry is None or (name == "native" and not compiled):
+            return "not there"
+        return entry.missing(torch.device("cuda")) if entry.missing is _widths.native_missing else None
+
+    def select(self: Op, device: torch.device, backend: str = "auto") -> ModuleType:
+        return self._resolve(self.wish(backend), torch.device("cuda"))
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        ours = event == "call" and path.name in FILES and "raoe_kernels" in path.parts
+        if ours and frame.f_code.co_name not in (*CHOOSE, "<module>", "<genexpr>", "<lambda>"):
+            raise Served(path.name)
+
+    for path in Path(rk.__file__).parent.rglob("*.py"):  # a module's own classes are calls, too
+        if path.name in (*FILES, "by_case.py"):
+            import_module(".".join(("raoe_kernels", *path.relative_to(Path(rk.__file__).parent).with_suffix("").parts)))
+    kept = Op._missing, Op.select
+    Op._missing, Op.select = missing, select  # type: ignore[method-assign, assignment]
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        Op._missing, Op.select = kept  # type: ignore[method-assign]
+
+
+def served(call: Callable[[], Any], compiled: bool) -> str:
+    """What serves a call on CUDA, in words."""
+    try:
+        with as_on_cuda(compiled):
+            call()
+    except Served as found:
+        return FILES[str(found)]
+    raise RuntimeError("nothing of ours was called")
+
+
+def table() -> str:
+    """The lines of the table."""
+    lines = ["| op and form | with the compiled module | without |", "|---|---|---|"]
+    lines += [f"| {form} | {served(call, True)} | {served(call, False)} |" for form, call in forms().items()]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
