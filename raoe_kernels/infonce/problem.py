@@ -27,7 +27,7 @@ class Problem(NamedTuple):
 
     anchors         (N, D), positives (P, D), negatives (M, D) or None: rows as given, any norm, one dtype
     all_anchors     (P, D) or None: row j pairs with positive j
-    learnt_scale    () float, to be used instead of scale, or None
+    learnt_scale    () float, beside which scale is 1, or None
     targets         (N,) int64: the column that is each anchor's positive; None: anchor i's is column i
     ignored         (N, C) bool or None: columns that are no negatives of an anchor
     anchor_ids      (A,) int64 and column_ids (C,) int64, or None: rows with equal ids are no negatives of each other
@@ -75,7 +75,6 @@ class Problem(NamedTuple):
         wanted = {
             "directions but query_to_doc alone and the symmetric loss": " " in self.directions and not self.symmetric,
             "all_anchors": self.all_anchors is not None,
-            "a tensor for scale": self.learnt_scale is not None,
             "hardness_mode": self.hardness,
             "a guide": self.guide_anchors is not None,
         }

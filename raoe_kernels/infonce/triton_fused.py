@@ -155,7 +155,8 @@ def info_nce_shares(
 
 
 def serves(problem: Problem) -> bool:
-    return problem.anchors.dtype == torch.bfloat16 and not problem.symmetric and problem.scale <= UNSHIFTED_SCALE
+    fits = problem.learnt_scale is None and problem.scale <= UNSHIFTED_SCALE
+    return problem.anchors.dtype == torch.bfloat16 and not problem.symmetric and fits
 
 
 def sweep(

@@ -72,23 +72,24 @@ def _pass(
     if back:
         ids, strides = ids[::-1], strides[::-1]
     targets, row_ids, column_ids = integers_or(stats, problem.targets, *ids)
+    learnt = None if problem.learnt_scale is None else problem.learnt_scale.to(stats.dtype)
     mask = triton.reinterpret(stats if problem.ignored is None else problem.ignored, torch.uint8)
     gradient = own_weights is not None
     short = problem.ignored is not None or problem.anchors.dtype == torch.float64
     constants = (SHORT if short else WEIGHTS) | {
         "IGNORE": MASK if problem.ignored is not None else NONE if ids[0] is None else IDS,
-        "SHIFTED": problem.scale > UNSHIFTED_SCALE, "GRADIENT": gradient,
-        "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
+        "SHIFTED": learnt is not None or problem.scale > UNSHIFTED_SCALE, "LEARNT": learnt is not None,
+        "GRADIENT": gradient, "SYMMETRIC": gradient and by_column is not None, "INTERPRETED": INTERPRETED,
     }  # fmt: skip
 
     def weigh(first: int, logits: Tensor) -> Tensor | None:
         weights = empty_weights(logits, units, gradient)
         info_nce_weights[(len(logits),)](
-            logits, weights, stats if own_weights is None else own_weights, units.inverse, targets, mask, row_ids,
-            column_ids, stats if by_column is None else by_column, stats, first, n, column_count,
-            logits.shape[1] // UNIT.value, *places, c, 0 if by_column is None else len(by_column),
-            int(problem.targets is not None), int(back), *strides, problem.scale / half(units.rows.dtype) ** 2,
-            problem.scale, _stretch(problem), **constants,
+            logits, weights, stats if own_weights is None else own_weights, units.inverse,
+            stats if learnt is None else learnt, targets, mask, row_ids, column_ids,
+            stats if by_column is None else by_column, stats, first, n, column_count, logits.shape[1] // UNIT.value,
+            *places, c, 0 if by_column is None else len(by_column), int(problem.targets is not None), int(back),
+            *strides, problem.scale / half(units.rows.dtype) ** 2, problem.scale, _stretch(problem), **constants,
         )  # fmt: skip
         return weights if gradient else None
 
@@ -108,18 +109,20 @@ def _by_column(problem: Problem, logsums: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, and
-    the loss again."""
+    """The loss; and for backward the products that make the gradients, the weight of each anchor's own positive, the
+    loss again, and the derivative by a learnt scale."""
     beyond = problem.beyond_triton()
     if beyond:
         raise RuntimeError(f"backend 'triton' cannot run info_nce_loss with {beyond}; use scan")
     n = len(problem.anchors)
-    by_column = own_weights = wanted = None
+    by_column = own_weights = wanted = by_scale = None
     with torch.cuda.device_of(problem.anchors):
         fused = triton_fused.serves(problem)
         units = units_of(problem.rows, problem.symmetric, triton_fused.TILE["BLOCK_K"] if fused else UNIT.value)
         rows = units.rows[:n] if problem.symmetric else units.rows
-        stats = units.inverse.new_empty(4 if problem.symmetric else 1, n)
+        losses = 2 if problem.symmetric else 1
+        kept = (4 if problem.symmetric else 1) + (problem.learnt_scale is not None)
+        stats = units.inverse.new_empty(kept, n)
         if problem.symmetric:
             own = units.columns[:n] if problem.targets is None else units.columns[own_columns(problem)]
             sweep(own, units.rows, _pass(problem, units, stats, back=True))
@@ -137,17 +140,23 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     if problem.targets is not None:
         # Several may be one column's; where all have their own, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
-    loss = (stats[:2] if problem.symmetric else stats).mean()
-    return loss, (by_rows, by_columns, own_weights, loss)
+    loss = stats[:losses].mean()
+    if problem.learnt_scale is not None:
+        loss = loss.masked_fill(~(problem.learnt_scale > 0), torch.nan)
+        if needs[4]:
+            by_scale = stats[-1].mean() / (losses * problem.learnt_scale) + loss * 0  # NaN where the loss is
+    return loss, (by_rows, by_columns, own_weights, loss, by_scale)
 
 
 def backward(
     problem: Problem, saved: tuple, upstream: Tensor, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
-    count = len(problem.anchors) * (2 if problem.symmetric else 1)
+    products, by_scale = saved[:4], saved[4]
+    learnt, count = problem.learnt_scale, len(problem.anchors) * (2 if problem.symmetric else 1)
     factor = problem.scale / (count * _stretch(problem) * half(problem.anchors.dtype))
-    rows = through_norms(problem.rows, problem.targets, saved, upstream, needs[:3], dtype, factor)
-    return *rows, None, None
+    steep = upstream if learnt is None else upstream * learnt.to(upstream.dtype)
+    rows = through_norms(problem.rows, problem.targets, products, steep, needs[:3], dtype, factor)
+    return *rows, None, None if by_scale is None else by_scale * upstream
 
 
 def variants() -> Iterator[Variant]:
@@ -156,7 +165,7 @@ def variants() -> Iterator[Variant]:
         exact = "fp64" if name == "fp64" else "fp32"
         pointers = dict.fromkeys(POINTERS, f"*{name}")
         pointers |= dict.fromkeys(("inverse", "logits", "by_column", "stats", "by_rows", "by_columns"), f"*{exact}")
-        pointers |= dict.fromkeys(("own_weights", "loss", "upstream"), f"*{exact}") | {"mask": "*u8"}
+        pointers |= dict.fromkeys(("own_weights", "loss", "upstream", "learnt"), f"*{exact}") | {"mask": "*u8"}
         pointers |= dict.fromkeys(("targets", "row_ids", "column_ids"), "*i64")
         for unit, which in ((16, "aligned"), (1, "any")):
             constants = {"BLOCK": ROWS["BLOCK"], "GIVEN": unit}
@@ -169,11 +178,12 @@ def variants() -> Iterator[Variant]:
                               constants | {"INTERPRETED": False}, ROWS["num_warps"])  # fmt: skip
         signature = signature_of(info_nce_weights, **pointers)
         kinds = ["gradient", "symmetric"] + ["loss"] * (name == exact)  # weights of a loss alone are the logits
-        for ignore, kind, shifted in product((NONE, MASK, IDS), kinds, (False, True)):
+        for ignore, kind, way in product((NONE, MASK, IDS), kinds, ("small", "shifted", "learnt")):
             table = SHORT if ignore == MASK or name == "fp64" else WEIGHTS
-            which = f"{('all', 'mask', 'ids')[ignore]} {kind} {'shifted' if shifted else 'small'}"
-            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": shifted, "GRADIENT": kind != "loss"}
-            constants |= {"SYMMETRIC": kind == "symmetric", "INTERPRETED": False}
+            which = f"{('all', 'mask', 'ids')[ignore]} {kind} {way}"
+            constants = {"BLOCK": table["BLOCK"], "IGNORE": ignore, "SHIFTED": way != "small"}
+            constants |= {"LEARNT": way == "learnt", "GRADIENT": kind != "loss", "SYMMETRIC": kind == "symmetric"}
+            constants |= {"INTERPRETED": False}
             yield Variant(f"info_nce_weights {name} {which}", info_nce_weights, signature, constants,
                           table["num_warps"])  # fmt: skip
     yield from triton_fused.variants()

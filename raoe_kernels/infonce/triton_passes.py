@@ -19,7 +19,7 @@ EPS = tl.constexpr(1e-8)  # problem.EPS
 
 POINTERS = ["anchors", "positives", "negatives", "rows", "columns", "inverse", "logits", "weights", "targets", "mask"]
 POINTERS += ["row_ids", "column_ids", "by_column", "stats", "by_rows", "by_columns", "grad_anchors", "grad_positives"]
-POINTERS += ["grad_negatives", "loss", "upstream", "own_weights"]
+POINTERS += ["grad_negatives", "loss", "upstream", "own_weights", "learnt"]
 
 
 @triton.jit
@@ -134,10 +134,10 @@ def _negatives(
 
 @kernel
 def info_nce_weights(
-    logits, weights, own_weights, inverse, targets, mask, row_ids, column_ids, by_column, stats,
+    logits, weights, own_weights, inverse, learnt, targets, mask, row_ids, column_ids, by_column, stats,
     first, row_count, column_count, units, row_place, column_place, target_count, scattered, has_targets, back,
     mask_row: tl.int64, mask_column: tl.int64, scale: tl.float64, limit: tl.float64, stretch: tl.float64,
-    BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, GRADIENT: tl.constexpr,
+    BLOCK: tl.constexpr, IGNORE: tl.constexpr, SHIFTED: tl.constexpr, LEARNT: tl.constexpr, GRADIENT: tl.constexpr,
     SYMMETRIC: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Of rows first, first + 1, … : the loss to `stats`, and with GRADIENT `stretch` times the derivative by each
@@ -148,6 +148,9 @@ def info_nce_weights(
     back: the rows are the anchors' targets and look for them, and (2 and 3 times row_count on) the logarithm of their
     sum and the weight at their own are kept for the SYMMETRIC pass that follows. That adds the weights of both
     directions: by_column, `scattered` long, is such a logarithm for each column, infinite where nobody's target.
+
+    LEARNT: `scale` is multiplied by the number at `learnt`, and with GRADIENT that times the derivative by it is kept
+    behind the other stats.
     """
     dtype: tl.constexpr = logits.dtype.element_ty
     line = tl.program_id(0).to(tl.int64)
@@ -162,6 +165,8 @@ def info_nce_weights(
     over_row = tl.load(inverse + row_place + place)
     inverse += column_place * UNIT
     scaled = over_row * tl.full((), scale, dtype)
+    if LEARNT:
+        scaled *= tl.load(learnt)
     row_id = tl.load(row_ids + place) if IGNORE == 2 else 0
     mask += place * mask_row
 
@@ -205,14 +210,20 @@ def info_nce_weights(
         share = 1 / whole
         factor = over_row * tl.full((), stretch, dtype)
         tl.store(own_weights + i, own_weight * (factor * over_own))
+        by_scale = tl.full((BLOCK,), 0.0, dtype)
         for start in range(0, length, BLOCK):
             column, over, x = _negatives(logits, inverse, mask, row_id, column_ids, start, column_count, length, own,
                                          scaled, mask_column, BLOCK, IGNORE)  # fmt: skip
             w = tl.exp(x - peak) * share
             if SYMMETRIC:
                 w += tl.exp(x - tl.load(by_column + column, column < scattered, float("inf")))
+            if LEARNT:
+                by_scale += tl.where(x == float("-inf"), 0.0, w * x)
             there = tl.multiple_of(weights + column, 16)
             tl.store(there, narrow(w * (factor * over), weights.dtype.element_ty, INTERPRETED), column < length)
+        if LEARNT:
+            behind = 4 * row_count if SYMMETRIC else row_count
+            tl.store(stats + behind + i, tl.sum(by_scale, 0) + own_weight * at_own)
 
 
 @kernel

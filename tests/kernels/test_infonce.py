@@ -4,6 +4,7 @@ alone. What it has in common with the sigmoid loss: test_contrast.py; its other 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -65,7 +66,17 @@ SHAPES = [
 @JUDGED
 @pytest.mark.parametrize("sizes, width, which, dtype", by_shape(SHAPES))
 def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
-    device, backend = place
+    against_the_reference(INFONCE, sizes, width, which, dtype, *place)
+
+
+@JUDGED
+@pytest.mark.parametrize("sizes, width, which, dtype", by_shape([SHAPES[k] for k in (1, 5, 6, 8, 10)]))
+def test_a_learnt_scale_against_the_reference(sizes, width, which, dtype, place, poisoned):
+    against_the_reference(replace(INFONCE, learnt={"scale": 20.0}), sizes, width, which, dtype, *place)
+
+
+def against_the_reference(contrast, sizes, width, which, dtype, device, backend):
+    run, options = contrast.run, contrast.options
     inputs = rows(sizes, width, dtype)
     n, columns = sizes[0], sizes[1] + (sizes[2] or 0)
     given = options(which, n, columns)
@@ -76,7 +87,7 @@ def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
     spread = 2 * given.get("scale", 20.0)
     assert_loss_accurate(ours[0], plain[0], truth[0], spread)
     for x, p, t in zip(ours[1:], plain[1:], truth[1:], strict=True):
-        assert x.dtype == dtype
+        assert x.dtype == p.dtype and (x.dtype == dtype or x.ndim == 0)
         assert_gradient_accurate(x, p, t, spread)
 
 

@@ -42,7 +42,7 @@ WIDTHS = Op(
 
 
 def info_nce_widths(problem: Problem, dims: tuple[int, ...], backend: str) -> Tensor:
-    """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`."""
+    """(K,) losses of a problem that asks for nothing beyond `Problem.beyond_triton`, and whose scale is a number."""
     needs = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in problem.rows]
     tensors: Any = problem[:_TENSORS]
     module = eager(WIDTHS, backend, *tensors)
