@@ -38,7 +38,7 @@ class Endpoint:
     def __init__(self, url: str, model: str, sampling: Sampling, *, chat: bool = True, key: str = "") -> None:
         import openai
 
-        if not URL.fullmatch(url):
+        if not (parts := URL.fullmatch(url)) or int((parts[2] or ":0")[1:]) > 65535:
             # it is not shown: there may be a key in it
             raise ValueError(
                 "generation.endpoint must be a URL such as http://localhost:8000/v1; a key's variable is generation.key"

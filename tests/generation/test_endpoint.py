@@ -301,6 +301,7 @@ def test_the_key_goes_to_the_server_and_nowhere_else(server, ask, tmp_path, monk
         ({"generation": {"do_sample": True, "top_k": 5}}, "generation.top_k cannot be asked of an endpoint"),
         ({"generation": {"endpoint": "localhost:8000"}}, "must be a URL such as"),
         ({"generation": {"endpoint": "http://h:80x/v1"}}, "must be a URL such as"),
+        ({"generation": {"endpoint": "http://h:99999/v1"}}, "must be a URL such as"),
         ({"generation": {"endpoint": "file:///etc/passwd"}}, "must be a URL such as"),
         ({"generation": {"endpoint": f"https://u:{KEY}@h/v1"}}, "must be a URL such as"),
         ({"generation": {"endpoint": f"https://h/v1?key={KEY}"}}, "must be a URL such as"),

