@@ -25,9 +25,11 @@ class Generation(Sampling):
         guidance: 1 + lambda, how far to move away from the sentence before the last (guided)
         max_new_tokens: longest sentence in tokens; the list of single-step may have steps times as many
         batch_size: chains at a time
-        verify: move chains that break a rule to OUTPUT.failed.jsonl; false keeps all
+        verify: draw a sentence that breaks a rule again, up to 5 times where do_sample draws, then move its chain to
+            OUTPUT.failed.jsonl; false keeps all
         seed: seed of the random choices of do_sample
-        prompt: template in place of the paper's, with {sentence} and perhaps {steps} and {example}
+        prompt: template in place of the paper's, with {sentence} and perhaps {steps} and {example}; or few-shot, for
+            small models
         chat: use the tokenizer's chat template; by default where there is one
         max_input_tokens: skip and count longer sentences to begin with
         endpoint: URL of a server of OpenAI's protocol, such as http://HOST:8000/v1; by default the model runs here
@@ -59,6 +61,9 @@ class Generation(Sampling):
         return values | {name: value for name, value in sampling.items() if value not in (None, False)}
 
 
+REDRAWS = 5  # of a sentence that breaks a rule
+
+
 @dataclass
 class Chain:
     """One sentence's chain while it grows."""
@@ -70,6 +75,7 @@ class Chain:
     reason: str | None = field(default=None, init=False)  # why it failed
     context: Context | None = field(default=None, init=False)  # known to the next request; at first another chain's
     tokens: int = field(default=0, init=False)  # of all its answers
+    redrawn: int = field(default=0, init=False)  # how often the sentence that is asked for was rejected
     finished: bool = field(default=False, init=False)
 
     def request(self, limit: int | None) -> Request | None:
@@ -84,7 +90,7 @@ class Chain:
             self.reason = f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions"
             self.finished = True
             return None
-        seed = int(digest([wish.seed, self.key, step])[:15], 16)
+        seed = int(digest([wish.seed, self.key, step, *[self.redrawn] * (self.redrawn > 0)])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
     def take(self, answer: Answer) -> None:
@@ -92,6 +98,11 @@ class Chain:
         self.tokens += answer.tokens
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
+        if not single and self.generation.verify and self.generation.do_sample and self.redrawn < REDRAWS:
+            if self._wrong(text, answer.finish) or verify_chain([*self.sentences, text]):
+                self.redrawn += 1
+                return
+        self.redrawn = 0
         written = unfinished(answer.finish) or parse_list(text, steps) if single else [text]
         if isinstance(written, str):
             # what there is, for those who want to see it
@@ -100,13 +111,16 @@ class Chain:
             written = []
         for sentence in written:
             self.sentences.append(sentence)
-            self._judge(verify_sentence(sentence, self.sentences[0], answer.finish))
+            self._judge(self._wrong(sentence, answer.finish))
             if self.finished:
                 break
         self.finished = self.finished or single or len(self.sentences) > steps
         if self.reason is None:
             self._judge(verify_chain(self.sentences, steps if self.finished else None))
         self.context = None if self.finished else answer.context
+
+    def _wrong(self, sentence: str, finish: str) -> str | None:
+        return verify_sentence(sentence, self.sentences[0], finish) or self.instructions.copied(sentence)
 
     def _judge(self, reason: str | None) -> None:
         if reason is not None and self.generation.verify:

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+FEW_SHOT = "few-shot"
 REPEATS = 3  # a sentence may come twice: a model may come back to one, but then it goes round in circles
 LONGER, SLACK, SHORTER = 4, 100, 20
 """A sentence may have LONGER times the source's characters and SLACK more (the paper's own chains double in length),
@@ -36,13 +37,16 @@ class Instructions:
         tokenizer: transformers'; None for a server's, which has a chat template.
         method: guided, iterative or single-step.
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
-        template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}.
-        chat: True insists on a chat template, False leaves it out; None takes one where there is one.
+        template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}. Or
+            FEW_SHOT, a text of examples to go on with.
+        chat: True insists on a chat template, False leaves it out; None takes one where there is one, but for FEW_SHOT.
     """
 
     def __init__(
         self, tokenizer: Any, method: str, steps: int, template: str | None = None, chat: bool | None = None
     ) -> None:
+        if template == FEW_SHOT:
+            template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
             raise ValueError(f"generation.prompt must say where the sentence goes, {{sentence}}, got {template!r}")
@@ -56,6 +60,10 @@ class Instructions:
         example = numbered([all_of[round(place * last / max(count - 1, 1))] for place in range(count)])
         # sentences may have braces in them, so no str.format
         self.template = template.replace("{steps}", str(steps)).replace("{example}", example)
+
+    def copied(self, sentence: str) -> str | None:
+        """What is wrong with a sentence that a line of the prompt ends with, or None."""
+        return "copied from the prompt" if any(line.endswith(sentence) for line in self.template.splitlines()) else None
 
     def text(self, sentence: str) -> str:
         """The instruction about `sentence`, without what a chat template puts around it."""

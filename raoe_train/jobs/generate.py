@@ -24,6 +24,9 @@ from raoe_train.generation.models import LanguageModel, load_language_model, loa
 from raoe_train.generation.seeds import Seeds, acceptable, check_clusters, read_starts, select_seeds
 from raoe_train.jobs.shared import job, needed
 
+FEW = 0.1  # of the chains: with fewer the job has failed
+SILENT = 30.0  # seconds without a line, where no terminal shows a bar
+
 
 @dataclass
 class GenerateConfig:
@@ -52,9 +55,10 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     or accelerate each process writes its share. What is there is not written again.
 
     Returns:
-        {"output", "chains", "sentences", "failed_chains": {reason: chains}, "skipped": {reason: rows}, "model",
-        "settings", "versions", "run": {"chains", "tokens", "seconds", "tokens_per_second"} of this run and
-        process}; also in OUTPUT.json. "waiting": True where other processes have chains to finish.
+        {"output", "chains", "sentences", "failed_chains": {reason: chains}, "failed": whether fewer than a tenth of the
+        chains are good, "skipped": {reason: rows}, "model", "settings", "versions", "run": {"chains", "tokens",
+        "seconds", "tokens_per_second"} of this run and process}; also in OUTPUT.json. "waiting": True where other
+        processes have chains to finish.
     """
     data, model, seeds, generation = config.data, config.model, config.seeds, config.generation
     needed(data.input, "data.input", "the sentences to begin with")
@@ -119,6 +123,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         result = {
             "chains": len(good),
             "sentences": sum(length for length, _ in good),
+            "failed": len(good) < FEW * len(sentences),
             "failed_chains": dict(Counter(reason.partition(":")[0] for _, reason in bad).most_common()),
             "skipped": skipped,
             "model": model.name,
@@ -163,9 +168,10 @@ def _endpoint(model: LanguageModel, generation: Generation) -> Any:
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:
     """Write chains as they finish, `waiting` of `ours`; how many, and how fast."""
     tokens, began = 0, time.perf_counter()
+    said = began
     place = rank_and_world()[0] or None
     with tqdm(total=ours, initial=ours - waiting, unit="chain", disable=None, position=place) as bar:
-        for chain in grown:
+        for number, chain in enumerate(grown, 1):
             written: dict[str, Any] = {"id": chain.key, "sentences": chain.sentences, **line}
             if chain.reason is not None:
                 written |= {"reason": chain.reason, "step": len(chain.sentences) - 1}
@@ -173,6 +179,9 @@ def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: i
             tokens += chain.tokens
             bar.set_postfix_str(f"{tokens / (time.perf_counter() - began):.0f} tokens/s", refresh=False)
             bar.update()
+            if bar.disable and time.perf_counter() - said > SILENT:
+                said = time.perf_counter()
+                print(f"{bar.n + number} of {ours} chains, {tokens / (said - began):.0f} tokens/s", flush=True)
     seconds = time.perf_counter() - began
     return {"chains": waiting, "tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
@@ -183,5 +192,7 @@ def _print(result: dict[str, Any]) -> None:
     for what, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
             print(what, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))
+    if result["failed"]:
+        print("few chains are good: --generation.prompt few-shot --generation.do_sample suits small models")
     if run:
         print(f"{run['tokens']} tokens, {run['tokens_per_second']:.0f} a second")

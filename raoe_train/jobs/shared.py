@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def check_paths(config: Any) -> None:
             continue
         for part in {value, *value.split("+")}:
             path = Path(part.partition("#")[0]).expanduser()
-            if not part or not path.exists():
+            if not part or not os.path.exists(path):  # pathlib's raises for a text that is too long for a name
                 continue
             path = path.resolve()
             for name, target in targets.items():

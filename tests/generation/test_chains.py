@@ -125,6 +125,7 @@ def test_chains_that_break_a_rule_are_kept_apart(writer, sentences, tmp_path, ca
     result = run("generate", **options(writer, sentences, output), **{"generation.verify": True})
     failed = lines(tmp_path / "chains.jsonl.failed.jsonl")
     assert sum(result["failed_chains"].values()) == len(failed) > 0
+    assert result["failed"] is (result["chains"] < 1.1)
     assert result["chains"] + len(failed) == 11
     for line in failed:
         assert line["reason"] and 1 <= line["step"] == len(line["sentences"]) - 1 <= STEPS

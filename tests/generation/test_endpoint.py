@@ -190,27 +190,6 @@ def test_sampling_is_handed_on_with_a_seed_for_each_step(server, ask):
     assert {told(body): body for _, body in server.asked} == first
 
 
-def test_a_busy_server_is_asked_again(server, ask, tmp_path):
-    times = dict.fromkeys(SENTENCES, 0)
-    real = server.answer
-
-    def busy(path, body):
-        times[told(body)] = count = times.get(told(body), 0) + 1
-        if told(body) == SENTENCES[0] and count < 4:
-            said = [(429, {"Retry-After": "17"}), (503, {"Retry-After": "Mon, 23 Nov"}), (500, {})]
-            return (*said[count - 1], b"starting")
-        return real(path, body)
-
-    server.answer = busy
-    assert ask()["chains"] == 11
-    assert waits[0] == 17.0 and len(waits) == 3
-    server.answer = lambda path, body: (502, {}, b"no\nworker")
-    waits.clear()
-    with pytest.raises(OSError, match="/v1 answers HTTP 502 no worker"):
-        ask("b.jsonl", generation={"batch_size": 1})
-    assert len(waits) == endpoint.TRIES - 1 and sum(waits) > 5
-
-
 def test_nobody_is_there(server, ask):
     server.shutdown()
     server.server_close()

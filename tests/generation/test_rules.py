@@ -9,7 +9,17 @@ import pytest
 
 from raoe_train.data.settings import Sentences
 from raoe_train.encoders.settings import FrozenEncoder
-from raoe_train.generation.instructions import Instructions, numbered, parse_list, texts, verify_chain, verify_sentence
+from raoe_train.generation.decoding import Answer
+from raoe_train.generation.growth import REDRAWS, Chain, Generation
+from raoe_train.generation.instructions import (
+    FEW_SHOT,
+    Instructions,
+    numbered,
+    parse_list,
+    texts,
+    verify_chain,
+    verify_sentence,
+)
 from raoe_train.generation.seeds import Seeds, draw_from_clusters, read_starts, select_seeds
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -226,3 +236,21 @@ def test_seeds_of_sentences(tmp_path, monkeypatch):
     assert prompted["encoder"] == {"name": seeds.encoder.name, "prompt": "q: "}
     with pytest.raises(ValueError, match=r"11 sentences cannot be in 1000 clusters"):
         select_seeds(SENTENCES, Seeds(FrozenEncoder("no/such")))
+
+
+@pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])
+def test_a_sentence_that_breaks_a_rule_is_drawn_again_where_it_is_drawn(wrong):
+    few, asked = Instructions(None, "iterative", 2, FEW_SHOT), {"method": "iterative", "steps": 2}
+    for draws in (True, False):
+        chain, seeds = Chain(7, ["A man plays a guitar."], few, Generation(**asked, do_sample=draws)), set()
+        for _ in range(REDRAWS if draws else 0):
+            seeds.add(chain.request(None).seed)
+            chain.take(Answer([], wrong, "eos"))
+            assert not chain.finished and len(chain.sentences) == 1
+        assert len(seeds) == (REDRAWS if draws else 0)
+        chain.take(Answer([], wrong, "eos"))
+        assert chain.finished and chain.reason
+    chain = Chain(7, ["A man plays a guitar."], few, Generation(**asked, do_sample=True))
+    for text in (wrong, "A man plays a drum.", wrong, "A man plays chess."):
+        chain.take(Answer([], text, "eos"))
+    assert chain.finished and not chain.reason and chain.sentences[1:] == ["A man plays a drum.", "A man plays chess."]
