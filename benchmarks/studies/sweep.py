@@ -54,7 +54,7 @@ def sweep(
         only: shell patterns of the cells to run.
         changes: nested or dotted keys on top of the study.
         overwrite: train cells again whose settings changed.
-        dry_run: estimate steps, memory and time of each cell; train and write nothing.
+        dry_run: estimate steps and memory of each cell; train and write nothing.
 
     Returns:
         {"results": a row for each finished cell, "failed": names of cells that failed}.

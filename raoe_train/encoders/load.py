@@ -174,9 +174,11 @@ def _load(chosen: Model) -> Any:
     tokenizer = getattr(model[0], "tokenizer", None)
     if isinstance(model[0], Transformer) and tokenizer is not None and tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # decoders often have none
-    pooling = chosen.pooling
-    if pooling is None and not is_sentence_transformer_model(name, revision=chosen.revision):
+    pooling, bare = chosen.pooling, not is_sentence_transformer_model(name, revision=chosen.revision)
+    if bare and pooling is None:
         pooling = _usual_pooling(chosen.name, model[0].model.config)
+    if bare:  # a language model's chat template would put a system's message around each text
+        model[0].modality_config.pop("message", None)
     if pooling is not None:
         places = [place for place, module in model.named_children() if isinstance(module, Pooling)]
         if len(places) != 1:

@@ -102,9 +102,8 @@ def last_layers(depth: int, count: int) -> tuple[str, ...]:
     return tuple(f"layers.{number}." for number in range(depth - count, depth))
 
 
-def sizes(model: Model) -> tuple[Any, int, int]:
-    """(config of an encoder, number of its weights, of those that are trained), from the meta device. OSError where
-    there is no config."""
+def without_weights(model: Model) -> Any:
+    """An encoder on the meta device, with the adapter that it would train. OSError where there is no config."""
     from transformers import AutoModel
 
     from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig
@@ -117,19 +116,47 @@ def sizes(model: Model) -> tuple[Any, int, int]:
     config.update(changes)
     with torch.device("meta"):
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
-        parameters = sum(weight.numel() for weight in encoder.parameters())
         if model.lora:
             added = model.added_layers if changes else 0
             add_lora(encoder, model.lora, leave=last_layers(config.num_hidden_layers, added))
-    trained = sum(weight.numel() for weight in encoder.parameters() if weight.requires_grad)
-    return config, parameters, trained
+    return encoder
 
 
-def held(model: Model, config: Any, parameters: int, trained: int) -> dict[str, float]:
+def sizes(encoder: Any) -> tuple[int, int]:
+    """(number of an encoder's weights without an adapter's, of those that are trained)."""
+    weights = [(name, weight.numel(), weight.requires_grad) for name, weight in encoder.named_parameters()]
+    return sum(n for name, n, _ in weights if "lora_" not in name), sum(n for _, n, trains in weights if trains)
+
+
+def held(model: Model, encoder: Any) -> dict[str, float]:
     """GB of an encoder's weights, and of what is kept beside those that are trained."""
-    saved = str(getattr(config, "dtype", None)).removeprefix("torch.")
+    parameters, trained = sizes(encoder)
+    saved = str(getattr(encoder.config, "dtype", None)).removeprefix("torch.")
     bytes_each = 0.5 if model.load_in_4bit else 2 if (model.dtype or saved) in HALF else 4
     return {"weights": parameters * bytes_each / GB, "gradients and optimizer": 12 * trained / GB}
+
+
+def kept(encoder: Any, texts: int, length: int) -> int:
+    """Bytes that autograd keeps of the encoder's forward, on the meta device, for its backward; ValueError for an
+    encoder whose forward looks at values."""
+    sizes, own = dict[int, int](), {weight.untyped_storage()._cdata for weight in encoder.parameters()}
+    alive = []  # so that no address is another's later
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        alive.append(x)
+        if (storage := x.untyped_storage())._cdata not in own:
+            sizes[storage._cdata] = storage.nbytes()
+        return x
+
+    encoder.config.use_cache = True  # without a cache transformers looks whether texts are packed, at values
+    ids = torch.zeros(texts, length, dtype=torch.long, device="meta")
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            encoder.train()(input_ids=ids)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        kind = encoder.config.model_type
+        raise ValueError(f"dry_run: the forward of a {kind!r} does not run without weights ({error})") from None
+    return sum(sizes.values())
 
 
 def check_fits(model: Model, train: bool = True) -> None:
@@ -140,11 +167,11 @@ def check_fits(model: Model, train: bool = True) -> None:
     if model.name == SCRATCH or shared or kind.type not in ("cuda", "cpu"):
         return
     try:
-        config, parameters, trained = sizes(model)
+        gigabytes = held(model, without_weights(model))
     except (OSError, ValueError, KeyError, AttributeError, ImportError):  # the loader says what is wrong, if it is
         return
     has = device_memory(kind) / GB
-    if (needed := sum(held(model, config, parameters, trained if train else 0).values())) > has:
+    if (needed := sum(gigabytes.values()) if train else gigabytes["weights"]) > has:
         what, less = "its weights", "model.load_in_4bit makes them small"
         if train:
             what, less = f"{what}, gradients and Adam's moments", f"model.lora trains fewer, {less}"

@@ -260,7 +260,8 @@ def text_ids(features: dict[str, Tensor]) -> Tensor:
     taken for one with a probability of 2^-64.
     """
     tokens = features.get("input_ids")
-    if not isinstance(tokens, Tensor) or features.get("modality", "text") != "text":
+    texts = features.get("modality", "text") in ("text", "message") and "pixel_values" not in features
+    if not isinstance(tokens, Tensor) or not texts:
         raise ValueError(
             "mask_duplicates compares texts by their input_ids, and a column is not (only) text: "
             "use InfoNCELoss(..., mask_duplicates=False)"

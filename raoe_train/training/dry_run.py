@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raoe_train.encoders.preflight import GB, HALF, from_hub, held, loading, sizes
+from raoe_train.encoders.preflight import GB, HALF, from_hub, held, kept, loading, sizes, without_weights
 from raoe_train.encoders.settings import SCRATCH
 from raoe_train.training.training_data import Teacher, enough_steps, read_training_data, with_dev
 
@@ -17,9 +17,9 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     {"weights", "gradients and optimizer", "activations", "sum"}} of one process: what a TrainConfig would take, with
     the trainer's settings.
 
-    Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and of
-    activations s b h (34 + 5 a s / h) bytes a layer in 16 bits, twice that in 32 (Korthikanti et al. 2022, equation 2),
-    with attention's square, which fused kernels do not keep. Padding, teachers and evaluation are not in it.
+    Memory is 4 bytes a weight (2 in 16 bits, 1/2 in 4 bits), 12 a trained one (its gradient and Adam's two), and what
+    autograd keeps of a forward of the batch's texts at their mean length. Padding, a backward's own buffers, teachers,
+    evaluation and the process itself are not in it.
 
     ValueError for a model that is to be made from scratch; OSError where rows, a config or the tokenizer are not there.
     """
@@ -33,7 +33,8 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     datasets, _ = with_dev(datasets, config.data, model.prompt, config.training.seed)
     if model.name == SCRATCH:
         raise ValueError("dry_run is for a model with a config; model.name scratch makes one of the training sentences")
-    shape, parameters, trained = sizes(model)
+    encoder = without_weights(model)
+    (parameters, trained), shape = sizes(encoder), encoder.config
     with loading(model.name):
         tokenizer = AutoTokenizer.from_pretrained(**from_hub(model))
     longest = min(model.max_seq_length or 1 << 30, shape.max_position_embeddings, tokenizer.model_max_length)
@@ -58,11 +59,12 @@ def would_take(config: Any, settings: dict[str, Any]) -> dict[str, Any]:
     a_row, texts = max(rows.values())
     text = a_row / texts
     mini = loss.get("mini_batch_num_tokens") or (loss.get("mini_batch_size") or 0) * a_row
-    width, heads, layers = shape.hidden_size, shape.num_attention_heads, shape.num_hidden_layers
-    half, again = arguments.bf16 or arguments.fp16 or model.dtype in HALF, config.training.gradient_checkpointing
-    a_layer = (34 * width + 5 * heads * text) * (1 if half else 2)
-    kept = layers * 2 * width * (1 if half else 2) + a_layer if again else layers * a_layer
-    memory = held(model, shape, parameters, trained) | {"activations": (mini or batch * a_row) * kept / GB}
+    half = arguments.bf16 or arguments.fp16 or model.dtype in HALF
+    each = kept(encoder, 8, math.ceil(text)) / 8 / (2 if half else 1)  # bytes of a text
+    if config.training.gradient_checkpointing:  # what goes into each layer, and one layer's own
+        layers = shape.num_hidden_layers
+        each = each / layers + layers * shape.hidden_size * math.ceil(text) * (2 if half else 4)
+    memory = held(model, encoder) | {"activations": (mini or batch * a_row) / text * each / GB}
     memory["sum"] = sum(memory.values())
     listed = ", ".join(f"{name} {value:.2f}" for name, value in memory.items())
     print(f"{steps} steps, {tokens:.3g} tokens, {parameters:.3g} parameters ({trained:.3g} trained); GB: {listed}")

@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer
 
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
+from raoe_train.losses import InfoNCELoss
+from tests.decoders import saved_decoder
 from tests.forked import ROOT
 from tests.tiny import SENTENCES
 
@@ -76,3 +79,15 @@ def test_the_tokenizer_is_the_same_in_every_process():
         )  # fmt: skip
         made.add(done.stdout)
     assert len(made) == 1
+
+
+def test_a_chat_template_is_not_around_texts(tmp_path):
+    folder = saved_decoder(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for message in messages %}{{ bos_token + message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    theirs, ours = SentenceTransformer(folder, device="cpu"), load_encoder(folder, device="cpu", pooling="mean")
+    features = [theirs.preprocess(["a man"]), theirs.preprocess(["a dog"])]
+    assert features[0]["modality"] == "message", "or this test shows nothing"
+    assert InfoNCELoss(theirs)(features).isfinite()
+    assert ours.preprocess(["a man"])["input_ids"].tolist() == [tokenizer("a man")["input_ids"]]

@@ -171,13 +171,6 @@ def test_the_same_text_with_and_without_a_chat_template(server, ask):
     assert body == {**said, "prompt": f"Again: {SENTENCES[0]} ->"}
 
 
-def test_a_list_in_one_answer(server, ask, tmp_path):
-    server.answer = lambda path, body: wrapped("1. one word\n2. two words\n3. three words", True)
-    assert ask(generation={"method": "single-step"})["chains"] == 11
-    assert len(server.asked) == 11 and server.asked[0][1]["max_tokens"] == 8 * STEPS
-    assert lines(tmp_path / "chains.jsonl")[0]["sentences"][1:] == ["one word", "two words", "three words"]
-
-
 def test_sampling_is_handed_on_with_a_seed_for_each_step(server, ask):
     wish = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "stop_strings": ["\n"]}
     ask("a.jsonl", generation=wish)

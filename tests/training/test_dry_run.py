@@ -1,15 +1,16 @@
 """What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 from transformers import BertConfig, BertModel
 
 from raoe_train import run
 from raoe_train.encoders import preflight as sizes
 from raoe_train.encoders.load import load_encoder
 from raoe_train.encoders.settings import Model
-from raoe_train.training import dry_run
 from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder
 
@@ -44,12 +45,15 @@ def test_steps_tokens_and_memory_by_hand(asked, tmp_path, monkeypatch, capsys):
     assert found["tokens"] == 3 * (sum(rows["a"]) + sum(rows["b"]))
     size = sum(weight.numel() for weight in BertModel(BertConfig(**SIZES, max_position_embeddings=64)).parameters())
     assert found["parameters"] == found["trained"] == size
-    memory = found["memory_gb"]
-    assert memory["weights"] == pytest.approx(4 * size / 1e9)
+    assert (memory := found["memory_gb"])["weights"] == pytest.approx(4 * size / 1e9)
     assert memory["gradients and optimizer"] == pytest.approx(12 * size / 1e9)
     row = max(sum(its) / len(its) for its in rows.values())  # of the longer source
-    layer = 2 * (34 * 16 + 5 * 2 * row / 2)
-    assert memory["activations"] == pytest.approx(4 * row * 3 * layer / 1e9)
+    bert, kept = BertModel(BertConfig(**SIZES, max_position_embeddings=64)), {}
+    own = {weight.data_ptr() for weight in bert.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
+        bert.train()(torch.zeros(8, math.ceil(row / 2), dtype=torch.long))  # 4 rows of two texts
+    size = sum(x.untyped_storage().nbytes() for place, x in kept.items() if place not in own)
+    assert memory["activations"] == pytest.approx(size * (row / 2) / math.ceil(row / 2) / 1e9, rel=0.2)
     assert memory["sum"] == pytest.approx(sum(value for name, value in memory.items() if name != "sum"))
     assert f"{found['steps']} steps" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
@@ -62,9 +66,8 @@ def test_what_takes_less(asked):
     assert more["activations"] == pytest.approx(3 * few["activations"]) and more["activations"] < plain["activations"]
     short = run("train", **{**asked, "training": {"per_device_train_batch_size": 4, "max_steps": 6, "bf16": True}})
     assert short["steps"] == 6 and short["memory_gb"]["activations"] == pytest.approx(plain["activations"] / 2)
-    lora = {"r": 2, "target_modules": ["query", "value"]}
-    adapted = run("train", **{**asked, "model": {**asked["model"], "lora": lora}})
-    assert adapted["trained"] == 3 * 2 * 2 * (16 + 16)
+    lora = {"lora": {"r": 2, "target_modules": ["query", "value"]}}
+    assert run("train", **{**asked, "model": asked["model"] | lora})["trained"] == 3 * 2 * 2 * (16 + 16)
 
 
 def test_what_does_not_fit(asked, tmp_path, monkeypatch):
@@ -83,8 +86,6 @@ def test_what_is_missing_is_said(asked, tmp_path):
     data = {**asked["data"], "dev": str(tmp_path / "dev.tsv")}
     with pytest.raises(FileNotFoundError, match=r"no such file: .*dev\.tsv"):
         run("train", **{**asked, "data": data})
-    taught = {**asked, "loss": "RankDistillationLoss"}
-    run("train", **taught, teacher={"name": asked["model"]["name"]})
     with pytest.raises(FileNotFoundError, match=r"no such model directory: \./nowhere"):
         run("train", **{**asked, "model": {"name": "./nowhere"}})
 
@@ -99,8 +100,7 @@ def test_a_hubs_answer_names_the_model(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(AutoConfig, "from_pretrained", gated)
     monkeypatch.setattr("raoe_train.encoders.load._load", gated)
     for dry in (True, False):
-        said = "^a/b cannot be loaded: 401 Client Error. Cannot access gated repo. Please log in.$"
-        with pytest.raises(OSError, match=said):
+        with pytest.raises(OSError, match=r"^a/b cannot be loaded: 401 Client Error\. Cannot access gated repo\. "):
             run("train", **{**asked, "model": {"name": "a/b"}, "dry_run": dry, "output": str(tmp_path / "out")})
 
 
@@ -122,5 +122,5 @@ def test_new_layers_are_counted_once(tmp_path):
     encoder = load_encoder(base, train=True)
     encoder.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
     parameters = sum(weight.numel() for weight in encoder.parameters())
-    assert dry_run.sizes(base)[1] == parameters
-    assert dry_run.sizes(replace(base, name=str(tmp_path / "saved")))[1] == parameters
+    for model in (base, replace(base, name=str(tmp_path / "saved"))):
+        assert sizes.sizes(sizes.without_weights(model))[0] == parameters
