@@ -25,7 +25,7 @@ JOBS = {
 # what our extras bring, by the names that it is imported by
 OURS = ("accelerate", "datasets", "filelock", "jsonargparse", "matplotlib", "pandas", "peft", "pyarrow",
         "scipy", "sentence_transformers", "sklearn", "transformers", "tqdm", "yaml")  # fmt: skip
-EXTRAS = {**dict.fromkeys(OURS, "train"), "bitsandbytes": "4bit", "mteb": "eval", "openai": "endpoint"}
+EXTRAS = {**dict.fromkeys(OURS, "train"), "bitsandbytes": "4bit", "mteb": "eval"}
 
 
 def job_of(name: str) -> Callable[..., dict[str, Any]]:

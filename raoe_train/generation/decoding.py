@@ -114,7 +114,6 @@ class Answer:
     finish: str  # "eos", "stop" (a stop string) or "length" (it was cut off)
     # the nearer one if the request says keep; None otherwise, and where a cache keeps only a window
     context: Context | None = field(default=None, compare=False)
-    tokens: int = 0  # generated
 
 
 @dataclass(eq=False)
@@ -320,7 +319,7 @@ class GuidedDecoder:
             slot.ids.append(token)
             if why := self._finish(slot):
                 text, context = self._text(slot.ids), batch.context(slot)
-                finished[slot.key] = Answer(slot.ids, text, why, context, len(slot.ids))
+                finished[slot.key] = Answer(slot.ids, text, why, context)
         return list(finished.items()), batch.without(finished) if len(finished) < len(slots) else None
 
     def _finish(self, slot: Slot) -> str | None:

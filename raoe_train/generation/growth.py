@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from raoe_train.artifacts.provenance import digest
 from raoe_train.config import NonNegativeFloat, NonNegativeInt, PositiveInt
-from raoe_train.generation.decoding import Answer, Context, Request, Sampling
+from raoe_train.generation.decoding import Answer, Context, GuidedDecoder, Request, Sampling
 from raoe_train.generation.instructions import Instructions, parse_list, unfinished, verify_chain, verify_sentence
 
 
@@ -32,8 +32,6 @@ class Generation(Sampling):
             small models
         chat: use the tokenizer's chat template; by default where there is one
         max_input_tokens: skip and count longer sentences to begin with
-        endpoint: URL of a server of OpenAI's protocol, such as http://HOST:8000/v1; by default the model runs here
-        key: environment variable that holds the endpoint's key
     """
 
     method: Literal["guided", "iterative", "single-step"] = "guided"
@@ -46,8 +44,6 @@ class Generation(Sampling):
     prompt: str | None = None
     chat: bool | None = None
     max_input_tokens: PositiveInt = 128
-    endpoint: str | None = None
-    key: str = "OPENAI_API_KEY"
 
     def effective(self) -> dict[str, Any]:
         """The settings that have a part in what is written, as plain values."""
@@ -55,8 +51,6 @@ class Generation(Sampling):
         values = {name: getattr(self, name) for name in names}
         if self.method != "guided":
             values["guidance"] = 1.0
-        if self.endpoint:  # where it is does not matter
-            values["endpoint"] = "completions" if self.chat is False else "chat completions"
         sampling = {each.name: getattr(self, each.name) for each in fields(Sampling)}
         return values | {name: value for name, value in sampling.items() if value not in (None, False)}
 
@@ -95,7 +89,7 @@ class Chain:
 
     def take(self, answer: Answer) -> None:
         """Go on with an answer; afterwards it may be finished, or have failed."""
-        self.tokens += answer.tokens
+        self.tokens += len(answer.ids)
         steps, text = self.generation.steps, answer.text.strip()
         single = self.generation.method == "single-step"
         if not single and self.generation.verify and self.generation.do_sample and self.redrawn < REDRAWS:
@@ -127,10 +121,9 @@ class Chain:
             self.reason, self.finished = reason, True
 
 
-def grow(chains: Iterator[Chain], decoder: Any, slots: int) -> Iterator[Chain]:
-    """Finished chains of `chains`, as they finish, `slots` of them in flight, by a GuidedDecoder or an Endpoint. Where
-    it lets requests join others, steps and new chains do as soon as a quarter of them wait to; else all wait for the
-    last."""
+def grow(chains: Iterator[Chain], decoder: GuidedDecoder, slots: int) -> Iterator[Chain]:
+    """Finished chains of `chains`, as they finish, `slots` of them in flight. Where the decoder lets requests join
+    others, steps and new chains do as soon as a quarter of them wait to; else all wait for the last."""
     flying: dict[int, Chain] = {}
     ready: list[Chain] = []
     latest: Context | None = None

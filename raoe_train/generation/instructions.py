@@ -31,10 +31,10 @@ def texts() -> dict[str, Any]:
 
 
 class Instructions:
-    """Token ids of the instruction that is about a sentence; without a tokenizer its text.
+    """Token ids of the instruction that is about a sentence.
 
     Args:
-        tokenizer: transformers'; None for a server's, which has a chat template.
+        tokenizer: transformers'.
         method: guided, iterative or single-step.
         steps: sentences of a chain, as single-step's prompt says and as long as its example is (32 at most).
         template: in place of the paper's prompt; it has {sentence} in it, and may have {steps} and {example}. Or
@@ -50,7 +50,7 @@ class Instructions:
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:
             raise ValueError(f"generation.prompt must say where the sentence goes, {{sentence}}, got {template!r}")
-        has_one = tokenizer is None or bool(getattr(tokenizer, "chat_template", None))
+        has_one = bool(getattr(tokenizer, "chat_template", None))
         if chat and not has_one:
             raise ValueError("generation.chat is true, but the model's tokenizer has no chat template")
         self.tokenizer, self.chat = tokenizer, has_one if chat is None else chat
@@ -69,11 +69,9 @@ class Instructions:
         """The instruction about `sentence`, without what a chat template puts around it."""
         return self.template.replace("{sentence}", sentence)
 
-    def __call__(self, sentence: str) -> Any:
+    def __call__(self, sentence: str) -> list[int]:
         """Token ids of all of it, up to where the answer begins."""
         text = self.text(sentence)
-        if self.tokenizer is None:
-            return text
         if self.chat:
             message = [{"role": "user", "content": text}]
             text = self.tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -131,9 +129,7 @@ def verify_sentence(sentence: str, source: str, finish: str = "eos") -> str | No
 
 def unfinished(finish: str) -> str | None:
     """Why an answer that ended so is not all of one, or None."""
-    if finish in ("eos", "stop"):
-        return None
-    return "not complete: cut off at max_new_tokens" if finish == "length" else f"not complete: {finish}"
+    return "not complete: cut off at max_new_tokens" if finish == "length" else None
 
 
 def verify_chain(sentences: Sequence[str], steps: int | None = None) -> str | None:

@@ -16,9 +16,6 @@ from raoe_train.encoders.embed import embeddings, unit_rows
 from raoe_train.encoders.settings import FrozenEncoder, settings_said
 from raoe_train.generation.instructions import BREAKS, LETTER
 
-# Llama's and Qwen's, DeepSeek's, Mistral's, Gemma's
-SPECIAL = re.compile(r"<\|\w+\|>|<｜[^｜]+｜>|</?s>|\[/?INST\]|<\w+_of_\w+>")
-
 
 @dataclass
 class Seeds:
@@ -83,16 +80,14 @@ def read_starts(data: Sentences, accept: Callable[[str], str | None]) -> tuple[l
 
 def acceptable(tokenizer: Any, longest: int) -> Callable[[str], str | None]:
     """The `accept` of read_starts: no special token, which would end the instruction or speak for the model, and at
-    most `longest` tokens; without a tokenizer nothing that looks like a special token, and at most so many words."""
-    special = SPECIAL
-    if tokenizer is not None:
-        special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
+    most `longest` tokens."""
+    special = re.compile("|".join(re.escape(token) for token in tokenizer.all_special_tokens if token) or "(?!)")
 
     def reason(sentence: str) -> str | None:
         if special.search(sentence):
             return "special token"
-        units = sentence.split() if tokenizer is None else tokenizer(sentence, add_special_tokens=False)["input_ids"]
-        return "too long" if len(units) > longest else None
+        ids = tokenizer(sentence, add_special_tokens=False)["input_ids"]
+        return "too long" if len(ids) > longest else None
 
     return reason
 

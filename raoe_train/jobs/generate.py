@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +65,17 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
     path = needed(config.output, "output", "the .jsonl file to write")
     if not path.endswith(".jsonl"):
         raise ValueError(f"output must name a .jsonl file, got {path!r}")
-    asks = _endpoint(model, generation)
-    tokenizer = None if asks else load_tokenizer(model)
-    if not asks:
-        check_fits(Model(**vars(model)), train=False)
+    tokenizer = load_tokenizer(model)
+    check_fits(Model(**vars(model)), train=False)
     instructions = Instructions(tokenizer, generation.method, generation.steps, generation.prompt, generation.chat)
     sampling: Sampling = generation
     if sampling.stop_strings is None and not instructions.chat:
         # without a chat template nothing but an end of line tells a model that its turn is over
         single = generation.method == "single-step"
         sampling = replace(generation, stop_strings=[f"\n{generation.steps + 1}."] if single else ["\n"])
-        if asks:
-            asks.sampling = sampling
     sentences, skipped = read_starts(data, acceptable(tokenizer, generation.max_input_tokens))
     settings: dict[str, Any] = {
-        "model": identity(LanguageModel(model.name) if asks else model),
+        "model": identity(model),
         "generation": generation.effective(),
         "prompt": digest([instructions.template, instructions.chat]),
         "input": digest(sentences),
@@ -100,7 +96,7 @@ def generate(config: GenerateConfig) -> dict[str, Any]:
         waiting = [(key, sentence) for key, sentence in ours if key not in done]
         run: dict[str, Any] = {}
         if waiting:
-            decoder = asks or GuidedDecoder(load_language_model(model), tokenizer, sampling)
+            decoder = GuidedDecoder(load_language_model(model), tokenizer, sampling)
             line = {
                 "method": generation.method,
                 "settings": {**settings["generation"], "prompt": settings["prompt"], "revision": model.revision},
@@ -144,25 +140,6 @@ def _selected(path: Path, sentences: list[tuple[int, str]], seeds: Seeds) -> lis
             places = select_seeds([sentence for _, sentence in sentences], seeds)
             write_json(path, [sentences[place][0] for place in places])
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _endpoint(model: LanguageModel, generation: Generation) -> Any:
-    """What asks a model that is served elsewhere; None where it is to be here."""
-    if not generation.endpoint:
-        return None
-    from raoe_train.generation.endpoint import Endpoint
-
-    if generation.method == "guided":
-        raise ValueError(
-            "generation.method guided mixes log-probabilities of all tokens, which no endpoint gives: iterative or "
-            "single-step, or leave generation.endpoint out"
-        )
-    if not model.name:
-        raise ValueError("model.name is missing: the language model, as the endpoint calls it")
-    for each in fields(LanguageModel):
-        if each.name not in ("name", "dtype") and getattr(model, each.name) != each.default:  # the recipe has a dtype
-            raise ValueError(f"model.{each.name} has no effect on a model that generation.endpoint has")
-    return Endpoint(generation.endpoint, model.name, generation, chat=generation.chat is not False, key=generation.key)
 
 
 def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: int) -> dict[str, Any]:

@@ -26,9 +26,7 @@ class Script:
         for key, request in requests:
             text = self.write(key, request)
             text, finish = text if isinstance(text, tuple) else (text, "eos")
-            answer = Answer(
-                [0] * (len(text) + 1), text, finish, (key, request.near) if request.keep else None, len(text) + 1
-            )
+            answer = Answer([0] * (len(text) + 1), text, finish, (key, request.near) if request.keep else None)
             if text:
                 self.flying[key] = [len(text), answer]
             else:

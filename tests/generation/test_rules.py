@@ -240,7 +240,7 @@ def test_seeds_of_sentences(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wrong", ["Sure, here is it", "New sentence: A man sings.", "A dog is sleeping on the beach."])
 def test_a_sentence_that_breaks_a_rule_is_drawn_again_where_it_is_drawn(wrong):
-    few, asked = Instructions(None, "iterative", 2, FEW_SHOT), {"method": "iterative", "steps": 2}
+    few, asked = Instructions(tiny_encoder().tokenizer, "iterative", 2, FEW_SHOT), {"method": "iterative", "steps": 2}
     for draws in (True, False):
         chain, seeds = Chain(7, ["A man plays a guitar."], few, Generation(**asked, do_sample=draws)), set()
         for _ in range(REDRAWS if draws else 0):
