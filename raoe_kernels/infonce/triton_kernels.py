@@ -140,7 +140,7 @@ def forward(problem: Problem, needs: tuple[bool, ...]) -> tuple[Tensor, tuple[Te
     if problem.targets is not None:
         # Several may be one column's; where all have their own, backward adds them.
         add_to_columns(by_columns, own_columns(problem) - start, rows, own_weights)
-    loss = stats[:losses].mean()
+    loss = (stats[:losses] if kept > losses else stats).mean()
     if problem.learnt_scale is not None:
         loss = loss.masked_fill(~(problem.learnt_scale > 0), torch.nan)
         if needs[4]:
