@@ -46,6 +46,8 @@ class Instructions:
         self, tokenizer: Any, method: str, steps: int, template: str | None = None, chat: bool | None = None
     ) -> None:
         if template == FEW_SHOT:
+            if method == "single-step":
+                raise ValueError("generation.prompt few-shot asks for one sentence: not for method single-step")
             template, chat = texts()[FEW_SHOT], bool(chat)
         template = texts()[method] if template is None else template
         if "{sentence}" not in template:

@@ -318,6 +318,7 @@ def test_processes_at_the_same_time(writer, sentences, tmp_path):
         ({"generation.guidence": 2}, r"unknown key generation\.guidence \(did you mean generation\.guidance\?\)"),
         ({"generation.num_beams": 2}, r"unknown key generation\.num_beams"),
         ({"generation.top_p": 0.5}, "no effect on greedy decoding"),
+        ({"generation.method": "single-step", "generation.prompt": "few-shot"}, "few-shot asks for one sentence"),
         ({"output": "chains.json"}, r"must name a \.jsonl file"),
         ({"output": None}, "output is missing"),
         ({"model.name": ""}, r"model\.name is missing"),

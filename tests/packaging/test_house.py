@@ -16,7 +16,7 @@ BUDGETS = {
     "data": 1527,
     "encoders": 1818,
     "evaluation": 1168,
-    "generation": 904,
+    "generation": 906,
     "jobs": 1353,
     "losses": 1981,
     "training": 1212,
