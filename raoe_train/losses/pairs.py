@@ -4,11 +4,10 @@ import copy
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from datasets import Dataset
 from sentence_transformers import SentenceTransformer, util
 from torch import Tensor
 from torch.nn import functional
@@ -19,6 +18,9 @@ from raoe_train.encoders.embed import encode_sentences
 from raoe_train.losses.base import CachedLoss, OneSweep, carrying
 from raoe_train.losses.gathering import gather_pairs
 from raoe_train.losses.reads import SCORED_PAIRS, needs_label
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class LossParts(dict):
@@ -225,7 +227,7 @@ PAIRS = 1024  # read at most
 
 
 def calibrate(
-    model: SentenceTransformer, loss: PairLoss, pairs: Dataset, *, batch_size: int = 64, seed: int = 42, **encode: Any
+    model: SentenceTransformer, loss: PairLoss, pairs: "Dataset", *, batch_size: int = 64, seed: int = 42, **encode: Any
 ) -> float:
     """The scale, of 25 from 1 to 64, at which a loss of scored pairs is smallest before training.
 
@@ -243,6 +245,8 @@ def calibrate(
     Raises:
         ValueError: another loss, or other columns.
     """
+    from datasets import Dataset
+
     if not isinstance(pairs, Dataset):
         raise ValueError(f"pairs must be a datasets.Dataset, got {type(pairs).__name__}")
     texts = [name for name in pairs.column_names if name not in ("score", "label")]
