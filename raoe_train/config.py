@@ -61,6 +61,7 @@ class Choice:
 
 
 RECIPES = Path(__file__).with_name("recipes")
+MOST = 100_000  # values of a recipe
 OTHERS = "others"  # a field that collects keys which a section declares beside its own fields
 
 
@@ -305,9 +306,22 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
         values = _yaml(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
+    if _size(values, (), {}) > MOST:
+        raise ValueError(f"recipe {path} has more than {MOST:,} values, by aliases of aliases")
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
     return values or {}
+
+
+def _size(value: Any, above: tuple[int, ...], known: dict[int, int]) -> int:
+    """How many values there are in nested ones, those of an alias wherever it stands; ValueError for values that
+    contain themselves."""
+    if id(value) in above:
+        raise ValueError("a setting refers to itself: recursive YAML alias")
+    if isinstance(value, (dict, list)) and id(value) not in known:
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(each, (*above, id(value)), known) for each in inner)
+    return known.get(id(value), 1)
 
 
 def _yaml(text: str) -> Any:

@@ -156,10 +156,15 @@ def test_a_section_is_a_mapping(tmp_path, job):
         load(job, tmp_path / "r.yaml")
 
 
-def test_recipes_that_refer_to_themselves(tmp_path):
-    (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbfdata: {train: &t [*t]}\n")  # with a byte order mark, which is right
-    with pytest.raises(ValueError, match=r"data\.train must be a list|recursive YAML alias"):
-        load("train", tmp_path / "r.yaml")
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+
+
+@pytest.mark.parametrize("text", ["data: {train: &t [*t]}", "model: &m {name: *m}", "x: &x {y: [*x]}", BOMB])
+@pytest.mark.parametrize("job", ["train", "score"])
+def test_recipes_that_have_no_end(tmp_path, text, job):
+    (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())  # a byte order mark is right
+    with pytest.raises(ValueError, match=r"recursive YAML alias|more than 100,000 values"):
+        load(job, tmp_path / "r.yaml")
 
 
 @pytest.mark.parametrize("name", shipped())
