@@ -193,9 +193,10 @@ def _put(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     """Set the value at a path in nested values."""
     *sections, name = path
     for section in sections:
-        inner = dict(values.get(section) or {})
-        values[section] = inner
-        values = inner
+        inner = values.get(section) or {}
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"{section} is a section: set --{section}.KEY VALUE")
+        values[section] = values = dict(inner)
     values[name] = value
 
 

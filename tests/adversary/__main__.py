@@ -10,6 +10,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -19,6 +20,10 @@ from raoe_train.cli import main
 from tests.adversary.cases import Case, cases
 
 KEPT = {"thesis/chapter.tex": b"two years", "data.tsv": b"sentence1\tsentence2\n"}  # that no case may touch
+
+
+def _hung(*_: object) -> None:
+    raise TimeoutError("hung")
 
 
 def ends(case: Case, folder: Path) -> str:
@@ -31,12 +36,15 @@ def ends(case: Case, folder: Path) -> str:
     said, before, old = io.StringIO(), os.getcwd(), tempfile.tempdir
     os.chdir(folder)
     tempfile.tempdir = str(folder / "tmp")
+    signal.signal(signal.SIGALRM, _hung)
+    signal.alarm(60)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
             status = main(list(case.words))
     except BaseException as error:  # whatever comes out of the command is what a user would see
         return f"crash ({type(error).__name__})"
     finally:
+        signal.alarm(0)
         os.chdir(before)
         tempfile.tempdir = old
     if any((folder / name).read_bytes() != content for name, content in {**KEPT, **case.files}.items()):

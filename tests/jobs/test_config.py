@@ -151,9 +151,11 @@ def test_broken_recipes_are_named(tmp_path, text):
 
 @pytest.mark.parametrize("job", ["train", "score"])
 def test_a_section_is_a_mapping(tmp_path, job):
-    (tmp_path / "r.yaml").write_text("data: [none]\n")
-    with pytest.raises(ValueError, match=r"^data is a section"):
-        load(job, tmp_path / "r.yaml")
+    for data in ("[none]", "!!binary aGVsbG8=", "[[a, b]]"):
+        (tmp_path / "r.yaml").write_text(f"data: {data}\n")
+        for settings in ({}, {"data.on_error": "skip"}):
+            with pytest.raises(ValueError, match=r"^data is a section"):
+                load(job, tmp_path / "r.yaml", settings)
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
