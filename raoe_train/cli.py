@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from raoe_train.artifacts.processes import end_group
+
 JOBS = {
     "train": "train an encoder on scored pairs, triplets, labelled pairs or lists",
     "prepare": "download public data sets and count their rows",
@@ -93,8 +95,6 @@ def _main(words: list[str]) -> int:
         config = _config(job, rest)
         if config is None:
             return 0
-        from raoe_train.artifacts.processes import end_group
-
         result = job_of(job)(config)
         end_group()
         sys.stdout.flush()

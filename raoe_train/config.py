@@ -61,7 +61,7 @@ class Choice:
 
 
 RECIPES = Path(__file__).with_name("recipes")
-MOST = 100_000  # values of a recipe
+MOST = 100_000  # values of a recipe, or of settings from Python
 OTHERS = "others"  # a field that collects keys which a section declares beside its own fields
 
 
@@ -163,6 +163,8 @@ def _made(config: type[T], layers: Iterable[Mapping[str, Any]]) -> T:
         for layer in layers:
             if "config" in layer:
                 raise ValueError("unknown key config: it is for the command line, --config FILE, once for each layer")
+            if _size(layer, (), {}) > MOST:
+                raise ValueError(f"settings have more than {MOST:,} values, by aliases of aliases")
             # classes before their keywords
             flat = sorted(_flat(layer, kinds), key=lambda item: item[0].removesuffix(".class_path") not in classes)
             for key, value in flat:
@@ -307,8 +309,6 @@ def _read(recipe: str | Path) -> Mapping[str, Any]:
         values = _yaml(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"recipe {path} is not valid YAML: {error}") from None
-    if _size(values, (), {}) > MOST:
-        raise ValueError(f"recipe {path} has more than {MOST:,} values, by aliases of aliases")
     if not isinstance(values or {}, dict):
         raise ValueError(f"recipe {path} must be a mapping of settings, got {type(values).__name__}")
     return values or {}

@@ -139,13 +139,12 @@ def held(model: Model, encoder: Any) -> dict[str, float]:
 def kept(encoder: Any, texts: int, length: int) -> int:
     """Bytes that autograd keeps of the encoder's forward, on the meta device, for its backward; ValueError for an
     encoder whose forward looks at values."""
-    sizes, own = dict[int, int](), {weight.untyped_storage()._cdata for weight in encoder.parameters()}
-    alive = []  # so that no address is another's later
+    own = {weight.untyped_storage()._cdata for weight in encoder.parameters()}
+    storages: dict[int, Any] = {}  # themselves, so that no address is another's later
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        alive.append(x)
-        if (storage := x.untyped_storage())._cdata not in own:
-            sizes[storage._cdata] = storage.nbytes()
+        storage = x.untyped_storage()
+        storages[storage._cdata] = storage
         return x
 
     encoder.config.use_cache = True  # without a cache transformers looks whether texts are packed, at values
@@ -156,7 +155,7 @@ def kept(encoder: Any, texts: int, length: int) -> int:
     except (RuntimeError, TypeError, NotImplementedError) as error:
         kind = encoder.config.model_type
         raise ValueError(f"dry_run: the forward of a {kind!r} does not run without weights ({error})") from None
-    return sum(sizes.values())
+    return sum(storage.nbytes() for address, storage in storages.items() if address not in own)
 
 
 def check_fits(model: Model, train: bool = True) -> None:

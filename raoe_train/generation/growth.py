@@ -84,7 +84,7 @@ class Chain:
             self.reason = f"no room: a prompt of {len(near)} and {new} new tokens, the model has {limit} positions"
             self.finished = True
             return None
-        seed = int(digest([wish.seed, self.key, step, *[self.redrawn] * (self.redrawn > 0)])[:15], 16)
+        seed = int(digest([wish.seed, self.key, step, *filter(None, [self.redrawn])])[:15], 16)
         return Request(near, far, guidance, new, seed, not single and step < wish.steps, self.context)
 
     def take(self, answer: Answer) -> None:

@@ -130,14 +130,14 @@ def trainer_settings(training: Training, output: Path, *, device: str | None, ha
         given["bf16"] = multiplies_bfloat16(use_cpu)
     # a number of steps says when
     when = given.get("eval_strategy") or ("no" if not has_dev else "steps" if "eval_steps" in given else "epoch")
+    each_evaluation = "epoch" if when == "no" else when  # so that the best model is one that was kept
     made = {
         "output_dir": str(output / CHECKPOINTS),
         "logging_nan_inf_filter": False,  # training stops there; see raoe_train.training.callbacks
         "run_name": output.name or None,  # what trackers call it
         "disable_tqdm": not sys.stderr.isatty(),
         "eval_strategy": when,
-        # A checkpoint for each evaluation, so that the best model is one that was kept.
-        "save_strategy": "steps" if "save_steps" in given else when if when != "no" else "epoch",
+        "save_strategy": "steps" if "save_steps" in given else each_evaluation,
         "save_steps": given.get("eval_steps", 500),
         "load_best_model_at_end": has_dev and when != "no",
         "metric_for_best_model": DEV_METRIC if has_dev else None,

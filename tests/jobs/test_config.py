@@ -165,8 +165,9 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for 
 @pytest.mark.parametrize("job", ["train", "score"])
 def test_recipes_that_have_no_end(tmp_path, text, job):
     (tmp_path / "r.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())  # a byte order mark is right
-    with pytest.raises(ValueError, match=r"recursive YAML alias|more than 100,000 values"):
-        load(job, tmp_path / "r.yaml")
+    for layers in ((tmp_path / "r.yaml", None), (None, yaml.safe_load(text))):
+        with pytest.raises(ValueError, match=r"recursive YAML alias|more than 100,000 values"):
+            load(job, *layers)
 
 
 @pytest.mark.parametrize("name", shipped())

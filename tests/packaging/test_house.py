@@ -14,7 +14,7 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 581,
     "data": 1527,
-    "encoders": 1818,
+    "encoders": 1817,
     "evaluation": 1168,
     "generation": 906,
     "jobs": 1353,
