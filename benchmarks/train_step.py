@@ -1,4 +1,5 @@
-"""One training step on texts of real lengths: CoSENT, forward, backward and AdamW, float32, dropout as saved.
+"""One training step on texts of real lengths: CoSENT, forward, backward and AdamW, float32; dropout as saved on a CPU,
+none on a GPU.
 
 Lengths are drawn from benchmarks/token_lengths.json, histograms of MiniLM's tokens over the train rows of real data
 (python -m benchmarks.train_step DATA writes them anew); the tokens themselves are random, so no text is there twice.
@@ -41,9 +42,10 @@ TESTS = ["tests/losses/test_by_length.py"]
 
 
 def cases(pairs: int, device: str) -> Iterator[Case]:
-    models = {"MiniLM": minilm(device)[0]}
+    # packed texts have no dropout of attention weights
+    models = {"MiniLM": encoder(device, {**MINILM, "dropout": 0.0}) if device == "cuda" else minilm(device)[0]}
     if pairs == 64 or device == "cuda":
-        models["BERT-base"] = encoder(device, BASE)
+        models["BERT-base"] = encoder(device, {**BASE, "dropout": 0.0} if device == "cuda" else BASE)
     for name, model in models.items():
         few = device == "cpu" and (pairs not in (64, 512) or name != "MiniLM")
         for source in [*SOURCES][: 2 if few else None]:
@@ -63,10 +65,14 @@ def case(source: str, name: str, model: Any, pairs: int, device: str) -> Case:
     ideal = [rows_of(each, device) for each in (shape[:pairs], shape[pairs:])]
     st, cached = "sentence-transformers", {"mini_batch_num_tokens": TOKENS}
     by_length, plain = ours.ByLength(theirs.CoSENTLoss(model)), theirs.CoSENTLoss(model)
+    one_row = ours.ByLength(theirs.CoSENTLoss(model), packed=True), features, score
+    packed = {"packed": one_row, "packed, bf16": one_row, f"{st}, bf16": (plain, features, score)}
+    packed = packed if device == "cuda" else {}
     mnrl = theirs.CachedMultipleNegativesRankingLoss(model, **cached)
     losses: dict[str, tuple[Any, Any, Any]] = {
         "by length": (by_length, features, score),
         "by length, bf16": (by_length, features, score),
+        **packed,
         f"by length, {TOKENS:,} tokens at a time": (ours.ByLength(ours.CoSENTLoss(model, **cached)), features, score),
         f"{st}": (plain, features, score),
         f"{st}, {TOKENS:,} tokens at a time": (mnrl, features, None),

@@ -30,10 +30,11 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
         seed: of the bootstrap over lists.
 
     Returns:
-        - "chains": number of lists; "neighbours": pairs x_i, x_i+1, i >= 1.
-        - "descending": the share of neighbours of which the first is the more similar one to the source, as Table 5
-          marks them; 0.5 for sentences in no order. The source itself, nearest to itself, is in no pair; equal
-          similarities, as a repeated sentence has, do not descend. None without neighbours.
+        - "chains": number of lists; "neighbours": pairs x_i, x_i+1, i >= 1; "repeated": the share of them whose
+          embeddings are equal, as those of one sentence written twice.
+        - "descending": the share of the other neighbours of which the first is the more similar one to the source, as
+          Table 5 marks them; 0.5 for sentences in no order. The source itself, nearest to itself, is in no pair.
+          None without such neighbours.
         - "interval": [lowest, highest], 95 %, whole lists resampled.
         - "similarity": [length][length], the mean cosine of x_i and x_j over lists that have both (Figure 1), NaN for
           places that no list has.
@@ -41,16 +42,22 @@ def drift(lists: Sequence[np.ndarray], length: int, seed: int = 0) -> dict[str, 
         - "to_source": [length], the mean cosine of the source and x_i.
     """
     cosines = np.full((len(lists), length, length), np.nan)
-    for all_of, embeddings in zip(cosines, lists, strict=True):
+    repeated = np.zeros((len(lists), max(length - 2, 0)), dtype=bool)
+    for square, again, embeddings in zip(cosines, repeated, lists, strict=True):
         unit = embeddings[:length].astype(np.float64)
-        all_of[: len(unit), : len(unit)] = unit @ unit.T
+        square[: len(unit), : len(unit)] = unit @ unit.T
+        equal = (unit[1:-1] == unit[2:]).all(axis=1)
+        again[: len(equal)] = equal
     falls = np.diff(cosines[:, 0, 1:])
-    right, pairs = (falls < 0).sum(axis=1), np.isfinite(falls).sum(axis=1)
+    right = ((falls < 0) & ~repeated).sum(axis=1)
+    neighbours = int(np.isfinite(falls).sum())
+    pairs = (np.isfinite(falls) & ~repeated).sum(axis=1)
     total, count = np.nansum(cosines, axis=0), np.isfinite(cosines).sum(axis=0)
     shares = resample([right, pairs], lambda r, p, axis: _ratio(r.sum(axis), p.sum(axis)), RESAMPLES, seed)
     return {
         "chains": len(lists),
-        "neighbours": int(pairs.sum()),
+        "neighbours": neighbours,
+        "repeated": float(repeated.sum() / neighbours) if neighbours else None,
         "descending": float(right.sum() / pairs.sum()) if pairs.any() else None,
         "interval": [*interval(shares)] if pairs.any() else None,
         "similarity": _ratio(total, count).tolist(),
@@ -161,7 +168,7 @@ def _page(result: dict[str, Any]) -> list[str]:
 
     lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
     measured = [
-        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), *cosines(of["to_source"])]
+        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"]), *cosines(of["to_source"])]
         for label, of in found.items()
     ]
     lines = [
@@ -170,9 +177,10 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"Cosines by {cell(result['model'])}; the first {length} sentences of a chain, source included. Two different "
         f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
         "",
-        "Descending: of neighbours in a chain, behind the source, how many have the first nearer to the source than "
-        "the second (95 % interval, chains resampled). Half would be no order.",
-        *table(["file", "chains", "given up", "descending", *(f"cosine at {place}" for place in places)], measured),
+        "Descending: the share of neighbours in a chain, the source left out, of which the first is more similar to the "
+        "source than the second (95 % interval, chains resampled); half means no order. Neighbours that are equal are "
+        "not among them: their share is the next column.",
+        *table(["file", "chains", "given up", "descending", "repeated", *(f"cosine at {place}" for place in places)], measured),
     ]
     for label, reasons in given_up.items():
         if reasons:
@@ -195,8 +203,12 @@ def _sentence(case: Sequence[tuple[str, float]], place: int) -> str:
     return f"**{shown}**" if place and cosine >= case[place - 1][1] else shown
 
 
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
 def _share(drifted: dict[str, Any]) -> str:
     if drifted["descending"] is None:
         return "-"
     low, high = drifted["interval"]
-    return f"{100 * drifted['descending']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{_percent(drifted['descending'])} ({100 * low:.1f} to {100 * high:.1f})"

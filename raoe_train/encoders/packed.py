@@ -1,7 +1,7 @@
 """Texts side by side in one row without padding, attention keeping to each text: no flash-attn needed.
 
 `pack` makes sentence-transformers' own form of such a batch and has transformers call our attention, which goes by
-`cu_seq_lens_q` and gives batches with padding to SDPA. It has run on the CPU only.
+`cu_seq_lens_q` and gives batches with padding to SDPA.
 """
 
 import logging

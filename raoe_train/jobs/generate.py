@@ -165,7 +165,7 @@ def _write(grown: Any, lines: Lines, line: dict[str, Any], ours: int, waiting: i
 
 def _print(result: dict[str, Any]) -> None:
     output, run = result["output"], result["run"]
-    print(f"{result['chains']} chains of {result['sentences']} sentences -> {output}")
+    print(f"{result['chains']} chains, {result['sentences']} sentences in all -> {output}")
     for what, counts in ((f"failed, in {output}.failed.jsonl:", "failed_chains"), ("skipped rows:", "skipped")):
         if result[counts]:
             print(what, ", ".join(f"{count} {reason}" for reason, count in result[counts].items()))

@@ -25,19 +25,27 @@ def cos(degrees):
 
 
 def test_drift_by_hand():
-    found = drift([at(0, 10, 20, 15, 40), at(0, 30, 30)], length=6)
-    # 10 > 20 does, 20 > 15 does not, 15 > 40 does; 30 > 30 does not; the sources' own pairs do not count
-    assert (found["chains"], found["neighbours"], found["descending"]) == (2, 4, 0.5)
+    found = drift([at(0, 10, 20, 15, 40), at(0, 30, 30, 25)], length=6)
+    # 10, 20 descends, 20, 15 does not, 15, 40 does; 30, 30 is repeated; 30, 25 does not
+    assert (found["chains"], found["neighbours"], found["repeated"], found["descending"]) == (2, 5, 0.2, 0.5)
     # Of two chains drawn from two: the first twice (2 of 3), the second twice (0 of 1) or each once (2 of 4).
     assert found["interval"] == [0, pytest.approx(2 / 3)]
     np.testing.assert_allclose(
-        found["to_source"], [1, (cos(10) + cos(30)) / 2, (cos(20) + cos(30)) / 2, cos(15), cos(40), np.nan]
+        found["to_source"],
+        [1, (cos(10) + cos(30)) / 2, (cos(20) + cos(30)) / 2, (cos(15) + cos(25)) / 2, cos(40), np.nan],
     )
     assert found["similarity"][2][1] == pytest.approx((cos(10) + 1) / 2)
     assert found["similarity"][4][2] == pytest.approx(cos(20)) and np.isnan(found["similarity"][5]).all()
-    two_apart = [cos(20), cos(5), cos(20), cos(30)]
+    two_apart = [cos(20), cos(5), cos(20), cos(30), cos(5)]
     assert found["by_distance"][2] == pytest.approx(np.mean(two_apart))
     assert found["by_distance"][4] == pytest.approx(cos(40)) and np.isnan(found["by_distance"][5])
+
+
+def test_chains_of_one_sentence_again_and_again():
+    found = drift([at(0, 30, 30, 30)], length=4)
+    assert (found["repeated"], found["descending"], found["interval"]) == (1, None, None)
+    found = drift([at(0, 30, 30, 30), at(0, 10, 20)], length=4)  # some samples have no neighbours that differ
+    assert (found["repeated"], found["descending"], found["interval"]) == (pytest.approx(2 / 3), 1, [1, 1])
 
 
 def test_what_is_beyond_the_length_is_not_read():
