@@ -168,7 +168,8 @@ def _page(result: dict[str, Any]) -> list[str]:
 
     lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
     measured = [
-        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"]), *cosines(of["to_source"])]
+        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"])]
+        + cosines(of["to_source"])
         for label, of in found.items()
     ]
     lines = [
@@ -177,10 +178,13 @@ def _page(result: dict[str, Any]) -> list[str]:
         f"Cosines by {cell(result['model'])}; the first {length} sentences of a chain, source included. Two different "
         f"sources have a mean cosine of {number(result['unrelated'], 3)}.",
         "",
-        "Descending: the share of neighbours in a chain, the source left out, of which the first is more similar to the "
+        "Descending: the share of neighbours in a chain, without the source, of which the first is more similar to the "
         "source than the second (95 % interval, chains resampled); half means no order. Neighbours that are equal are "
         "not among them: their share is the next column.",
-        *table(["file", "chains", "given up", "descending", "repeated", *(f"cosine at {place}" for place in places)], measured),
+        *table(
+            ["file", "chains", "given up", "descending", "repeated", *(f"cosine at {place}" for place in places)],
+            measured,
+        ),
     ]
     for label, reasons in given_up.items():
         if reasons:

@@ -11,18 +11,14 @@ T = TypeVar("T")
 def rank_and_world() -> tuple[int, int]:
     """(number of this process, how many there are); (0, 1) for one that was started alone. ValueError where the
     environment's numbers do not fit together."""
-    rank, world = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    rank, world = from_environment("RANK", 0), from_environment("WORLD_SIZE", 1)
     if not 0 <= rank < world:
         raise ValueError(f"the environment says that this is process {rank} of {world} (RANK, WORLD_SIZE)")
     return rank, world
 
 
-def local_rank() -> int:
-    """Number of this process among those of its machine; 0 for one that was started alone."""
-    return _number("LOCAL_RANK", 0)
-
-
-def _number(name: str, default: int) -> int:
+def from_environment(name: str, default: int) -> int:
+    """A number that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK; the default for a process that was started alone."""
     value = os.environ.get(name) or default
     try:
         return int(value)

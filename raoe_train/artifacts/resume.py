@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,9 +105,11 @@ class Output:
             if self.folder:
                 if FINISHED in found:  # a kill while its files go leaves none that is finished
                     write_json(self.record, {**found, FINISHED: False})
-                for name in found.get(FILES, []):
-                    if Path(name).name == name:  # a path could lead elsewhere
-                        remove(self.path / name)
+                for path in (self.path / name for name in found.get(FILES, [])):
+                    if self.path in path.parent.resolve().joinpath(path.name).parents:  # a name could lead elsewhere
+                        remove(path)
+                        with suppress(OSError):  # folders that are not empty: the last is ours, with the record
+                            os.removedirs(path.parent)
             found = {SETTINGS: self.settings}
         write_json(self.record, {**found, FILES: [*dict.fromkeys([*found.get(FILES, []), *files])]})
 
@@ -115,7 +117,9 @@ class Output:
         """Write, and return, the record of an output that is whole: the result, the settings, versions. Unfinished work
         is removed."""
         found = {"output": self.given, **result, SETTINGS: self.settings, "versions": versions()}
-        write_json(self.record, {**found, FINISHED: True, FILES: read_json(self.record).get(FILES, [])})
+        names = read_json(self.record).get(FILES, [])  # of folders each file: a user's may lie beside it
+        files = [str(path.relative_to(self.path)) for name in names for path in _files(self.path / name)]
+        write_json(self.record, {**found, FINISHED: True, FILES: files})
         shutil.rmtree(self.all_parts, ignore_errors=True)
         return found
 
@@ -166,10 +170,18 @@ def replacing_model(output: Output) -> Iterator[Path]:
     yield saved
     found = sorted(saved.iterdir())
     output.begin(*(path.name for path in found))
-    for path in found:
-        remove(output.path / path.name)
-        path.replace(output.path / path.name)
-    saved.rmdir()
+    for path in _files(saved):
+        place = output.path / path.relative_to(saved)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    remove(saved)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files in a folder and its folders, links among them; of anything else itself."""
+    if path.is_symlink() or not path.is_dir():
+        return [path]
+    return [Path(root, name) for root, _, names in os.walk(path) for name in names]
 
 
 def remove(path: Path) -> None:
@@ -189,19 +201,9 @@ def different(old: Any, new: Any, where: str = "") -> list[str]:
     return [] if type(old) is type(new) and old == new else [where.rstrip(".") or "all"]
 
 
-def in_shards(
-    folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str
-) -> list[np.ndarray]:
-    """`make` of each run of `size` items, from `folder`, named for what they are made from, where it was made before.
-
-    Under torchrun each process makes its own share and waits for the others'. What a shard holds does not depend on how
-    many processes there are, so that a rerun may have more or fewer of them.
-    """
-    return gathered(share(folder, items, size, make, name))
-
-
 def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], np.ndarray], name: str) -> list[Path]:
-    """The files of all shards, see in_shards, of which this process's share is there and others may be missing."""
+    """Write this process's share of the shards: `make` of each run of `size` items, unless the shard exists. The paths
+    of all shards, for `gathered`. What a shard holds does not depend on how many processes there are."""
     rank, world = rank_and_world()
     paths = [folder / f"{number:06d}.npy" for number in range(-(-len(items) // size))]
     missing = [number for number in range(rank, len(paths), world) if not _sound(paths[number])]
@@ -214,12 +216,12 @@ def share(folder: Path, items: Sequence[Item], size: int, make: Callable[[Any], 
     return paths
 
 
-def gathered(paths: Sequence[Path]) -> list[np.ndarray]:
-    """The shards of all processes, which are waited for."""
+def gathered(paths: Sequence[Path]) -> np.ndarray:
+    """The shards of all processes, concatenated. Waits for those of the other processes."""
     for path in paths:
         while not _sound(path):
             time.sleep(POLL)
-    return [np.load(path) for path in paths]
+    return np.concatenate([np.load(path) for path in paths])
 
 
 def _sound(shard: Path) -> bool:

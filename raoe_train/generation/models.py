@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from raoe_train.artifacts.processes import local_rank
+from raoe_train.artifacts.processes import from_environment
 from raoe_train.encoders.preflight import check_device, four_bit, loading
 
 
@@ -65,7 +65,7 @@ def load_language_model(model: LanguageModel) -> Any:
 def default_device() -> str:
     """The best there is: of several GPUs the one of this process's number on the machine."""
     if torch.cuda.is_available():
-        return f"cuda:{local_rank() % torch.cuda.device_count()}"
+        return f"cuda:{from_environment('LOCAL_RANK', 0) % torch.cuda.device_count()}"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 

@@ -123,7 +123,7 @@ def similarities(lists: Sequence[Sequence[str]], teacher: FrozenEncoder, cache: 
         return np.concatenate(squares).astype(np.float32)
 
     folder = cache / digest(made_from)[:16]
-    flat = np.concatenate(resume.in_shards(folder, lists, size, cosines, f"teacher {teacher.name}"))
+    flat = resume.gathered(resume.share(folder, lists, size, cosines, f"teacher {teacher.name}"))
     ends = np.cumsum([len(texts) ** 2 for texts in lists])[:-1]
     return [part.reshape(len(texts), -1) for part, texts in zip(np.split(flat, ends), lists, strict=True)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from raoe_train.artifacts import resume
 from raoe_train.artifacts.provenance import digest
-from raoe_train.artifacts.resume import Lines, Output, different, in_shards, owned, replacing_model
+from raoe_train.artifacts.resume import Lines, Output, different, owned, replacing_model
 from raoe_train.cli import main
 
 SETTINGS = {"model": {"name": "m"}, "rows": None}
@@ -59,20 +59,34 @@ def test_what_is_not_ours_is_never_replaced(tmp_path, folder, overwrite):
 
 
 def test_overwriting_a_folder_removes_what_the_record_names(tmp_path):
-    old = finished(tmp_path / "out", folder=True)
+    old = Output(tmp_path / "out", SETTINGS, folder=True)
+    old.path.mkdir()
+    old.begin("../escape", "note", "link/theirs")
+    (tmp_path / "elsewhere").mkdir()
+    (old.path / "link").symlink_to(tmp_path / "elsewhere")
     with replacing_model(old) as saved:
-        (saved / "weights").touch()
-        (saved / "1_Pooling").mkdir()
-    old.begin("../escape", "note")
-    for name in ("../escape", "note", "mine.txt"):
+        for folder in ("1_Pooling", "2_Dense"):
+            (saved / folder / "deep").mkdir(parents=True)
+            (saved / folder / "deep" / "config.json").touch()
+    for name in ("../escape", "note", "link/theirs"):
+        (old.path / name).write_text("x")
+    old.finish({})
+    kept = ("mine.txt", "1_Pooling/mine.txt", "2_Dense/deep/mine.txt")
+    for name in kept:
         (old.path / name).write_text("x")
     new = Output(tmp_path / "out", OTHER, overwrite=True, folder=True)
     assert new.finished() is None and new.replaces and not old.replaces
     new.begin("b")
-    assert sorted(os.listdir(old.path)) == ["made_from.json", "mine.txt"] and (tmp_path / "escape").exists()
+    left = {str(path.relative_to(old.path)) for path in old.path.rglob("*") if path.is_file()}
+    assert left == {"made_from.json", *kept} and not (old.path / "1_Pooling/deep").exists()
+    assert (tmp_path / "escape").exists() and (tmp_path / "elsewhere/theirs").exists()
+    with replacing_model(new) as saved:  # a folder that also holds a user's file
+        (saved / "1_Pooling").mkdir()
+        (saved / "1_Pooling/config.json").touch()
+    assert sorted(os.listdir(old.path / "1_Pooling")) == ["config.json", "mine.txt"]
     assert not new.replaces and new.finished() is None  # begun, and not finished
     new.begin("c")  # on resuming nothing is forgotten
-    assert json.loads(new.record.read_text())["files"] == ["b", "c"]
+    assert json.loads(new.record.read_text())["files"] == ["b", "1_Pooling", "c"]
 
 
 def test_a_kill_while_old_files_go_leaves_nothing_that_is_finished(tmp_path, monkeypatch):
@@ -107,7 +121,7 @@ def squares(folder, items=range(10), made=None):
             made.append(list(run))
         return np.square(np.asarray(run))
 
-    return np.concatenate(in_shards(folder, items, 3, make, "squares")).tolist()
+    return resume.gathered(resume.share(folder, items, 3, make, "squares")).tolist()
 
 
 def test_shards_are_made_once_and_made_again_where_they_are_damaged(tmp_path, caplog):
@@ -131,7 +145,7 @@ def test_ranks_share_shards(tmp_path, monkeypatch):
     assert made == {"0": [0, 6], "1": [3, 9]}
     monkeypatch.setenv("RANK", "0")
     paths = [tmp_path / f"{number:06d}.npy" for number in range(4)]
-    assert np.concatenate(resume.gathered(paths)).tolist() == list(range(10))
+    assert resume.gathered(paths).tolist() == list(range(10))
 
 
 @pytest.fixture

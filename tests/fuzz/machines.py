@@ -65,7 +65,7 @@ def shards(folder: Path, rng: Random, steps: int) -> None:
         def make(rank: int, world: int) -> Callable[[], object]:
             def work() -> None:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
-                found = np.concatenate(resume.in_shards(folder / "parts", items, 3, np.square, "squares"))
+                found = resume.gathered(resume.share(folder / "parts", items, 3, np.square, "squares"))
                 assert found.tolist() == [n * n for n in range(len(items))]
 
             return work

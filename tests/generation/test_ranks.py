@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raoe_train.artifacts.processes import local_rank, on_rank_zero, rank_and_world
+from raoe_train.artifacts.processes import from_environment, on_rank_zero, rank_and_world
 from raoe_train.generation.models import default_device
 
 
@@ -39,9 +39,9 @@ def test_which_gpu_is_mine(monkeypatch):
     """Pretended: four GPUs, of which a process takes the one of its number on the machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert (local_rank(), default_device()) == (0, "cuda:0")
+    assert (from_environment("LOCAL_RANK", 0), default_device()) == (0, "cuda:0")
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert (local_rank(), default_device()) == (3, "cuda:3")
+    assert (from_environment("LOCAL_RANK", 0), default_device()) == (3, "cuda:3")
     monkeypatch.setenv("LOCAL_RANK", "5")  # more processes than GPUs
     assert default_device() == "cuda:1"
 

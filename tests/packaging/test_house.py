@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "raoe_train"
 # Lines of Python, docstrings included: today's. They only go down; raising one needs its reason in CHANGELOG.md.
 BUDGETS = {
-    "artifacts": 581,
+    "artifacts": 579,
     "data": 1527,
     "encoders": 1817,
     "evaluation": 1168,
