@@ -168,8 +168,10 @@ def _page(result: dict[str, Any]) -> list[str]:
 
     lost = {label: str(sum(reasons.values())) for label, reasons in given_up.items()}
     measured = [
-        [cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"])]
-        + cosines(of["to_source"])
+        [
+            *(cell(label), str(of["chains"]), lost.get(label, "-"), _share(of), _percent(of["repeated"])),
+            *cosines(of["to_source"]),
+        ]
         for label, of in found.items()
     ]
     lines = [
