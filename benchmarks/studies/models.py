@@ -60,17 +60,8 @@ def _download(wheels: dict[str, str], folder: Path) -> list[Path]:
     """The wheels, in the order of the requirements."""
     requirements = folder / "requirements.txt"
     requirements.write_text("".join(f"{wheel} --hash=sha256:{digest}\n" for wheel, digest in wheels.items()))
-    command = [
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-        "-r",
-        str(requirements),
-        "-d",
-        str(folder),
-    ]
+    command = ["pip", "download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder)]
+    command += ["--requirement", str(requirements)]
     found = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
     if found.returncode:
         raise OSError(f"pip cannot download {', '.join(wheels)}: {found.stderr.strip()}")
