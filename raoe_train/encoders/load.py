@@ -48,7 +48,7 @@ def load_encoder(
             a bare encoder to cls for ModernBERT (the RAOE paper's Table 5) and relatives of SimCSE by name, and else to
             mean, with a warning where it may be more than a language model.
         sentences: what the tokenizer of a model made from scratch is trained on.
-        seed: of the weights that are new: of a random model, an adapter, added layers.
+        seed: of the weights that are new: of a random model, an adapter.
         train: put the adapter of `lora` in; also where `lora` is among `settings`.
         settings: fields of raoe_train.encoders.settings.Model in place of the encoder's own.
 
@@ -68,7 +68,7 @@ def load_encoder(
         with preflight.loading(chosen.name), _seeded(seed):
             model = _load(chosen)
         if not (chosen.random_weights or chosen.load_in_4bit):
-            check_whole(model, chosen.name, chosen.added_layers, chosen.trust_remote_code)
+            check_whole(model, chosen.name, chosen.trust_remote_code)
     if isinstance(model[0], Transformer):
         if chosen.random_weights:
             _draw_weights(model, seed)
@@ -90,12 +90,12 @@ def load_encoder(
     return model
 
 
-def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) -> None:
+def check_whole(model: Any, name: str, foreign: bool = False) -> None:
     """ValueError for a SentenceTransformer with random weights, which its checkpoint does not have, or with a tokenizer
     that knows less than half of its words: where a tokenizer's file is missing, transformers makes an empty one.
 
-    The `added` last layers may be new, and so may a pooler, which no embedding is made of. A `foreign` class, whose
-    code may set weights after loading, gets a warning.
+    A pooler may be new: no embedding is made of it. A `foreign` class, whose code may set weights after loading, gets a
+    warning.
     """
     inner = model[0].model if isinstance(model[0], Transformer) else None
     if inner is None or getattr(inner.config, "base_model", None):  # an adapter over a base is checked as it is read
@@ -105,11 +105,10 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
     words, rows = len(model.tokenizer), inner.get_input_embeddings().weight.shape[0]
     if 2 * words < rows and not foreign:
         raise ValueError(f"{name} is not a whole encoder: its tokenizer has {words} words, its embeddings {rows}")
-    fresh = preflight.last_layers(getattr(inner.config, "num_hidden_layers", 0), added)
     # transformers marks what a checkpoint gave; weights that a device_map left on disk are on the meta device
     here = [(key, each) for key, each in inner.named_parameters() if not each.is_meta]
     random = [key for key, each in here if not getattr(each, "_is_hf_initialized", False)]
-    missing = [key for key in random if not key.startswith(fresh) and "lora_" not in key and "pooler." not in key]
+    missing = [key for key in random if "lora_" not in key and "pooler." not in key]
     if missing:
         listed = ", ".join(missing[:3])
         problem = f"{name} is not a whole encoder; of {len(missing)} weights it has none, and they are random: {listed}"
@@ -133,20 +132,12 @@ def _layers_left_out(folder: Path, inner: Any) -> list[str]:
 
 
 def _check(chosen: Model, train: bool) -> None:
-    layers, mode = chosen.bidirectional_layers, chosen.bidirectional_mode
     if not chosen.name:
         raise ValueError("model.name is missing: the encoder, by name or path")
-    if mode != "modify" and layers in (None, 0):
-        raise ValueError(f"model.bidirectional_mode {mode} needs model.bidirectional_layers")
-    if mode == "add" and layers == ALL:
-        raise ValueError("model.bidirectional_mode add puts new layers on top: say how many, not 'all'")
     if chosen.load_in_4bit and train and not chosen.lora:
         raise ValueError("4-bit weights are not trained: give model.lora, or load_in_4bit false")
-    if chosen.load_in_4bit and mode == "add":
-        raise ValueError("new layers cannot be made in 4 bits: use mode modify, or load_in_4bit false")
-    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or mode == "add" or chosen.training_head):
-        added = "lora, load_in_4bit, training_head and bidirectional_mode add"
-        raise ValueError(f"{added} are for a model that is there, not for scratch")
+    if chosen.name == SCRATCH and (chosen.lora or chosen.load_in_4bit or chosen.training_head):
+        raise ValueError("lora, load_in_4bit and training_head are for a model that is there, not for scratch")
     preflight.check_device(chosen.device)
 
 
@@ -203,18 +194,14 @@ def _takes_first(name: str, config: Any) -> bool:
 
 
 def _changes(chosen: Model) -> dict[str, Any]:
-    """Changes to the saved configuration: dropout, and new layers on top of a decoder."""
-    if chosen.dropout is None and not chosen.added_layers:
+    """Changes to the saved configuration: dropout."""
+    if chosen.dropout is None:
         return {}
-    base = AutoConfig.from_pretrained(**preflight.from_hub(chosen))
-    changes = preflight.new_layers(base, chosen)
-    if chosen.dropout is not None:
-        values = base.to_dict().items()
-        keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
-        if not keys:
-            raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
-        changes |= dict.fromkeys(keys, chosen.dropout)
-    return changes
+    values = AutoConfig.from_pretrained(**preflight.from_hub(chosen)).to_dict().items()
+    keys = [key for key, value in values if "dropout" in key and isinstance(value, (int, float))]
+    if not keys:
+        raise ValueError(f"model.dropout: {chosen.name} has no dropout to set")
+    return dict.fromkeys(keys, chosen.dropout)
 
 
 def _draw_weights(model: Any, seed: int) -> None:
@@ -230,7 +217,7 @@ def _draw_weights(model: Any, seed: int) -> None:
 def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     """Put a decoder into a BidirectionalModel where layers, 4 bits or an adapter, which it saves with its base's name,
     ask for it."""
-    layers, mode, inner = chosen.bidirectional_layers, chosen.bidirectional_mode, model[0].model
+    layers, inner = chosen.bidirectional_layers, model[0].model
     adapted = train and bool(chosen.lora)
     folder = Path(chosen.name).expanduser()  # an adapter may be loaded from elsewhere
     base = {
@@ -241,10 +228,10 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
     if isinstance(inner, BidirectionalModel):
         there = inner.config
         wanted = len(inner.decoder.layers) if layers == ALL else layers
-        if wanted is not None and (wanted, mode) != (there.bidirectional_layers, there.bidirectional_mode):
+        if wanted not in (None, there.bidirectional_layers):
             raise ValueError(
-                f"{chosen.name} has {there.bidirectional_layers} bidirectional layers, mode "
-                f"{there.bidirectional_mode}: leave model.bidirectional_layers out, or start from its base model"
+                f"{chosen.name} has {there.bidirectional_layers} bidirectional layers: leave "
+                "model.bidirectional_layers out, or start from its base model"
             )
         if adapted and not inner.has_adapter:
             there.update(base)
@@ -255,7 +242,7 @@ def _as_decoder(model: Any, chosen: Model, train: bool) -> None:
         if layers is None and not (kind in ARCHITECTURES and (chosen.load_in_4bit or adapted)):
             return
         count: Any = inner.config.num_hidden_layers if layers == ALL else layers or 0
-        model[0].model = BidirectionalModel.around(inner, count, mode, **base)
+        model[0].model = BidirectionalModel.around(inner, count, **base)
 
 
 def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
@@ -263,8 +250,7 @@ def _add_adapter(inner: Any, lora: dict[str, Any]) -> None:
         if lora:
             add_lora(inner, lora)
     elif lora or inner.has_adapter:
-        added = preflight.last_layers(len(inner.decoder.layers), len(inner.added_layers))
-        add_lora(inner.decoder, lora, leave=added)
+        add_lora(inner.decoder, lora)
 
 
 def _set_length(model: Any, chosen: Model) -> None:

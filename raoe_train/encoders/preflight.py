@@ -84,24 +84,6 @@ def config_of(encoder: Encoder) -> Any:
         return AutoConfig.from_pretrained(**from_hub(encoder))
 
 
-def new_layers(base: Any, model: Model) -> dict[str, Any]:
-    """Changes to a decoder's config by mode "add": layers on top, of the last one's kind."""
-    from raoe_train.encoders.bidirectional.configuration import BidirectionalConfig, check
-
-    if not model.added_layers or isinstance(base, BidirectionalConfig):  # which was saved with them
-        return {}
-    check(base, 0)
-    changes: dict[str, Any] = {"num_hidden_layers": base.num_hidden_layers + model.added_layers}
-    if kinds := getattr(base, "layer_types", None):
-        changes["layer_types"] = [*kinds, *[kinds[-1]] * model.added_layers]
-    return changes
-
-
-def last_layers(depth: int, count: int) -> tuple[str, ...]:
-    """How the names of the weights of a decoder's last `count` layers begin."""
-    return tuple(f"layers.{number}." for number in range(depth - count, depth))
-
-
 def without_weights(model: Model) -> Any:
     """An encoder on the meta device, with the adapter that it would train. OSError where there is no config."""
     from transformers import AutoModel
@@ -110,15 +92,12 @@ def without_weights(model: Model) -> Any:
     from raoe_train.encoders.scratch import add_lora
 
     config = config_of(model)
-    changes = new_layers(config, model)
     if isinstance(config, BidirectionalConfig):
         config = config.text_config
-    config.update(changes)
     with torch.device("meta"):
         encoder = AutoModel.from_config(config, trust_remote_code=model.trust_remote_code)
         if model.lora:
-            added = model.added_layers if changes else 0
-            add_lora(encoder, model.lora, leave=last_layers(config.num_hidden_layers, added))
+            add_lora(encoder, model.lora)
     return encoder
 
 

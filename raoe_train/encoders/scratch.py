@@ -1,8 +1,7 @@
 """New parts: a small BERT or Llama with its tokenizer, SimCSE's training head, LoRA adapters by peft."""
 
-import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -123,12 +122,11 @@ def drop_head(model: Any) -> None:
             del model._modules[name]
 
 
-def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ()) -> None:
+def add_lora(model: Any, settings: Mapping[str, Any]) -> None:
     """Freeze a transformers model and train a LoRA adapter in it, in float32; one that is there already is trained on.
 
     Args:
         settings: keys of peft.LoraConfig; all linear layers have an adapter unless target_modules says which.
-        leave: beginnings of names of modules that get no adapter and are trained themselves.
     """
     from peft import LoraConfig, TaskType, prepare_model_for_kbit_training
 
@@ -149,10 +147,8 @@ def add_lora(model: Any, settings: Mapping[str, Any], leave: Sequence[str] = ())
             prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         else:
             model.requires_grad_(False)
-        if leave:
-            config.exclude_modules = f"({'|'.join(map(re.escape, leave))}).*"
         model.add_adapter(config)
     for name, parameter in model.named_parameters():
-        if "lora_" in name or name.startswith(tuple(leave)):
+        if "lora_" in name:
             parameter.requires_grad_(True)
             parameter.data = parameter.data.to(torch.float32)

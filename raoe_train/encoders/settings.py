@@ -89,7 +89,6 @@ class Model(Encoder):
         attention: attention implementation; by default as transformers chooses
         device_map: device_map of transformers; auto spreads the model over all GPUs
         bidirectional_layers: number of last layers of a decoder that attend in both directions, or all
-        bidirectional_mode: modify lifts the causal mask of existing layers, add puts new layers on top
         load_in_4bit: load the weights of a decoder in 4 bits (NF4 of QLoRA); needs a GPU to be fast
         lora: train a LoRA adapter with these keys of peft.LoraConfig
         training_head: SimCSE's linear layer and tanh over the embedding, in training only
@@ -103,16 +102,10 @@ class Model(Encoder):
     attention: str | None = None
     device_map: str | None = None
     bidirectional_layers: NonNegativeInt | Literal["all"] | None = None
-    bidirectional_mode: Literal["modify", "add"] = "modify"
     load_in_4bit: bool = False
     lora: dict[str, Any] = field(default_factory=dict)
     training_head: bool = False
     scratch: Scratch | None = None
-
-    @property
-    def added_layers(self) -> int:
-        """Layers that mode "add" puts on top."""
-        return int(self.bidirectional_layers or 0) if self.bidirectional_mode == "add" else 0
 
 
 def as_model(encoder: Encoder | str, **changes: Any) -> Model:

@@ -39,7 +39,7 @@ def check(config: CheckConfig) -> dict[str, Any]:
     And which way its layers look.
 
     Returns:
-        {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "mode", "seen"},
+        {"differences": {name: float}, "tolerance", "failed": [names], "bidirectional": {"layers", "seen"},
         "model", "versions"}. A difference is the largest one between normalised embeddings of the same sentence, alone
         and in a batch. "seen" is whether a token's state depends on later tokens; it fails where the model says
         otherwise. Errors are those of load_encoder.
@@ -57,9 +57,9 @@ def check_encoder(model: Any) -> dict[str, Any]:
 
     inner, tokenizer = model[0].model, model.tokenizer
     dtype = str(next(inner.parameters()).dtype).removeprefix("torch.")
-    layers, mode, sides = None, None, [tokenizer.padding_side]
+    layers, sides = None, [tokenizer.padding_side]
     if isinstance(inner, BidirectionalModel):
-        layers, mode = inner.config.bidirectional_layers, inner.config.bidirectional_mode
+        layers = inner.config.bidirectional_layers
         # positions of these decoders are relative: they are to work with padding on either side
         sides = ["right", "left"]
     looks_ahead = _sees_later_tokens(model)
@@ -81,7 +81,7 @@ def check_encoder(model: Any) -> dict[str, Any]:
         "differences": differences,
         "tolerance": tolerance,
         "failed": failed,
-        "bidirectional": {"layers": layers, "mode": mode, "seen": looks_ahead},
+        "bidirectional": {"layers": layers, "seen": looks_ahead},
     }
 
 
@@ -109,6 +109,6 @@ def _table(result: dict[str, Any]) -> str:
     lines += [f"  {name:<28} {value:.1e}" for name, value in result["differences"].items()]
     found = result["bidirectional"]
     looks = "depend" if found["seen"] else "do not depend"
-    said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}, mode {found['mode']}"
+    said = "" if found["layers"] is None else f"; bidirectional layers: {found['layers']}"
     lines += [f"  states {looks} on later tokens{said}", f"failed: {', '.join(result['failed']) or 'none'}"]
     return "\n".join(lines)

@@ -34,10 +34,8 @@ LORA = {"r": 4, "lora_alpha": 8}
 KINDS = {
     "full": {"bidirectional_layers": 1},
     "two": {"bidirectional_layers": 2, "pooling": "last"},
-    "add": {"bidirectional_layers": 1, "bidirectional_mode": "add"},
     "lora": {"bidirectional_layers": 1, "lora": LORA},
     "lora-causal": {"lora": LORA},
-    "lora-add": {"bidirectional_layers": 1, "bidirectional_mode": "add", "lora": LORA},
     "qlora": {"bidirectional_layers": 1, "lora": LORA, "load_in_4bit": True},
 }
 LOAD = """
@@ -142,7 +140,7 @@ def test_the_check_fails_where_it_should(saved, capsys):
     assert found["failed"] == ["bidirectional"]
 
 
-@pytest.mark.parametrize("name", ["lora", "lora-causal", "lora-add"])
+@pytest.mark.parametrize("name", ["lora", "lora-causal"])
 def test_merging_leaves_plain_weights_with_the_same_embeddings(saved, tmp_path, name):
     folder, made = saved
     result = run("export", **{"model.name": str(folder / name), "merge": True, "output": str(tmp_path / "merged")})
@@ -257,7 +255,7 @@ def test_the_bellm_recipe_trains_qlora(tmp_path, caplog, monkeypatch):
     assert metrics["steps"] == 6 and metrics["pairs"] == {"nli": 24} and enabled == [{"use_reentrant": False}]
     assert "best model" not in caplog.text  # sentence-transformers only logs that it could not be loaded
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["bidirectional_layers"] == 1 and config["base_model"] == base
+    assert config["bidirectional_layers"] == 2 and config["base_model"] == base
     assert config["base_quantization"]["bnb_4bit_quant_type"] == "nf4"
     adapter = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert (adapter["r"], adapter["lora_alpha"], adapter["lora_dropout"]) == (32, 32, 0.1)
@@ -346,8 +344,6 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
     [
         ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
-        ({**KINDS["add"], "load_in_4bit": True, "lora": LORA}, "new layers cannot be made in 4 bits"),
         ({"prompt": "no place for it"}, "must have {text} once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
         ({"name": "scratch", "lora": LORA}, "for a model that is there, not for scratch"),

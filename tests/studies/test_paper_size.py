@@ -53,7 +53,7 @@ def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
     assert (found["trained"] < found["parameters"]) is ("7b" in recipe or "bellm" in recipe)
 
 
-SWEEPS = {"raoe-ablation": 51, "bellm-study": 6, "ranking-study": 19, "efficiency": 5, "margins": 144}
+SWEEPS = {"raoe-ablation": 51, "bellm-study": 5, "ranking-study": 19, "efficiency": 5, "margins": 144}
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_missing_data_is_reported_before_anything_is_prepared(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("study", "only", "model"),
     [
-        ("bellm-study", ["last-seed42", "add-seed42"], LLAMA),
+        ("bellm-study", ["last-seed42", "causal-seed42"], LLAMA),
         ("ranking-study", ["minilm-seed42", "weak-name-qiyuw_pcl-bert-base-uncased-seed42"], BERTS[2]),
         ("margins", ["sst2-minilm-triplet-margin-0.1-name-intfloat_e5-small-v2-seed42"], None),
     ],

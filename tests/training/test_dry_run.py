@@ -1,7 +1,6 @@
 """What a run would take: of a small BERT of which there is a config and a tokenizer, and no weights."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +8,6 @@ from transformers import BertConfig, BertModel
 
 from raoe_train import run
 from raoe_train.encoders import preflight as sizes
-from raoe_train.encoders.load import load_encoder
-from raoe_train.encoders.settings import Model
-from tests.decoders import saved_decoder
 from tests.tiny import SENTENCES, tiny_encoder
 
 SIZES = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24, vocab_size=120)
@@ -115,12 +111,3 @@ def test_an_older_folder_of_sentence_transformers(asked, tmp_path):
     (tmp_path / "old" / "0_Transformer").symlink_to(asked["model"]["name"])
     older = {**asked["model"], "name": str(tmp_path / "old")}
     assert run("train", **{**asked, "model": older}) == run("train", **asked)
-
-
-def test_new_layers_are_counted_once(tmp_path):
-    base = Model(name=saved_decoder(tmp_path), device="cpu", bidirectional_mode="add", bidirectional_layers=2)
-    encoder = load_encoder(base, train=True)
-    encoder.save_pretrained(str(tmp_path / "saved"), create_model_card=False)
-    parameters = sum(weight.numel() for weight in encoder.parameters())
-    for model in (base, replace(base, name=str(tmp_path / "saved"))):
-        assert sizes.sizes(sizes.without_weights(model))[0] == parameters

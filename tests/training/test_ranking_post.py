@@ -324,7 +324,7 @@ def test_a_head_is_there_in_training_alone(tmp_path, encoders):
     expected = torch.tanh(below @ linear.weight.T + linear.bias)
     torch.testing.assert_close(headed.train()(dict(features))["sentence_embedding"], expected)
     assert torch.equal(load_encoder(encoders[0], training_head=True, train=True)[-1].linear.weight, linear.weight)
-    with pytest.raises(ValueError, match="training_head and bidirectional_mode add are for a model that is there"):
+    with pytest.raises(ValueError, match="training_head are for a model that is there"):
         load_encoder("scratch", sentences=SENTENCES, training_head=True)
 
     made = settings(tmp_path, encoders, **{"model.training_head": True})

@@ -16,10 +16,8 @@ class BidirectionalConfig(PreTrainedConfig):
     """Configuration of a BidirectionalModel.
 
     Args:
-        text_config: the decoder's configuration; in mode "add" with the added layers counted in.
-        bidirectional_layers: how many of the last layers look both ways, 0 for none.
-        bidirectional_mode: "modify" lifts the causal mask of those layers (BeLLM's Section 3.2, Eq. 4). "add" has put
-            so many new bidirectional layers on top (the "addition" of its Table 4).
+        text_config: the decoder's configuration.
+        bidirectional_layers: number of last layers without a causal mask (BeLLM's Section 3.2, Eq. 4), 0 for none.
         base_model: name of the decoder that an adapter belongs to; None where the weights are all here.
         base_revision: its revision on the hub.
         base_quantization: how it was quantised, as keys of transformers.BitsAndBytesConfig.
@@ -33,7 +31,6 @@ class BidirectionalConfig(PreTrainedConfig):
         self,
         text_config: PreTrainedConfig | dict[str, Any] | None = None,
         bidirectional_layers: int = 1,
-        bidirectional_mode: str = "modify",
         base_model: str | None = None,
         base_revision: str | None = None,
         base_quantization: dict[str, Any] | None = None,
@@ -45,7 +42,6 @@ class BidirectionalConfig(PreTrainedConfig):
         self.text_config = CONFIG_MAPPING["llama"]() if text_config is None else text_config
         check(self.text_config, bidirectional_layers)
         self.bidirectional_layers = bidirectional_layers
-        self.bidirectional_mode = bidirectional_mode
         self.base_model = base_model
         self.base_revision = base_revision
         self.base_quantization = base_quantization

@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, BitsAndBytesConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
-from transformers.utils import cached_file
 
 from .configuration import BidirectionalConfig, windows
 
 ADAPTER = "adapter"  # folder of a LoRA adapter, in peft's format, beside the configuration
-ADDED = "added.safetensors"  # in it: the layers of mode "add", which no base model has
 PACKED = "raoe_packed"  # SDPA, but texts side by side in one row keep apart: raoe_train/encoders/packed.py
 HUB = ("cache_dir", "token", "local_files_only")
 ATTENTION = ("eager", "sdpa", "flex_attention")
@@ -58,9 +55,9 @@ class BidirectionalModel(PreTrainedModel):
             self.post_init()
 
     @classmethod
-    def around(cls, decoder: PreTrainedModel, layers: int, mode: str = "modify", **base: Any) -> "BidirectionalModel":
-        """The model of a decoder, which in mode "add" has its new layers already; `base` as in BidirectionalConfig."""
-        return cls(BidirectionalConfig(decoder.config, layers, mode, **base), decoder)
+    def around(cls, decoder: PreTrainedModel, layers: int, **base: Any) -> "BidirectionalModel":
+        """The model of a decoder; `base` as in BidirectionalConfig."""
+        return cls(BidirectionalConfig(decoder.config, layers, **base), decoder)
 
     def forward(
         self,
@@ -125,12 +122,6 @@ class BidirectionalModel(PreTrainedModel):
     def has_adapter(self) -> bool:
         return bool(getattr(self.decoder, "_hf_peft_config_loaded", False))
 
-    @property
-    def added_layers(self) -> Any:
-        """The new layers of mode "add"; empty in the others."""
-        new = self.config.bidirectional_layers if self.config.bidirectional_mode == "add" else 0
-        return self.decoder.layers[len(self.decoder.layers) - new :]
-
     @classmethod
     def from_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         cls, pretrained_model_name_or_path: str | os.PathLike[str], *args: Any, config: Any = None, **kwargs: Any
@@ -160,8 +151,6 @@ class BidirectionalModel(PreTrainedModel):
         name, model = str(pretrained_model_name_or_path), cls._on_base(config, hub | options)
         folder = os.path.join(where.pop("subfolder", "") or "", ADAPTER)
         at = {"subfolder": folder, **{key: value for key, value in (hub | where).items() if value is not None}}
-        if len(model.added_layers):
-            model.added_layers.load_state_dict(load_file(str(cached_file(name, ADDED, **at))))
         if merge:
             from peft import PeftModel
 
@@ -187,7 +176,7 @@ class BidirectionalModel(PreTrainedModel):
     def save_pretrained(  # type: ignore[override]  # its own arguments are among kwargs
         self, save_directory: str | os.PathLike[str], **kwargs: Any
     ) -> None:
-        """transformers' save_pretrained; with an adapter, only that, the added layers and the configuration."""
+        """transformers' save_pretrained; with an adapter, only that and the configuration."""
         if not self.has_adapter:
             if self.is_quantised:
                 raise ValueError("a quantised decoder without an adapter has nothing of its own to save")
@@ -202,9 +191,6 @@ class BidirectionalModel(PreTrainedModel):
         custom_object_save(self, folder, config=self.config)  # type: ignore[arg-type]
         self.config.save_pretrained(folder)
         self.decoder.save_pretrained(folder / ADAPTER)
-        if len(self.added_layers):
-            state = {key: value.contiguous() for key, value in self.added_layers.state_dict().items()}
-            save_file(state, folder / ADAPTER / ADDED, metadata={"format": "pt"})
 
     def _masks(self, given: Tensor, padding: Tensor | None) -> dict[Any, Any]:
         """By window, the mask of the layers with it."""
