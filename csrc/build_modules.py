@@ -8,7 +8,8 @@ and <op>/*_cuda.cu, plus its bindings_cpu.cpp or bindings_cuda.cpp: adding an op
 Environment:
     RAOE_KERNELS_BUILD        auto (the default): build what the tools found here can; none; cpu; cuda: both modules.
                               cpu and cuda are explicit wishes: whatever hinders them is an error.
-    RAOE_KERNELS_CUDA_ARCHS   instead of those of "75,80,90,100" that nvcc knows
+    RAOE_KERNELS_CUDA_ARCHS   GPUs to compile for, such as "80,90"; the default is the GPUs of this machine, or "all",
+                              those of 75, 80, 90 and 100 that nvcc knows, where nvidia-smi shows none
     RAOE_KERNELS_WERROR       1: a warning is an error
     RAOE_KERNELS_CACHE        where compiled objects are kept, instead of ~/.cache/raoe_kernels
     MAX_JOBS, CXX, CXXFLAGS, LDFLAGS, CUDA_HOME as everywhere; without CUDA_HOME, nvcc on PATH or in /usr/local/cuda
@@ -147,9 +148,11 @@ def _sources(kind: str) -> tuple[Path, list[Path]]:
 def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], list[str]]:
     """Those architectures that this nvcc knows, and its flags; PTX of the newest serves GPUs that come later."""
     known = {int(number) for number in re.findall(r"compute_(\d+)\b", _output([compiler, "--list-gpu-arch"]))}
-    wish = environ.get("RAOE_KERNELS_CUDA_ARCHS")
+    wish = environ.get("RAOE_KERNELS_CUDA_ARCHS", "").strip()
+    here = [] if wish else _gpus()
+    wish = "" if wish == "all" else wish
     try:
-        archs = sorted(map(int, re.split(r"[\s,;]+", wish.strip()))) if wish else list(CUDA_ARCHS)
+        archs = sorted(map(int, re.split(r"[\s,;]+", wish))) if wish else here or list(CUDA_ARCHS)
     except ValueError:
         raise BuildError(f'RAOE_KERNELS_CUDA_ARCHS must be numbers such as "80,90", got {wish!r}') from None
     unknown = [arch for arch in archs if arch not in known]
@@ -158,6 +161,15 @@ def _arch_flags(compiler: str, environ: Mapping[str, str]) -> tuple[list[int], l
     archs = [arch for arch in archs if arch in known] or [max(known)]
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
     return archs, [*flags, f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}"]
+
+
+def _gpus() -> list[int]:
+    """Architectures of this machine's GPUs: 90 for sm_90."""
+    try:
+        found = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    except BuildError:
+        return []
+    return sorted({int(major + minor) for major, minor in re.findall(r"^(\d+)\.(\d)$", found, re.MULTILINE)})
 
 
 def _output(command: list[str]) -> str:
@@ -265,6 +277,8 @@ class _Module:
             kernel_identity = [*identity, release, *cuda_flags, *passed, *more]
             # nvcc knows where its toolkit keeps the static runtime, which is why no CUDA is needed to import.
             self.linker = [cuda, "-cudart", "static", *host]
+            names = ", ".join(f"sm_{arch}" for arch in archs)
+            print(f"compiling {len(sources)} CUDA files for {names}: minutes, unless they are cached", flush=True)
         self.objects: list[Future[Path]] = [
             pool.submit(_object, cache, source, kernel, kernel_identity) for source in sources
         ]

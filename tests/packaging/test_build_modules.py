@@ -89,9 +89,23 @@ def test_a_launcher_before_the_compiler(build, tools, tmp_path):
 @pytest.mark.parametrize(("knows", "archs"), [("75 80 90 100 120", [75, 80, 90, 100]), ("80 90", [80, 90])])
 def test_architectures_that_nvcc_knows(build, tools, monkeypatch, knows, archs):
     monkeypatch.setenv("TOOLS_ARCHS", knows)
-    found, flags = build._arch_flags("nvcc", {})
-    assert found == archs and flags[-1].endswith(f"code=compute_{archs[-1]}")
+    found, flags = build._arch_flags("nvcc", {})  # no GPU here
+    assert found == archs == build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "all"})[0]
+    assert flags[-1].endswith(f"code=compute_{archs[-1]}")
     assert f"-gencode=arch=compute_{archs[0]},code=sm_{archs[0]}" in flags
+
+
+def test_the_gpus_of_this_machine_are_the_default(build, tools, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLS_ARCHS", "75 80 90 100 120")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nprintf '9.0\\n12.0\\n9.0\\n'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert build._arch_flags("nvcc", {})[0] == [90, 120]
+    assert build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "80"})[0] == [80]
+    assert build._arch_flags("nvcc", {"RAOE_KERNELS_CUDA_ARCHS": "all"})[0] == [75, 80, 90, 100]
+    smi.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
+    assert build._arch_flags("nvcc", {})[0] == [75, 80, 90, 100]
 
 
 def test_the_old_module_stays_until_the_new_one_is_whole(build, tools, tmp_path, monkeypatch):

@@ -66,7 +66,8 @@ def build(source: Path, wheels: Path, wish: str, **environ: str) -> Path:
     """The wheel of a checkout or an sdist with the compiled modules of that wish (RAOE_KERNELS_BUILD)."""
     with tempfile.TemporaryDirectory() as alone:
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", alone, source]
-        sh(command, cwd=alone, RAOE_KERNELS_BUILD=wish, **environ)
+        archs = os.environ.get("RAOE_KERNELS_CUDA_ARCHS", "all")  # not only of the GPUs here
+        sh(command, cwd=alone, RAOE_KERNELS_BUILD=wish, RAOE_KERNELS_CUDA_ARCHS=archs, **environ)
         (wheel,) = Path(alone).glob("*.whl")
         return Path(shutil.move(wheel, wheels / wheel.name))
 
