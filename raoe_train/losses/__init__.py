@@ -19,7 +19,6 @@ from raoe_train.losses.base import CachedLoss, Loss
 from raoe_train.losses.by_length import ByLength
 from raoe_train.losses.distillation import (
     ListMLELoss,
-    RankCSELoss,
     RankDistillationLoss,
     SimilarityDistillationLoss,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "PairLoss",
     "PearsonLoss",
     "RAOELoss",
-    "RankCSELoss",
     "RankDistillationLoss",
     "RankMarginLoss",
     "SigmoidLoss",

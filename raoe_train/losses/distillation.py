@@ -1,6 +1,5 @@
 """Distillation from a teacher: its similarities, or how it ranks the texts of a batch or of given lists."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -11,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from raoe_kernels import list_mle_loss, pairwise_cosine
-from raoe_train.config import NonNegativeFloat, PositiveFloat
-from raoe_train.losses.base import CachedLoss, from_zero
+from raoe_train.config import PositiveFloat
+from raoe_train.losses.base import CachedLoss
 from raoe_train.losses.gathering import gather_rows
 from raoe_train.losses.reads import LISTS, PAIRS_WITH_TEXTS
 
@@ -90,48 +89,6 @@ class RankDistillationLoss(DistillationLoss):
     def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
         a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
         return list_mle_loss(a @ b.T, teacher_a @ teacher_b.T, scale=self.scale)
-
-
-class RankCSELoss(DistillationLoss):
-    """RankCSE (Liu et al. 2023, section 3): of two columns a and b, the same sentences under two draws of dropout,
-
-    - InfoNCE: each a finds its b among the batch's,
-    - consistency: the Jensen-Shannon divergence of the choices that a_i makes among all b, and b_i among all a,
-    - the teacher's ranking of all b for each a, by ListMLE.
-
-    All over the student's B x B cosines times `scale`. ListMLE is the mean over a row's places, as in the published
-    reproduction (perceptiveshawty/RankCSE), of which the diagonal is a place like the others, too. A row with one text
-    twice gives the two views, with batches by length as well.
-
-    Args:
-        model, embed, scale, cached: see DistillationLoss; a scale of 20 is its temperatures of 0.05.
-        consistency_weight: weight of the consistency, from 0.
-        distillation_weight: weight of the teacher's ranking, from 0.
-    """
-
-    def __init__(
-        self,
-        model: SentenceTransformer,
-        embed: Embed,
-        scale: PositiveFloat = 20.0,
-        *,
-        consistency_weight: NonNegativeFloat = 1.0,
-        distillation_weight: NonNegativeFloat = 1.0,
-        **cached: Any,
-    ) -> None:
-        super().__init__(model, embed, scale, **cached)
-        from_zero(consistency_weight=consistency_weight, distillation_weight=distillation_weight)
-        self.consistency_weight = consistency_weight
-        self.distillation_weight = distillation_weight
-
-    def of_pairs(self, a: Tensor, b: Tensor, teacher_a: Tensor, teacher_b: Tensor) -> Tensor:
-        a, b, teacher_a, teacher_b = (nn.functional.normalize(each, dim=1) for each in (a, b, teacher_a, teacher_b))
-        cosines, teacher = a @ b.T, teacher_a @ teacher_b.T
-        p, q = (self.scale * cosines).log_softmax(1), (self.scale * cosines.T).log_softmax(1)
-        middle = torch.logaddexp(p, q) - math.log(2)
-        divergence = (p.exp() * (p - middle) + q.exp() * (q - middle)).sum(1).mean() / 2
-        ranking = list_mle_loss(cosines, teacher, scale=self.scale) / len(a)
-        return self.consistency_weight * divergence + self.distillation_weight * ranking - p.diagonal().mean()
 
 
 class ListMLELoss(CachedLoss):

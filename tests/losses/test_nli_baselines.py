@@ -21,7 +21,6 @@ from raoe_train.jobs import train as training
 from raoe_train.losses import (
     AnglEContrastiveLoss,
     InfoNCELoss,
-    RankCSELoss,
     RankDistillationLoss,
     SimilarityDistillationLoss,
     SoftmaxLoss,
@@ -215,39 +214,12 @@ def test_rank_distillation_by_hand():
         assert float(found) == pytest.approx(expected(orders), abs=1e-6)
 
 
-def test_rankcse_by_hand():
-    """Its three parts row by row: InfoNCE, Jensen and Shannon's divergence of both views' choices, the ranking."""
-    student, scale, texts = [at(0, 30), at(10, 80)], 4.0, [["0", "50"], ["10", "20"]]
-    cosine = [[math.cos(math.radians(x - y)) for y in (10, 80)] for x in (0, 30)]
-    asked = [[math.cos(math.radians(x - y)) for y in (10, 20)] for x in (0, 50)]
-
-    def chosen(row):
-        return [math.exp(scale * value) / sum(math.exp(scale * other) for other in row) for value in row]
-
-    def divergence(p, q):
-        halves = [(x + y) / 2 for x, y in zip(p, q, strict=True)]
-        return sum(x * math.log(x / half) / 2 for each in (p, q) for x, half in zip(each, halves, strict=True))
-
-    contrast = apart = ranking = 0.0
-    for number, (row, column, teacher) in enumerate(zip(cosine, zip(*cosine, strict=True), asked, strict=True)):
-        p, q = chosen(row), chosen(column)
-        contrast -= math.log(p[number]) / 2
-        apart += divergence(p, q) / 2
-        # the teacher's first of two, over two rows and two places
-        ranking -= math.log(p[teacher.index(max(teacher))]) / 4
-    for weights in ((1.0, 1.0), (0.5, 0.25), (0.0, 0.0)):
-        keys = dict(zip(("consistency_weight", "distillation_weight"), weights, strict=True))
-        loss = RankCSELoss(None, plane, scale=scale, **keys)
-        found = loss.compute_loss_from_embeddings(student, {"texts": texts})
-        assert float(found) == pytest.approx(contrast + weights[0] * apart + weights[1] * ranking, abs=1e-6)
-
-
 def by_length(texts):
     """A teacher that anybody can be: some numbers of a text."""
     return np.array([[len(text), text.count("a"), text.count("e") - 2] for text in texts], dtype=np.float32)
 
 
-@pytest.mark.parametrize("kind", [SimilarityDistillationLoss, RankDistillationLoss, RankCSELoss])
+@pytest.mark.parametrize("kind", [SimilarityDistillationLoss, RankDistillationLoss])
 def test_distillation_trains_the_student_alone(kind):
     """The same gradient in mini-batches; the teacher is no part of the module."""
     model = tiny_encoder()
@@ -272,8 +244,6 @@ def test_distillation_errors():
         loss.compute_loss_from_embeddings(pair, torch.zeros(2))
     with pytest.raises(ValueError, match="leave gather_across_devices false"):
         RankDistillationLoss(None, by_length, gather_across_devices=True)
-    with pytest.raises(ValueError, match="consistency_weight"):
-        RankCSELoss(None, by_length, consistency_weight=-1)
 
 
 def test_texts_stand_beside_tokens():

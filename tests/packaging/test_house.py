@@ -14,11 +14,11 @@ PACKAGE = ROOT / "raoe_train"
 BUDGETS = {
     "artifacts": 579,
     "data": 1527,
-    "encoders": 1817,
+    "encoders": 1753,
     "evaluation": 1168,
     "generation": 906,
     "jobs": 1353,
-    "losses": 1985,
+    "losses": 1940,
     "training": 1212,
     "the root": 653,
 }

@@ -59,8 +59,6 @@ def prepared(folder: Path) -> None:
     lists = [{"sentences": SENTENCES[place:] + SENTENCES[:place]} for place in range(len(SENTENCES))]
     write_rows(folder / "data/lists/ranking-sentences.jsonl.gz", ["sentences"], lists)
     texts = dict.fromkeys(row["sentence1"] for row in some)
-    twice = ["sentence1", "sentence2"]
-    write_rows(folder / "data/wiki1m.tsv", twice, [dict.fromkeys(twice, text) for text in texts])
     conditions = [{**row, "condition": "the place", "label": 1 + number % 5} for number, row in enumerate(some[:24])]
     write_rows(folder / "data/csts_train.csv", ["sentence1", "sentence2", "condition", "label"], conditions)
     for name in ("sst2-phrases", "headlines-split"):

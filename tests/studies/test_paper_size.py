@@ -32,7 +32,6 @@ RECIPES = {
     **dict.fromkeys(("raoe-s2", "raoe-s2-qwen2.5-7b"), "data/sts/stsb.jsonl.gz#train"),
     **dict.fromkeys(("simcse", "simcse-qwen2.5-7b", "sbert-softmax", "cosent", "angle", "bellm"), NLI),
     "ranking-post": "data/lists/ranking-sentences.jsonl.gz",
-    "rankcse": "data/wiki1m.tsv",
     "bellm-csts": "data/csts_train.csv",
     "margins": "out/mined/sst2-triplet.jsonl",
 }
@@ -44,7 +43,7 @@ TASKS = {"bellm-csts": ["data/csts_train.csv"]}  # its prompt has conditions
 def test_what_each_recipe_would_take(without_weights, monkeypatch, recipe):
     monkeypatch.chdir(without_weights)
     # these evaluate every so many steps
-    dev = "data/sts/stsb.jsonl.gz#dev" if recipe in ("ranking-post", "rankcse") else None
+    dev = "data/sts/stsb.jsonl.gz#dev" if recipe == "ranking-post" else None
     tasks = {"tasks": TASKS.get(recipe, ["stsb"])}
     asked = {"data": {"train": [RECIPES[recipe]], "dir": "data", "dev": dev}, "evaluation": tasks}
     asked |= {"model": {"name": BERTS[2]}} if recipe == "ranking-post" else {}
