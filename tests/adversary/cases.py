@@ -39,7 +39,8 @@ READS = {
     "train": "--data.train", "score": "--data.input", "mine": "--data.input",
     "evaluate": "--tasks", "encode": "--data.input", "generate": "--data.input",
 }  # fmt: skip
-WORDS = ("", "nan", "-1e999", "\ud800", "[1", "{}", "~/", "../../x", "-1", "0", "yes", "1e3", "x" * 5000, "\x00", "a=b")
+WORDS = ("", "nan", "-1e999", "\ud800", "[1", "{}", "~/", "../../x", "-1", "0", "yes", "1e3", "x" * 5000, "\x00", "a=b",
+         "null", "[]", "$(touch ran)", "9" * 30, " ", "*.tsv", "true")  # fmt: skip
 PAIR = '{"sentence1": "a", "sentence2": "b", "score": %s, "label": %s}\n'
 FILES = {
     "empty.tsv": b"",
