@@ -171,13 +171,13 @@ def test_merging_into_full_weights_what_was_trained_over_4_bits(saved, tmp_path)
 
 def test_what_export_refuses(saved, tmp_path):
     folder, _ = saved
-    with pytest.raises(ValueError, match="is an adapter: --merge"):
+    with pytest.raises(ValueError, match="is an adapter: add --merge"):
         run("export", **{"model.name": str(folder / "lora"), "output": str(tmp_path / "out")})
     with pytest.raises(ValueError, match="--output is missing"):
         run("export", **{"model.name": str(folder / "lora")})
     with pytest.raises(ValueError, match="was not written by raoe-train"):
         run("export", **{"model.name": str(folder / "full"), "output": str(folder / "lora")})
-    with pytest.raises(FileNotFoundError, match="no model of sentence-transformers"):
+    with pytest.raises(FileNotFoundError, match="no sentence-transformers model"):
         run("export", **{"model.name": str(tmp_path), "output": str(tmp_path / "out")})
 
 
@@ -199,7 +199,7 @@ def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, 
 
     refused(thesis, "was not written by raoe-train")
     refused(source.parent, "holds model.name")
-    refused(source / "1_Pooling" / "x", "lies in model.name")
+    refused(source / "1_Pooling" / "x", "lies inside the model model.name")
     with monkeypatch.context() as broken:
         broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         refused(old, "disk full", OSError)

@@ -81,7 +81,7 @@ def test_lists_that_are_text(tmp_path):
     with open(tmp_path / "rankingsentences_n:32.csv", "w", newline="") as file:
         csv.writer(file).writerows([["list_sent"], [str(["a", 'b "c"', "d's"])], ["['e', 'f', 'g']"]])
     asked = {"copies": str(tmp_path), "output": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match=r"ranking-sentences has 2 rows in .*, and 16063 were published"):
+    with pytest.raises(ValueError, match=r"ranking-sentences has 2 rows in .*, but 16063 were published"):
         rt.prepare(names=["ranking-sentences"], **asked)
     made = rt.prepare(names=["ranking-sentences"], **asked, counts=False)
     path = made["sets"]["ranking-sentences"]["output"]
@@ -105,7 +105,7 @@ def test_a_file_of_objects(tmp_path):
 
 def test_wrong_numbers_leave_nothing(copies, tmp_path, monkeypatch):
     asked = {"copies": str(copies), "output": str(tmp_path / "data")}
-    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, and 549367 were published \(https"):
+    with pytest.raises(ValueError, match=r"snli has 3 rows of train in .*copies, but 549367 were published \(https"):
         rt.prepare(names=["snli"], **asked)
     assert not list((tmp_path / "data" / "nli").glob("*.gz"))
     entry = {**public_sets(["snli"])["snli"], "counts": {"train": 3, "dev": 3, "test": 3}}
@@ -129,7 +129,7 @@ def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
 def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
     out = str(tmp_path / "data")
     for names, more, message in [
-        ([], {"output": out}, "names is empty"),
+        ([], {"output": out}, "--names is missing"),
         (["snli"], {}, "--output is missing"),
         (["snly"], {"output": out}, r"no public set is called 'snly' \(did you mean snli\?\); there are: raoe, bellm"),
         (["mr"], {"output": out, "copies": str(copies)}, "mr is on no hub that is known: get a folder of SentEval"),

@@ -281,7 +281,7 @@ def test_teachers():
     def resolved(names, options, **more):
         return resolve_teachers(ScoreConfig(teachers=names, teacher=options, **more))
 
-    with pytest.raises(ValueError, match=r"bring code of their own.*--trust_remote_code true says so"):
+    with pytest.raises(ValueError, match=r"run custom code.*allow it with --trust_remote_code true"):
         resolved([], {})
     paper = resolved([], {}, trust_remote_code=True)
     assert [teacher.name for teacher in paper] == ["Lajavaness/bilingual-embedding-large", "jinaai/jina-embeddings-v3"]
@@ -293,7 +293,7 @@ def test_teachers():
     for names in (["a"], ["a", "a"], ["a", "b", "c"]):
         with pytest.raises(ValueError, match="two different encoders"):
             resolved(names, {})
-    with pytest.raises(ValueError, match="not among the teachers"):
+    with pytest.raises(ValueError, match="is not one of the teachers a, b"):
         resolved(["a", "b"], {"c": {}})
     with pytest.raises(ValueError, match=r"unknown key teacher\.propmt \(did you mean teacher\.prompt\?\)"):
         resolved(["a", "b"], {"a": {"propmt": "x"}})
@@ -306,7 +306,7 @@ def test_a_folder_of_a_default_teachers_name_runs_nothing(pairs, tmp_path, monke
     (folder / "config.json").write_text('{"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}')
     (folder / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
     monkeypatch.chdir(tmp_path)
-    for trust, message in ((False, "bring code of their own"), (True, "is a folder here, and a name on the hub")):
+    for trust, message in ((False, "run custom code"), (True, "is a local folder and also a name on the hub")):
         with pytest.raises(ValueError, match=message):
             run("score", **{"data.input": str(pairs), "output": str(tmp_path / "out.tsv"), "trust_remote_code": trust})
     assert not (tmp_path / "ran").exists()
@@ -336,7 +336,7 @@ def test_wrong_input_shows_before_any_teacher_is_loaded(pairs, tmp_path):
         run(header)
     with pytest.raises(ValueError, match=r"line 1: a tsv file cannot hold \['x'\]"):
         run('{"sentence1": "a", "sentence2": "b", "extra": ["x"]}\n', name="in.jsonl")
-    with pytest.raises(ValueError, match=r"is data\.input, an input"):
+    with pytest.raises(ValueError, match=r"would overwrite the input data\.input"):
         run(header + "a\tb\n", output="in.tsv")
     with pytest.raises(ValueError, match="the suffix names no format"):
         run(header + "a\tb\n", output="out")

@@ -250,5 +250,5 @@ def test_recipe_keys(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             load("train", None, said)
-    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that GISTLoss learns from"):
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that GISTLoss learns"):
         run("train", None, **{"loss": "GISTLoss", "data.train": ["builtin-nli#train"]}, output=str(tmp_path / "out"))

@@ -304,7 +304,7 @@ def test_labels_that_are_left_out(tmp_path):
 
 
 def test_a_teacher_is_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"--teacher\.name is missing: the encoder that RankDistillationLoss learns"):
+    with pytest.raises(ValueError, match=r"--teacher\.name is missing: set it to the encoder that RankDist"):
         run("train", None, **{"loss": "RankDistillationLoss", "data.train": ["builtin#train"]}, output=str(tmp_path))
 
 

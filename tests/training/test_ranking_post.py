@@ -296,8 +296,8 @@ def test_the_weak_encoder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, "CoSENTLoss asks no teacher: leave --teacher.name out"),
-        ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss reads no lists: leave"),
+        ({}, "CoSENTLoss does not use a teacher: remove --teacher.name"),
+        ({"teacher.name": None, "data.shuffle_lists": True}, "CoSENTLoss does not train on lists: remove"),
     ],
 )
 def test_what_a_loss_does_not_ask_is_an_error(tmp_path, encoders, changes, message):

@@ -188,7 +188,7 @@ def test_patience_stops_a_run_that_gets_no_better(tmp_path):
     ("changes", "message"),
     [
         ({"data.dev": None, "training.patience": 2}, "training.patience needs data.dev"),
-        ({"data.score_scale": [1, 2, 3]}, "data.score_scale takes 2 numbers"),
+        ({"data.score_scale": [1, 2, 3]}, "data.score_scale must have 2 numbers"),
         ({"training.output_dir": "x"}, r"unknown key training\.output_dir"),
         ({"model.pooling": "median"}, r"model.pooling must be one of mean, .*, last or null, got 'median'"),
         ({"model.name": "./nowhere"}, "no such model directory"),
