@@ -344,13 +344,13 @@ def test_qlora_over_a_merged_model(saved, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"load_in_4bit": True}, "4-bit weights are not trained: give model.lora"),
+        ({"load_in_4bit": True}, "4-bit weights cannot be trained: set model.lora"),
         ({"bidirectional_layers": 9}, "from 0 to 2, got 9"),
-        ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "say how many"),
-        ({**KINDS["add"], "load_in_4bit": True, "lora": LORA}, "new layers cannot be made in 4 bits"),
-        ({"prompt": "no place for it"}, "must have {text} once"),
+        ({"bidirectional_mode": "add", "bidirectional_layers": "all"}, "needs a number of model.bidirectional_layers"),
+        ({**KINDS["add"], "load_in_4bit": True, "lora": LORA}, "new layers cannot be in 4 bits"),
+        ({"prompt": "no place for it"}, "must have {text}, for the sentence, exactly once"),
         ({"lora": {"rank": 4}}, "unknown key model.lora.rank"),
-        ({"name": "scratch", "lora": LORA}, "for a model that is there, not for scratch"),
+        ({"name": "scratch", "lora": LORA}, "need a pretrained model and cannot be used with model.name scratch"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path, changes, message):
@@ -365,9 +365,9 @@ def test_encoders(tmp_path):
 
     encoder = tiny_encoder(double=False)
     encoder.save_pretrained(str(tmp_path / "bert"), create_model_card=False)
-    with pytest.raises(ValueError, match="may be an encoder: those look both ways anyway"):
+    with pytest.raises(ValueError, match="Encoders are already bidirectional"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", bidirectional_layers=1))
-    with pytest.raises(ValueError, match="load_in_4bit is for decoders"):
+    with pytest.raises(ValueError, match="load_in_4bit needs a decoder"):
         load_encoder(Model(name=str(tmp_path / "bert"), device="cpu", load_in_4bit=True))
     changes = {"data.train": write_triplets(tmp_path / "nli.tsv"), "model.lora": LORA, "loss": "InfoNCELoss"}
     run("train", None, **recipe_settings(tmp_path, str(tmp_path / "bert"), **changes))

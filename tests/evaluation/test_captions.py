@@ -84,11 +84,11 @@ def test_what_cannot_be(tmp_path):
         read_tasks([write(tmp_path, {"one": IMAGES["one"]})])
     path = tmp_path / "bad.tsv"
     path.write_text("image\tcaption\na\tx\na\n")
-    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields where the header names 2"):
+    with pytest.raises(ValueError, match=r"bad\.tsv, line 3: 1 fields, but the header has 2"):
         read_tasks([f"captions:{path}"])
     path.write_text("image\tcaption\n\tx\n")
-    with pytest.raises(ValueError, match="line 2: image is '', which names nothing"):
+    with pytest.raises(ValueError, match="line 2: image is '', not a name"):
         read_tasks([f"captions:{path}"])
     path.write_text("picture\tcaption\na\tx\n")
-    with pytest.raises(ValueError, match=r"line 2: no column for image .*say which: columns image="):
+    with pytest.raises(ValueError, match=r"line 2: no column for image .*choose one with columns image="):
         read_tasks([f"captions:{path}"])

@@ -258,9 +258,9 @@ def test_distinct_texts(tmp_path):
     ("rows", "message"),
     [
         (["a\tx", " \tx", "b\ty"], "line 3: text is empty"),
-        (["a\tx", "b\t", "c\ty"], "line 3: label is '', which names nothing"),
-        (["a\tx", "b"], "line 3: 1 fields where the header names 2"),
-        ([""], "no example left of 1 rows: 1 x blank line"),
+        (["a\tx", "b\t", "c\ty"], "line 3: label is '', not a name"),
+        (["a\tx", "b"], "line 3: 1 fields, but the header has 2"),
+        ([""], "no usable example in 1 rows: 1 x blank line"),
         (["a\tx", "b\tx"], "all 2 texts are of one class, 'x'"),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_class_of_one_sentence(tmp_path, circle):
         ({"mining.threshold": 1}, "mining.threshold must be a number at least -1 and below 1, got 1"),
         ({"mining.drop": 1.0}, "mining.drop must be a number at least 0 and below 1, got 1.0"),
         ({"model.name": None}, "--model.name is missing"),
-        ({"output": "x.bin"}, "the suffix names no format"),
+        ({"output": "x.bin"}, "unknown format"),
         ({"data.input": None}, "--data.input is missing"),
     ],
 )
@@ -321,7 +321,7 @@ def test_the_input_is_never_replaced(circle):
 def test_other_settings_do_not_replace(tmp_path, circle):
     mined(circle, tmp_path)
     for name, value in {"k": 1, "threshold": 0.6, "drop": 0.5, "count": 3, "seed": 1}.items():
-        with pytest.raises(ValueError, match="is of other settings or inputs"):
+        with pytest.raises(ValueError, match="exists with other settings or inputs"):
             mined(circle, tmp_path, **{f"mining.{name}": value})
 
 

@@ -90,7 +90,7 @@ def test_lists_that_are_text(tmp_path):
     for source in (path, tmp_path / "rankingsentences_n:32.csv"):
         assert list_table(source)[0]["sentences"][:] == expected
     (tmp_path / "rankingsentences_n:32.csv").write_text("list_sent\n\"[oops, 'b', 'c']\"\n")
-    with pytest.raises(ValueError, match=r"csv, line 2: \"\[oops, 'b', 'c'\]\"… is no list of texts"):
+    with pytest.raises(ValueError, match=r"csv, line 2: \"\[oops, 'b', 'c'\]\"… is not a list of texts"):
         list_table(tmp_path / "rankingsentences_n:32.csv")
 
 
@@ -122,7 +122,7 @@ def test_what_is_there_is_not_made_again(copies, tmp_path, monkeypatch):
     )
     again = rt.prepare(names=["cr", "sts13"], **asked)
     assert opened == ["sts13"] and again["sets"]["cr"] == first["sets"]["cr"]
-    with pytest.raises(ValueError, match=r"of other settings or inputs \(different: counts\)"):
+    with pytest.raises(ValueError, match=r"with other settings or inputs \(different: counts\)"):
         rt.prepare(names=["cr"], **{**asked, "counts": True})
 
 
@@ -131,9 +131,9 @@ def test_what_cannot_be_had(copies, tmp_path, monkeypatch):
     for names, more, message in [
         ([], {"output": out}, "--names is missing"),
         (["snli"], {}, "--output is missing"),
-        (["snly"], {"output": out}, r"no public set is called 'snly' \(did you mean snli\?\); there are: raoe, bellm"),
-        (["mr"], {"output": out, "copies": str(copies)}, "mr is on no hub that is known: get a folder of SentEval"),
-        (["headlines"], {"output": out}, "get Sarcasm_Headlines_Dataset_v2.json from https.* and say --copies DIR"),
+        (["snly"], {"output": out}, r"unknown public set 'snly' \(did you mean snli\?\); known sets: raoe, bellm"),
+        (["mr"], {"output": out, "copies": str(copies)}, "mr is not on a hub: download SentEval's folder"),
+        (["headlines"], {"output": out}, "download Sarcasm_Headlines_Dataset_v2.json from https.* use --copies DIR"),
     ]:
         with pytest.raises(ValueError, match=message):
             rt.prepare(names=names, **more)

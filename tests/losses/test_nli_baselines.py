@@ -297,9 +297,9 @@ def test_labels_that_are_left_out(tmp_path):
     triplets, counts = triplet_table(str(path), labels=chosen)
     assert (triplets["positive"], triplets["negative"]) == (["h entailment"], ["h contradiction"])
     assert counts["dropped"] == {"label left out": 1, "no gold label": 1}
-    with pytest.raises(ValueError, match="labels leaves every row out: give a class to one of neutral"):
+    with pytest.raises(ValueError, match="labels drops every row: map one of neutral to a class"):
         read_pairs(str(path), labels={"neutral": None})
-    with pytest.raises(ValueError, match="or to null, which leaves such rows out; got 'neutral': 'x'"):
+    with pytest.raises(ValueError, match="or to null, which drops such rows; got 'neutral': 'x'"):
         read_pairs(str(path), labels={"neutral": "x"})
 
 
