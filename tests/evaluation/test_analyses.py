@@ -307,9 +307,9 @@ def test_no_head(checkpoint):
     with pytest.raises(OSError, match="none"):
         language_head(model)
     model[0].model.config._name_or_path = ""
-    with pytest.raises(ValueError, match="not known where the head"):
+    with pytest.raises(ValueError, match="head cannot be found"):
         language_head(model)
-    with pytest.raises(ValueError, match="'bert' is no decoder"):
+    with pytest.raises(ValueError, match="'bert' is not a decoder"):
         representative_words(encoder("bert"), SENTENCES)
 
 

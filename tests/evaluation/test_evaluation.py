@@ -95,9 +95,9 @@ def test_finding_tasks(tasks):
     assert find_task("stsx-all", tasks) == f"{tasks}/sts/stsx.tsv.gz"
     assert find_task("plain", tasks) == f"{tasks}/plain.jsonl"
     assert find_task("builtin#test", None) == "builtin#test"
-    with pytest.raises(ValueError, match=r"no task 'sts'.*there are: folds, plain, stsx"):
+    with pytest.raises(ValueError, match=r"no task 'sts'.*tasks: folds, plain, stsx"):
         find_task("sts", tasks)
-    with pytest.raises(ValueError, match=r"splits a, b and none is 'test'"):
+    with pytest.raises(ValueError, match=r"splits a, b, but no 'test'"):
         find_task("folds", tasks)
     with pytest.raises(ValueError, match=r"data\.dir is missing"):
         find_task("stsx", None)
@@ -128,10 +128,10 @@ def test_tasks_that_cannot_be(model, tasks):
     )
     with pytest.raises(ValueError, match="all scores are equal"):
         evaluate_encoder(model, ["same"], tasks)
-    with pytest.raises(ValueError, match=r"^data\.dir is missing: [^\n]*$"):  # once for all
+    with pytest.raises(ValueError, match=r"^--data\.dir is missing: [^\n]*$"):  # once for all
         evaluate_encoder(model, ["stsb", "mr"])
     for column in ("average", "dev"):
-        with pytest.raises(ValueError, match=f"a task may not be called {column}, which is a column of reports"):
+        with pytest.raises(ValueError, match=f"a task cannot be called {column}, which is a column of reports"):
             evaluate_encoder(model, ["plain", column], tasks)
     with pytest.raises(ValueError, match="more than once"):
         evaluate_encoder(model, ["plain", "plain"], tasks)
@@ -251,7 +251,7 @@ def test_what_cannot_be_is_found_before_anything_is_scored(saved, tasks, tmp_pat
     (tasks.parent / "folder").mkdir()
     with pytest.raises(ValueError, match="is a folder: name a file"):
         run("evaluate", **made, output=str(tasks.parent / "folder"))
-    with pytest.raises(ValueError, match="is no decoder"):
+    with pytest.raises(ValueError, match="words is for decoders"):
         run("evaluate", **made, analyses=["words"])
 
 

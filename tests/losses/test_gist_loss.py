@@ -182,7 +182,7 @@ def test_card_and_bad_input():
     }  # fmt: skip
     assert "solatorio2024" in loss.citation
     for settings, message in (
-        ({"margin": float("nan")}, "margin must be a number, got nan"),
+        ({"margin": float("nan")}, "margin must be a finite number, got nan"),
         ({"scale": 0}, "scale must be a number above 0"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -140,9 +140,9 @@ def test_a_weight_by_the_scores(tmp_path, capsys):
 
 def test_where_it_cannot_be(tmp_path):
     model = tiny_encoder()
-    with pytest.raises(ValueError, match="keep must be a number from 0, got -1"):
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got -1"):
         Keep(model, -1)
-    with pytest.raises(ValueError, match="keep must be a number from 0, got 'maybe'"):  # a word other than auto
+    with pytest.raises(ValueError, match="keep must be a number of at least 0, got 'maybe'"):  # a word other than auto
         Trainer(model, SentenceTransformerTrainingArguments(str(tmp_path)), loss=theirs.CoSENTLoss(model), keep="maybe")
     with pytest.raises(ValueError, match="keep needs batches by length"):
         Trainer(

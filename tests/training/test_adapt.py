@@ -104,8 +104,8 @@ def test_scores_are_shown_with_their_change():
 @pytest.mark.parametrize(
     ("rows", "column", "message"),
     [
-        (60, {"score": lambda row: 3}, "all 60 scores are 3, so that no pair ranks above another"),
-        (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so that no pair ranks above another"),
+        (60, {"score": lambda row: 3}, "all 60 scores are 3, so no pair ranks above another"),
+        (60, {"label": lambda row: "neutral"}, "all 60 scores are 0.5, so no pair ranks above another"),
         (15, {"score": lambda row: row}, "mine has only 15 pairs: data.dev_share needs at least 16"),
         (60, {"label": lambda row: row % 2}, "label is 0, and there is no score: map labels to classes"),
         (60, {"other": lambda row: row}, "no column for score"),

@@ -74,15 +74,15 @@ def test_scores_that_are_all_equal_rank_nothing(tmp_path, caplog, loss, error):
     data.write_text(re.sub(r"\t[\d.]+\t", "\t1.0\t", Path(write_pairs(data)).read_text()))
     arguments = load("train", None, {"loss": loss, "data.train": [str(data)]})
     if error:
-        with pytest.raises(ValueError, match="all 40 scores are 1, so that no pair ranks above another: the loss"):
+        with pytest.raises(ValueError, match="all 40 scores are 1, so no pair ranks above another: the loss"):
             training_data(arguments)
     else:
         training_data(arguments)
-        assert ("only its labels are learned from" in caplog.text) == (loss == "RAOELoss")
+        assert ("only the labels have an effect" in caplog.text) == (loss == "RAOELoss")
 
 
 def test_mse_needs_scores_on_the_scale_of_cosines(tmp_path):
-    with pytest.raises(ValueError, match=r"run from 0\.455 to 5\.0; declare data\.score_scale"):
+    with pytest.raises(ValueError, match=r"got 0\.455 to 5\.0: declare their range with data\.score_scale"):
         run("train", "raoe-s1", **settings(tmp_path, **{"loss": "CosineSimilarityLoss"}))
 
 
