@@ -128,7 +128,7 @@ def _of_class(path: Path, label: str) -> Iterator[Row]:
 
 
 def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
-    """A tab-separated file: its columns by their places."""
+    """Read a tab-separated file; `places` are {our column: its number}."""
     least = max(places.values()) + 1
     for line, text in text_lines(path):
         parts = (text or "").split("\t")
@@ -137,11 +137,11 @@ def _fields(path: Path, header: bool = False, **places: int) -> Iterator[Row]:
         if len(parts) >= least:
             yield line, {name: _tokens(parts[place]) for name, place in places.items()}
         else:
-            yield line, RowProblem(f"{len(parts)} fields, where there should be at least {least}")
+            yield line, RowProblem(f"{len(parts)} fields, but at least {least} are needed")
 
 
 def _scored(path: Path) -> Iterator[Row]:
-    """A file of pairs, whose scores are in a file beside it."""
+    """Read a file of pairs, whose scores are in another file of the same folder."""
     subset = path.name.removeprefix("STS.input.").removesuffix(".txt")
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs."))
     scores = [line for _, line in text_lines(gold)]

@@ -1,6 +1,6 @@
 """Batches by length: the texts of a batch in runs of similar length, each padded to its own longest text.
 
-In NLI data half to nine tenths of a batch that is padded to its longest text is padding. Here the distinct texts of all
+On NLI data, half to nine tenths of a batch padded to its longest text are padding. Here the distinct texts of all
 columns are sorted by length and cut into runs at the smallest total cost.
 """
 

@@ -120,7 +120,7 @@ def check_whole(model: Any, name: str, added: int = 0, foreign: bool = False) ->
 
 def _layers_left_out(folder: Path, inner: Any) -> list[str]:
     """Weights in a folder for more layers than the model has: then its config.json belongs to another model."""
-    known, found = set(inner.state_dict()), list[str]()
+    known, beyond_model = set(inner.state_dict()), list[str]()
     alike = {re.sub(r"\d+", "0", key) for key in known}
     ignored = "|".join(getattr(inner, "_keys_to_ignore_on_load_unexpected", None) or ["(?!)"])
     for file in [*folder.glob("*.safetensors"), *folder.glob("0_Transformer/*.safetensors")]:
@@ -128,8 +128,8 @@ def _layers_left_out(folder: Path, inner: Any) -> list[str]:
             for key in weights.keys():
                 ends = {key.split(".", count)[-1] for count in range(key.count(".") + 1)}  # without a head's prefix
                 beyond = not known & ends and alike & {re.sub(r"\d+", "0", end) for end in ends}
-                found += [key] if beyond and not re.search(ignored, key) else []
-    return found
+                beyond_model += [key] if beyond and not re.search(ignored, key) else []
+    return beyond_model
 
 
 def _check(chosen: Model, train: bool) -> None:

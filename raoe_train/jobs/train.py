@@ -58,8 +58,8 @@ from raoe_train.training.training_data import Teacher, check_sizes, enough_steps
 ESSENTIALS = """Most runs need ten settings:
 
   --model.name NAME                            encoder to train, by path or hub name
-  --data.train FILE [FILE ...]                 pairs to train on
-  --data.dev FILE                              development pairs; the best encoder on them is kept
+  --data.train FILE [FILE ...]                 training data
+  --data.dev FILE                              dev set; the encoder that scores best on it is kept
   --loss CLASS                                 loss, such as CoSENTLoss; --loss.KEY VALUE sets one of its keywords
   --training.num_train_epochs N                passes over the data
   --training.per_device_train_batch_size N     rows in a batch, on each device

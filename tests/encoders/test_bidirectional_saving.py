@@ -198,7 +198,7 @@ def test_export_removes_nothing_but_the_model_that_it_replaces(saved, tmp_path, 
         assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
     refused(thesis, "was not written by raoe-train")
-    refused(source.parent, "holds model.name")
+    refused(source.parent, "contains the input model.name")
     refused(source / "1_Pooling" / "x", "lies inside the model model.name")
     with monkeypatch.context() as broken:
         broken.setattr(SentenceTransformer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
